@@ -10,9 +10,10 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 demo: $(STAMP)
 	$(BIN)/sidestep demo
 
-# Most tests wait for other processes most of the time; what a module starts serves all its tests.
+# Most tests wait for other processes most of the time, so three run on two cores; what a module starts
+# serves all its tests.
 test: $(STAMP) tools
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
@@ -66,8 +67,8 @@ test-engines: $(STAMP)
 	tools/setup_vllm.sh
 	tools/setup_sglang.sh
 	tools/setup_triton.sh
-	$(BIN)/pytest -m engine --timeout 900 tests/real_engines
-	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/real_engines/test_vllm_connectors.py
+	$(BIN)/pytest -m engine --timeout 900 tests/real_engines tests/test_benchmarks.py
+	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -q tests/real_engines/test_vllm_connectors.py
 
 # Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
 deploy-test: $(STAMP)

@@ -1,1 +1,1 @@
-"""One table of what sidestep costs beside its peers: ``python -m benchmarks``."""
+"""Benchmarks of sidestep and its peers in one table: ``python -m benchmarks``."""

@@ -1,8 +1,7 @@
-"""``make bench``: one table of what sidestep costs and gives, its peers measured in the same run.
+"""The ``make bench`` command: one table of sidestep's costs and those of its peers, measured in one run.
 
-Each topic runs in a process of its own, one after the other; a peer that is not here is named
-as absent. Nothing fails because it was slow: what fails is a measurement that could not be
-made.
+Each topic runs in a process of its own, one after the other. An absent peer is named. A slow
+result is no failure; a measurement that could not be made is one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="three minutes: rough figures, and real engines only where --only names them",
+        help="four minutes: rough figures, and real engines only where --only names them",
     )
     parser.add_argument(
         "--only", nargs="+", choices=TOPICS, metavar="TOPIC", help=", ".join(TOPICS)

@@ -1,4 +1,4 @@
-"""aiohttp that answers with the same bytes each time: what a page costs that costs nothing."""
+"""An aiohttp server that always answers with the same bytes, as a lower bound of a page's cost."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The peer: the catalogue's metrics as prometheus_client objects, updated as vLLM does it.
+"""The peer: the catalogue's metrics as prometheus_client objects, updated as vLLM updates its own.
 
-Children are held, not looked up, and every value of a list is observed by
-itself: what vLLM's PrometheusStatLogger does. Which field feeds which metric
-comes from the same plan as sidestep's own updates.
+As in vLLM's PrometheusStatLogger, children are held rather than looked up, and each
+value of a list is observed separately. The same layout as for sidestep's own updates
+says which field feeds which metric.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
 from sidestep.catalog.model import Handler, Row
-from sidestep.engines.items import Item, VllmStep
+from sidestep.engines.items import Item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.requests.machine import RequestTracker
@@ -26,7 +27,7 @@ Pairs = tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]
 
 
 class ClientMetrics:
-    """One prometheus_client metric a row; engines are its children."""
+    """A prometheus_client metric for each row; engines are its children."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -38,7 +39,7 @@ class ClientMetrics:
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def metric(self, row: Row, engine: Engine) -> Any:
-        """The metric of ``row``; a histogram's bounds are those of its first engine."""
+        """Return the metric of ``row``; its first engine decides the bounds of a histogram."""
         found = self._metrics.get(row.name)
         if found is None:
             found = self._metrics[row.name] = new_metric(
@@ -46,13 +47,15 @@ class ClientMetrics:
                 row.kind,
                 row.help,
                 row.labels,
-                (row.bounds or engine.bounds[row.buckets]) if row.kind == "histogram" else (),
+                (row.bounds or engine.description.bounds[row.buckets])
+                if row.kind == "histogram"
+                else (),
                 registry=self.registry,
             )
         return found
 
     def apply(self, engine: Engine, item: Item) -> None:
-        """Add a step, or what request events come to, to the children of ``engine``."""
+        """Add a step, or the outcomes of request events, to the children of ``engine``."""
         if isinstance(item, VllmStep):
             self.record(engine, item)
         elif isinstance(item, RequestEvents):
@@ -61,17 +64,6 @@ class ClientMetrics:
             self.outcomes.run(children, outcomes)
             for tokens in outcomes.iteration_tokens:
                 children.iteration_tokens.observe(tokens)
-
-    def gather(self, engine: Engine, item: Item) -> bool:
-        """Nothing is gained by it here."""
-        del engine, item
-        return False
-
-    def settle(self) -> None:
-        """Nothing waits here."""
-
-    def drain(self) -> None:
-        """Nor here."""
 
     def _children(self, engine: Engine) -> ClientEngine:
         children = self.engines.get(engine.id)
@@ -90,7 +82,7 @@ class ClientMetrics:
 
 
 class ClientEngine:
-    """The children of one engine by the plan's slots; one that saw nothing does not exist."""
+    """The children of one engine by the layout's slots; a child exists once it has a value."""
 
     def __init__(self, metrics: ClientMetrics, engine: Engine) -> None:
         self._metrics = metrics
@@ -111,7 +103,7 @@ class ClientEngine:
                 self._show(placed)
 
     def _show(self, placed: SlotAssignment) -> None:
-        """Start at 0 what the engine starts at 0."""
+        """Create the children that the engine starts at 0."""
         if placed.storage == "histogram":
             self.histogram(placed.slots[0])
         elif placed.storage == "scalars" and placed.row.kind == "counter":
@@ -119,7 +111,7 @@ class ClientEngine:
                 self.scalar(slot)
 
     def scalar(self, slot: int) -> Any:
-        """The counter or gauge in ``slot``, made where there is none yet."""
+        """Return the counter or gauge in ``slot``, created if necessary."""
         found = self.scalars[slot]
         if found is None:
             row, own = self._rows[slot]
@@ -127,7 +119,7 @@ class ClientEngine:
         return found
 
     def histogram(self, slot: int) -> Any:
-        """The histogram in ``slot``, made where there is none yet."""
+        """Return the histogram in ``slot``, created if necessary."""
         found = self.histograms[slot]
         if found is None:
             row = self._metrics.layout.histograms[slot]
@@ -141,7 +133,7 @@ class ClientEngine:
 
 
 class _Reads:
-    """A section of the plan, run against children."""
+    """The fields of one struct in the layout, compiled to updates of children."""
 
     def __init__(self, section: StructFields) -> None:
         self.gauges = _pairs(section.gauges)
@@ -212,12 +204,12 @@ def new_metric(
     *,
     registry: CollectorRegistry,
 ) -> Counter | Gauge | Histogram:
-    """A metric of prometheus_client; ``name`` as exposed."""
+    """Create a metric of prometheus_client; ``name`` as exposed."""
     if kind == "histogram":
         return Histogram(name, text, list(labels), buckets=list(bounds), registry=registry)
     if kind == "counter":
         return Counter(name, text, list(labels), registry=registry)
-    # Heeded in multiprocess mode only; vLLM's loggers say so, too.
+    # The mode matters in multiprocess mode only; vLLM's loggers set it, too.
     return Gauge(name, text, list(labels), registry=registry, multiprocess_mode="mostrecent")
 
 

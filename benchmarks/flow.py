@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from benchmarks.steps import Steps, engine_info
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.translate import to_wire
 
 SETTLE = 1.5
 """Seconds before the first measurement."""
 READY = 100
-"""Steps made beforehand, of each engine."""
+"""Steps of each engine that are made beforehand."""
 
 
 @contextlib.contextmanager
 def flowing(endpoint: str, engines: int, rate: float, batch: int) -> Iterator[None]:
-    """Engines that send steps until the block ends."""
+    """Send the steps of ``engines`` until the block ends."""
     steps = Steps()
     ready = [step_of(steps, number % engines, number, batch) for number in range(READY * engines)]
     publisher = Publisher(endpoint, "bench", [engine_info(number) for number in range(engines)])
@@ -49,7 +49,7 @@ def flowing(endpoint: str, engines: int, rate: float, batch: int) -> Iterator[No
 
 
 def step_of(steps: Steps, engine: int, number: int, batch: int) -> VllmStep:
-    """One step of ``engine``; every other one ends a request."""
+    """Return one step of ``engine``; every other one ends a request."""
     scheduler = steps.schedulers[number % len(steps.schedulers)]
     iteration = steps.iteration(batch, number // 16 % 2)
     source = SimpleNamespace(

@@ -1,6 +1,6 @@
-"""Processes to measure: an exporter, asked for its page and its CPU time, and workers.
+"""Processes to measure: an exporter, with its page and its CPU time, and workers.
 
-A worker holds what is measured: a case a line goes in, a result a line comes out.
+A worker runs the measured code: it reads a case a line, and writes a result a line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.page_cache import CACHE_SECONDS
 
-START = 30.0
+START = 120.0
 """Seconds that an exporter may take until it is ready."""
 
 SERVE = ("-m", "sidestep", "serve")
@@ -35,7 +35,7 @@ SERVE = ("-m", "sidestep", "serve")
 
 @final
 class ExporterProcess:
-    """A running exporter; use it as a context.
+    """A running exporter, as a context manager.
 
     Args:
         command: What follows ``python``; takes the flags of ``sidestep serve``.
@@ -53,8 +53,12 @@ class ExporterProcess:
             "log.level": "warning",
         }
         given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        # What the peer would show beside, sidestep does not have in text either.
-        environ = {**os.environ, "PROMETHEUS_DISABLE_CREATED_SERIES": "true"}
+        # Without the ``_created`` series, which sidestep has none of in text.
+        environ = {
+            **os.environ,
+            "PROMETHEUS_DISABLE_CREATED_SERIES": "true",
+            "SIDESTEP_SHUTDOWN_LINGER": "0",
+        }
         self._process = subprocess.Popen([sys.executable, *command, *given], env=environ)
 
     def __enter__(self) -> ExporterProcess:
@@ -84,7 +88,7 @@ class ExporterProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """The body of a page, as it travels."""
+        """Fetch the body of a page without decompressing it."""
         request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
         with urllib.request.urlopen(request, timeout=60.0) as response:
             body: bytes = response.read()
@@ -92,8 +96,8 @@ class ExporterProcess:
 
     @property
     def totals(self) -> Mapping[str, float]:
-        """The metrics page as of now: per sample name the sum over its series."""
-        # No page answers any more that was made before.
+        """Sum of the series of each sample name on a fresh metrics page."""
+        # After this time no cached page is served.
         time.sleep(2 * CACHE_SECONDS)
         return totals(self.get("/metrics").decode())
 
@@ -104,12 +108,12 @@ class ExporterProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Process id."""
         return self._process.pid
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of a process so far; Linux only."""
+    """Return user and system time of all threads of a process so far; Linux only."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     # proc_pid_stat(5): the name may hold blanks, and ends with the last parenthesis.
     fields = stat.rpartition(")")[2].split()
@@ -117,7 +121,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def totals(page: str) -> Mapping[str, float]:
-    """Per sample name the sum over its series."""
+    """Return the sum of the series of each sample name."""
     found: dict[str, float] = defaultdict(float)
     for line in page.splitlines():
         if not line.startswith("#"):
@@ -127,13 +131,13 @@ def totals(page: str) -> Mapping[str, float]:
 
 
 def observations(page_totals: Mapping[str, float]) -> int:
-    """Values that the engines' histograms have counted; a second name of one does not count."""
+    """Return the observations of the engines' histograms, without legacy names."""
     names = (row.name for row in compile_layout(DIALECTS["vllm"]).histograms)
     return int(sum(page_totals.get(f"{name}_count", 0.0) for name in names))
 
 
 def free_port() -> int:
-    """One that nobody has just now."""
+    """Return a port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -150,21 +154,30 @@ VLLM = {
 """Environment of a process that imports vLLM and measures."""
 GAP = 0.005
 """Seconds between two calls, as between two steps of an engine."""
+FLUSHED = 0.3
+"""Seconds after which a publisher has sent what was recorded before."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Nanoseconds: of the calling thread per call with and without gap, of the process a call."""
+    """Nanoseconds of the calling thread per call with and without gap, and of the process per call.
+
+    Attributes:
+        switches: Voluntary context switches of the other threads per call.
+        instructions: Instructions of the process per call; 0 where they are not counted.
+    """
 
     gap: list[int]
     process: float = 0.0
+    switches: float = 0.0
+    instructions: float = 0.0
     hot: list[int] = dataclasses.field(default_factory=list)
     recorded: int = 0
 
 
 @final
 class Worker:
-    """Runs ``python -m`` with these arguments; use it as a context."""
+    """A process that runs ``python -m`` with these arguments, as a context manager."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         inherited = {**os.environ, **VLLM}
@@ -182,9 +195,8 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30.0)
+        # Closes the pipes, which ends the worker.
+        self._process.communicate(timeout=30.0)
 
     def run(self, case: Any) -> Result:
         """Measure ``case``, a dataclass."""
@@ -200,7 +212,7 @@ class Worker:
 
 
 def cases(answers: IO[str]) -> Iterator[tuple[dict[str, Any], Callable[[Result], None]]]:
-    """In a worker: each case, and what takes its result; ``answers`` is from ``own_output``."""
+    """Yield each case that a worker is given, and a function for its result."""
 
     def answer(result: Result) -> None:
         answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
@@ -211,25 +223,30 @@ def cases(answers: IO[str]) -> Iterator[tuple[dict[str, Any], Callable[[Result],
 
 
 def own_output() -> IO[str]:
-    """The pipe for answers; whatever a library prints goes to standard error from now on."""
+    """Return the pipe for answers, and redirect all other output to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
+def effort(quick: bool) -> tuple[int, int]:
+    """Return the calls of a round, and the rounds; a single round may be off by a factor of two."""
+    return (40, 3) if quick else (200, 5)
+
+
 def mean(results: Sequence[Result], *, hot: bool = False) -> float:
-    """Microseconds a call: the median round's mean, so that one disturbed round does not count."""
+    """Return microseconds per call: the mean of the median round, so one disturbed round has no effect."""
     rounds = [result.hot if hot else result.gap for result in results]
     return statistics.median(map(statistics.fmean, rounds)) / 1e3
 
 
 def process(results: Sequence[Result]) -> float:
-    """Microseconds of the whole process a call, of the median round."""
+    """Return microseconds of the whole process per call, in the median round."""
     return statistics.median(result.process for result in results) / 1e3
 
 
 def clock_overhead() -> int:
-    """Nanoseconds that two readings of the thread's clock, and an empty call, take."""
+    """Return the nanoseconds of two readings of the thread's clock around an empty call."""
     clock = time.thread_time_ns
     spent = []
     for _ in range(10_000):
@@ -240,11 +257,11 @@ def clock_overhead() -> int:
 
 
 def _nothing() -> None:
-    """Do nothing, as an empty call."""
+    """Do nothing."""
 
 
 def wait(done: Callable[[], bool]) -> None:
-    """Wait until ``done``, half a minute at most."""
+    """Wait until ``done`` holds, for two minutes at most."""
     deadline = time.monotonic() + START
     while not done():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A process that asks for a page at an interval, so that whoever feeds the exporter does not delay it.
+"""A process that scrapes a page at an interval, so that the sender in this process does not delay it.
 
-``python -m benchmarks.scraper URL SECONDS`` goes on until its standard input ends, and then
-prints how many seconds each page took, as JSON.
+``python -m benchmarks.scraper URL SECONDS`` scrapes until its standard input ends, and then
+prints the seconds of each scrape as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def scraping(url: str, interval: float) -> Iterator[list[float]]:
-    """Have ``url`` asked for every ``interval`` seconds; 0 is never. The list is filled at the end."""
+    """Scrape ``url`` every ``interval`` seconds unless that is 0; the list is filled when the block ends."""
     spent: list[float] = []
     if not interval:
         yield spent
@@ -33,10 +33,10 @@ def scraping(url: str, interval: float) -> Iterator[list[float]]:
 
 
 def main() -> None:
-    """Ask until told to end."""
+    """Scrape until standard input ends."""
     url, interval = sys.argv[1], float(sys.argv[2])
     spent = []
-    # As Prometheus does it: what a scrape takes does not delay the next one.
+    # As in Prometheus, the duration of a scrape does not delay the next one.
     due = time.monotonic() + interval
     while not select.select([sys.stdin], [], [], max(due - time.monotonic(), 0.0))[0]:
         due += interval

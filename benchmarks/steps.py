@@ -3,12 +3,11 @@
 Scheduler states are the recorded ones. Inter-token latencies, times to first
 token and finished requests are drawn at random from the recorded values.
 
-Requests that were in the step before as well have all waited equally long: in
-four recorded runs (3,061 steps of four or more latencies) 99.7 in 100 steps
-have but one value, in the worst of the runs 98.9. Latencies are made in three
-ways: "recorded", 98.9 in 100 steps have one value, in the others one in five
-differs; "alike", one in ten differs in every step; "mixed", each is drawn by itself,
-which no engine does: the worst case for whoever sorts them.
+Most latencies of a step are equal: in four recorded runs (3,061 steps of four or more
+latencies) 99.7 % of the steps have one value only, in the worst run 98.9 %. Latencies
+have three spreads. "recorded": 98.9 % of the steps have one value, in the others one in
+five differs. "alike": one in ten differs in every step. "mixed": each is drawn
+separately, a worst case that no engine produces.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ FEATURES = ("kv_cache_metrics", "iteration_details")
 """Options that were on when the run was recorded."""
 EVEN_STEPS = 0.989
 ODD_SHARE: Mapping[str, float] = {"recorded": 0.2, "alike": 0.1, "mixed": 1.0}
-"""Of the latencies of an uneven step."""
+"""Share of the latencies of an uneven step that differ."""
 TOKENS_A_REQUEST = 128
-"""In a steady state a request in so many ends, and another starts, with every step."""
+"""Steps of a request: in a steady state, one in this many requests ends and starts with a step."""
 
 Drawn = TypeVar("Drawn")
 Make = Callable[[dict[str, Any], str], Any]
-"""Makes the object that vLLM would pass from its recorded members and type name."""
+"""A maker of vLLM's object from its recorded members and its type name."""
 
 _WIRE: Mapping[str, type[msgspec.Struct]] = {
     "PrefixCacheStats": wire.CacheStats,
@@ -66,25 +65,20 @@ _VLLM_MODULES = (
 )
 
 
-def has_vllm() -> bool:
-    """Whether the real engine is installed here."""
-    return importlib.util.find_spec("vllm") is not None
-
-
 class Steps:
-    """Makes steps; a step owns all its numbers, as a fresh one of the engine does."""
+    """A source of steps; each step owns its numbers, as one of the engine does."""
 
-    def __init__(self, *, real: bool = False, spread: str = "recorded", seed: int = 1) -> None:
+    def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
         calls = [call for call in read(recording()) if isinstance(call, Call)]
         records = [call.fields for call in calls if call.name == "record"]
         self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
         steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]
-        self._random = Random(seed)
+        self._random = Random(1)
         self._step = steps[0]
         self._finished = [request for step in steps for request in step.finished_requests]
         self._latencies = self._endless("inter_token_latencies_iter", steps)
-        # Of another length than the latencies, so that the two do not repeat together.
+        # The length differs from that of the latencies, so that both do not repeat together.
         share = ODD_SHARE[spread]
         odd = [self._random.random() < share for _ in range((1 << 16) - 15)]
         self._odd = itertools.cycle(odd)
@@ -104,7 +98,7 @@ class Steps:
         return [(value if odd else common) + 0.0 for value, odd in drawn]
 
     def iteration(self, latencies: int, turnover: int) -> Any:
-        """An IterationStats of ``latencies``; ``turnover`` requests end and as many start."""
+        """Return an IterationStats of ``latencies``; ``turnover`` requests end and as many start."""
         step = copy.copy(self._step)
         prompt = copy.copy(step.prompt_token_stats)
         prompt.computed = prompt.total = 300 * turnover
@@ -123,7 +117,7 @@ class Steps:
 
 
 def engine_info(number: int) -> EngineInfo:
-    """One engine of a fleet that serves one model."""
+    """Return the description of one engine of a fleet that serves one model."""
     return EngineInfo(
         id=f"bench/{MODEL}/{number}",
         dialect="vllm",
@@ -147,7 +141,7 @@ def _build(value: Any, make: Make) -> Any:
 
 
 def _stand_in() -> Make:
-    """Plain objects with vLLM's attributes, and the wire structs' properties."""
+    """Return a maker of plain objects with vLLM's attributes and the wire structs' properties."""
     kinds = {
         name: type(
             name,
@@ -172,7 +166,7 @@ def _stand_in() -> Make:
 
 
 def _real() -> Make:
-    """VLLM's own classes."""
+    """Return a maker of objects of vLLM's own classes."""
     modules = [importlib.import_module(name) for name in _VLLM_MODULES if _exists(name)]
     reasons = importlib.import_module("vllm.v1.engine").FinishReason
 

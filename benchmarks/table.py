@@ -1,4 +1,4 @@
-"""One aligned text table, and the medians that go into it."""
+"""An aligned text table, and the machine that its figures belong to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 to 1) of ``values`` lie."""
+    """Return the value below which ``share`` (0 to 1) of ``values`` lie."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
@@ -18,7 +18,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def show(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()
 ) -> None:
-    """Print ``rows`` under ``head``: the first column and ``left`` to the left, numbers right."""
+    """Print ``rows`` under ``head``; the first column and ``left`` are aligned left, numbers right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lefts = [not index or name in left for index, name in enumerate(head)]
     print(f"{title}\n{machine()}\n")
@@ -31,17 +31,17 @@ def show(
 
 
 def today() -> str:
-    """When and on what figures were measured."""
+    """Return today's date and the machine."""
     return f"{dt.datetime.now(dt.timezone.utc).date()}, {machine()}"
 
 
 def machine() -> str:
-    """What the figures belong to: absolute ones do not travel, ratios nearly do."""
+    """Return a description of the machine: absolute figures depend on it, ratios hardly do."""
     return f"Python {platform.python_version()}, {processor()}, {os.cpu_count()} cores"
 
 
 def processor() -> str:
-    """Its model where Linux says so, else its architecture."""
+    """Return the processor's model where Linux shows it, else its architecture."""
     try:
         said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,1 +1,1 @@
-"""Faults with real processes and sockets, and what they cost: ``python -m chaos``."""
+"""Faults with real processes and sockets, and what they lose: ``python -m chaos``."""

@@ -1,4 +1,4 @@
-"""Run faults against the product, and print what they cost: lost, doubled, gone back, and when.
+"""Run faults against the product, and print what is lost, doubled or decreased.
 
 Every fault has an exporter of its own, an engine that pushes items through the real
 publisher at a fixed rate, and a scraper that reads the page 30 times a second. The
@@ -23,7 +23,7 @@ TRANSPORTS = ("ipc", "tcp", "curve")
 
 
 def main() -> None:
-    """Parse, run one after the other, print the table."""
+    """Run the chosen faults one after the other, and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
         description=__doc__,

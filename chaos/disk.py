@@ -1,4 +1,4 @@
-"""A small disk that fills up, and files that are not what was written."""
+"""A small disk that fills up, and damage to files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = "4m"
 
 @contextmanager
 def small(folder: Path) -> Iterator[bool]:
-    """Mount a disk of 4 MiB on ``folder``; whether that could be done."""
+    """Mount a disk of 4 MiB on ``folder``; return whether that was possible."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "chaos", str(folder)]
     mounted = os.geteuid() == 0 and not subprocess.run(command, check=False).returncode
@@ -27,7 +27,7 @@ def small(folder: Path) -> Iterator[bool]:
 
 
 def fill(folder: Path) -> Path:
-    """A file that takes all the room there is."""
+    """Write a file that takes all free space."""
     path = folder / "filler"
     with path.open("wb", buffering=0) as file:
         try:
@@ -40,7 +40,7 @@ def fill(folder: Path) -> Path:
 
 
 def tear(folder: Path, random: Random, *, cut: bool) -> str:
-    """Damage every file that holds something; what was done, nothing where there is none."""
+    """Damage every file with content; return a description, empty if there is none."""
     done = ""
     for path in sorted(folder.iterdir()):
         data = bytearray(path.read_bytes()) if path.is_file() else bytearray()

@@ -1,12 +1,13 @@
-"""An engine process: pushes items at a fixed rate, and knows to the item what it pushed.
+"""An engine process: pushes items at a fixed rate, and counts exactly what it pushed.
 
 Run by the driver. A command a line on standard input, an answer a line of JSON on
 standard output: ``report``, ``phase NAME`` (latencies from now on belong to it),
-``pause`` (push no more), ``stop`` (close the publisher, report, end).
+``go`` (begin to push, after ``--hold``), ``pause`` (push no more), ``stop`` (close the
+publisher, report, end).
 
 One thread plays the engine's step loop: it makes an item, works as long as it is
-told to, pushes, and sleeps until the next one is due. How many items were pushed
-also stands in a mapped file after every push, for whoever finds the process killed.
+told to, pushes, and sleeps until the next one is due. How many items were pushed, and
+when, also stands in a mapped file after every push, for whoever finds the process killed.
 """
 
 from __future__ import annotations
@@ -23,23 +24,67 @@ import time
 from pathlib import Path
 from typing import Any
 
+from chaos.cores import Cores, of_thread
 from chaos.latency import Latencies
 from chaos.traffic import ENGINES, MODEL, Traffic, infos
 from sidestep_adapters.publisher.publisher import Publisher
 
 STREAM = "chaos/engine"
+STEP, PUBLISHER = "chaos-step", "sidestep-publisher"
 COUNT = struct.Struct("<Q")
+STAMPS = 16_384
+"""Pushes whose times the file has."""
 BIG = 256
 """Inter-token latencies of the items that are also told apart."""
 CLOSE = 30.0
+LONG = 5_000_000
+"""Nanoseconds of a push that is worth a look at what held it up."""
 LATEST = 250_000_000
 """Nanoseconds behind which an item is not made up for: as many steps never happened."""
 LOOK = 16
-"""Pushes between two looks at what the publisher holds."""
+"""Pushes between two looks at what the publisher holds, and at the threads' time on a core."""
+
+
+def stamp_offset(item: int) -> int:
+    """Return where the file has the time of a push, in nanoseconds of the monotonic clock."""
+    return COUNT.size * (1 + item % STAMPS)
+
+
+class Longest:
+    """The longest push, and what the two threads of the engine did from the look before it until its end.
+
+    Whatever is neither on a core nor waiting for one waits for the interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.figures: dict[str, float] = {}
+        self._threads: dict[str, Path] = {}
+        self._before: dict[str, Cores] = {}
+
+    def look(self) -> None:
+        """Remember the times of the threads."""
+        if not self._threads:
+            self._threads = {
+                thread.name: Path(f"/proc/self/task/{thread.native_id}")
+                for thread in threading.enumerate()
+                if thread.name in (STEP, PUBLISHER)
+            }
+        self._before = {name: of_thread(folder) for name, folder in self._threads.items()}
+
+    def note(self, seconds: float) -> None:
+        """Record a push that took ``seconds``, if it is the longest."""
+        if seconds <= self.seconds or not self._before:
+            return
+        self.seconds = seconds
+        self.figures = {"seconds": seconds}
+        for name, folder in self._threads.items():
+            ran, waited = of_thread(folder).since(self._before[name])
+            self.figures |= {f"{name} ran": ran, f"{name} waited": waited}
 
 
 class Phase:
-    """What pushing cost while something went on.
+    """Cost of pushing during one phase of a run.
 
     Attributes:
         push: Of every item.
@@ -52,12 +97,12 @@ class Phase:
 
     @property
     def figures(self) -> dict[str, dict[str, float]]:
-        """All three."""
+        """Return the three figures of the phase."""
         return {"push": self.push.figures, "big": self.big.figures, "late": self.late.figures}
 
 
 class Engine:
-    """The step thread and its books."""
+    """The step thread, and the record of what it pushed."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.traffic = Traffic(args.seed, args.source)
@@ -70,24 +115,30 @@ class Engine:
         self.phases = {"up": Phase()}
         self.phase = self.phases["up"]
         self._stop = threading.Event()
+        self.longest = Longest()
         with Path(args.progress).open("w+b") as file:
-            file.write(COUNT.pack(0))
-            file.flush()
-            self._progress = mmap.mmap(file.fileno(), COUNT.size)
-        self._thread = threading.Thread(target=self._run, name="chaos-step")
+            file.truncate(COUNT.size * (1 + STAMPS))
+            self._progress = mmap.mmap(file.fileno(), 0)
+        self._thread = threading.Thread(target=self._run, name=STEP)
+        if not args.hold:
+            self.go()
+
+    def go(self) -> None:
+        """Begin to push."""
         self._thread.start()
 
     def enter(self, name: str) -> None:
-        """Latencies are those of phase ``name`` from now on."""
+        """Attribute latencies to phase ``name`` from now on."""
         self.phase = self.phases.setdefault(name, Phase())
 
     def pause(self) -> None:
-        """Push no more."""
+        """Stop pushing."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def report(self) -> dict[str, Any]:
-        """Where it stands; the totals are those of all that was pushed until now."""
+        """Return the state of the engine, and the totals of all items pushed so far."""
         pushed = self.pushed
         tallies = self.traffic.tallies(pushed)
         pages = (tally.page(engine, MODEL) for tally, engine in zip(tallies, ENGINES, strict=True))
@@ -101,15 +152,16 @@ class Engine:
             "held": self.publisher.held_bytes,
             "held_peak": self.held,
             "queued_peak": self.queued,
-            "publisher_cpu": _cpu("sidestep-publisher"),
-            "step_cpu": _cpu("chaos-step"),
+            "publisher_cpu": _cores(PUBLISHER).ran,
+            "publisher_waited": _cores(PUBLISHER).waited,
+            "longest": self.longest.figures,
             "rss_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             "phases": {name: phase.figures for name, phase in self.phases.items()},
             "totals": {key: value for page in pages for key, value in page.items()},
         }
 
     def _run(self) -> None:
-        """Push item after item, each when it is due.
+        """Push each item when it is due.
 
         A little that is late is made up for at once; no engine makes up for seconds in
         which the machine gave it no core.
@@ -127,14 +179,18 @@ class Engine:
             begin = clock()
             push(item)
             spent = clock() - begin
+            write(self._progress, stamp_offset(self.pushed), begin)
             self.pushed += 1
             write(self._progress, 0, self.pushed)
             phase.push.note(spent)
+            if spent > LONG:
+                self.longest.note(spent / 1e9)
             if latencies == BIG:
                 phase.big.note(spent)
             if not self.pushed % LOOK:
                 self.held = max(self.held, self.publisher.held_bytes)
                 self.queued = max(self.queued, self.publisher.queued)
+                self.longest.look()
             due = max(due + interval, clock() - LATEST)
             wait = due - clock()
             if wait > 0:
@@ -143,13 +199,14 @@ class Engine:
 
 
 def main() -> None:
-    """Serve the driver until it says stop, or is gone."""
+    """Serve the driver until it ends or asks to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--progress", required=True, help="file for the number of items pushed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=int, default=1)
     parser.add_argument("--rate", type=float, default=2000.0, help="items a second")
+    parser.add_argument("--hold", action="store_true", help="push nothing before go")
     parser.add_argument("--work", type=float, default=0.0, help="microseconds of Python an item")
     engine = Engine(parser.parse_args())
     for line in sys.stdin:
@@ -158,6 +215,8 @@ def main() -> None:
             break
         if command == "phase":
             engine.enter(argument)
+        elif command == "go":
+            engine.go()
         elif command == "pause":
             engine.pause()
         print(json.dumps(engine.report() if command == "report" else {}), flush=True)
@@ -166,14 +225,12 @@ def main() -> None:
     print(json.dumps(engine.report()), flush=True)
 
 
-def _cpu(name: str) -> float:
-    """CPU seconds of a thread of this process; 0 once it has ended."""
+def _cores(name: str) -> Cores:
+    """Return the times of a thread of this process; 0 once it has ended."""
     for thread in threading.enumerate():
-        if thread.name == name and thread.native_id is not None:
-            stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii")
-            fields = stat.rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        if thread.name == name:
+            return of_thread(Path(f"/proc/self/task/{thread.native_id}"))
+    return Cores(0.0, 0.0)
 
 
 if __name__ == "__main__":

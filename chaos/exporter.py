@@ -1,4 +1,4 @@
-"""The exporter's process: started, asked, killed, stopped and continued, as an operator's would be."""
+"""The exporter's process: started, queried, killed, stopped and continued."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from sidestep.config.settings import SETTINGS
 
-START = 30.0
+START = 120.0
 PAUSE = 0.01
 
 
 class ExporterProcess:
-    """One place of an exporter: the process changes, address, flags and log file stay.
+    """An exporter whose process changes; address, flags and log file stay.
 
     Args:
         folder: For its log.
@@ -37,7 +37,7 @@ class ExporterProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs.
+        """Id of the running process.
 
         Raises:
             RuntimeError: None does.
@@ -48,11 +48,11 @@ class ExporterProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is one, stopped or not."""
+        """Return whether a process runs or is stopped."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> float:
-        """Start one and wait until it is ready; the monotonic time when it was started.
+        """Start a process and wait until it is ready; return the monotonic time of its start.
 
         Raises:
             RuntimeError: It has ended, or is not ready in time.
@@ -66,18 +66,19 @@ class ExporterProcess:
         return started
 
     def begin(self) -> float:
-        """Start one, and do not wait for it; the monotonic time of now."""
+        """Start a process without waiting for it; return the monotonic time."""
         command = [sys.executable, "-m", "sidestep", "serve", *self._flags]
         address = f"127.0.0.1:{self.port}" if self._path is None else ""
         command += ["--web.listen-address", address]
         command += ["--log.stats-interval", "0", "--log.level", "info"]
         started = time.monotonic()
+        environ = {**os.environ, "SIDESTEP_SHUTDOWN_LINGER": "0"}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         return started
 
     def ready(self) -> bool:
-        """Whether ``/-/ready`` says so, or there is a socket where no pages are served."""
+        """Return whether ``/-/ready`` succeeds, or the socket exists where no pages are served."""
         if self._path is not None:
             return self._path.is_socket()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
@@ -90,23 +91,23 @@ class ExporterProcess:
             connection.close()
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """As an orchestrator ends it: SIGTERM, then its drain."""
+        """Send SIGTERM, and wait for the drain."""
         self._end(signal.SIGTERM)
 
     def halt(self) -> None:
-        """SIGSTOP: it keeps its sockets, and does nothing."""
+        """Send SIGSTOP: the process keeps its sockets."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def said(self, since: int = 0) -> str:
-        """What it has logged, from byte ``since`` on."""
+        """Return what the process has logged, from byte ``since`` on."""
         with contextlib.suppress(FileNotFoundError):
             return self.log.read_bytes()[since:].decode(errors="replace")
         return ""
@@ -125,12 +126,12 @@ class ExporterProcess:
 
 
 def knows(flag: str) -> bool:
-    """Whether this release has a setting of that name."""
+    """Return whether this release has a setting of that name."""
     return any(setting.flag == flag for setting in SETTINGS)
 
 
 def free_port() -> int:
-    """A port that nobody has at present."""
+    """Return a port that is free at present."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -138,7 +139,7 @@ def free_port() -> int:
 
 
 def keys(folder: Path) -> tuple[list[str], Mapping[str, str]]:
-    """Key pairs for both ends: the exporter's flags, and the engine's environment."""
+    """Return key pairs for both ends: the exporter's flags, and the engine's environment."""
     for name in ("exporter", "engine"):
         command = [sys.executable, "-m", "sidestep", "keygen", "--out", str(folder), name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The faults: what happens to a stage, and what must hold all the same."""
+"""The faults: what happens to a stage, and what must hold regardless."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
 from chaos.watch import RATE
-from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, FLUSH_RECORDS, MAX_INTERVALS
 
 CALM = 3.0
 """Seconds between two faults in which all is well; with ``quick`` a third of it."""
-DEAD_MARGIN = 2 * FLUSH_INTERVAL
-"""Seconds of items that may die with an engine: a flush, and as long again to encode and send."""
 SELDOM = 1.0
 """Seconds between two scrapes of a quiet time."""
 FEW_FILES = 64
@@ -30,12 +28,12 @@ CONNECTIONS = 150
 
 
 class Skip(Exception):  # noqa: N818 - nothing is wrong
-    """The fault cannot be made here; says why."""
+    """The fault is not possible here; the text is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One of them.
+    """A fault and its promises.
 
     Attributes:
         phase: What pushing during it is called in the report.
@@ -48,13 +46,13 @@ class Fault:
 
 
 def none(stage: Stage) -> None:
-    """Nothing happens: what the harness shows then is its own."""
+    """Do nothing, to measure the harness itself."""
     stage.rounds = 1
     stage.wait(_long(stage, 60.0, 6.0))
 
 
 def kill(stage: Stage) -> None:
-    """``kill -9`` of the exporter at random times, and a new one after a while.
+    """Kill the exporter with SIGKILL at random times, and start another one after a while.
 
     Before every other time hardly anybody scrapes: a scrape makes the exporter keep its
     state, and so hides an acknowledgement of what is not kept yet.
@@ -70,7 +68,7 @@ def kill(stage: Stage) -> None:
 
 
 def outage(stage: Stage) -> None:
-    """The exporter is told to end, and there is none for ten minutes."""
+    """Terminate the exporter, and start another one after ten minutes."""
     stage.lose_exporter(kill=False)
     stage.engine.ask("phase down")
     stage.wait(_long(stage, 600.0, 20.0))
@@ -80,7 +78,7 @@ def outage(stage: Stage) -> None:
 
 
 def stop(stage: Stage) -> None:
-    """SIGSTOP for half a minute: connections stay open, nobody answers."""
+    """Stop the exporter for half a minute: connections stay open without answers."""
     stage.exporter.halt()
     stage.wait(_long(stage, 30.0, 8.0))
     stage.exporter.go_on()
@@ -90,7 +88,7 @@ def stop(stage: Stage) -> None:
 
 
 def slow(stage: Stage) -> None:
-    """The exporter is stopped for 80 ms of every 100."""
+    """Stop the exporter for 80 ms of every 100."""
     until = time.monotonic() + _long(stage, 60.0, 10.0)
     while time.monotonic() < until:
         stage.exporter.halt()
@@ -102,37 +100,46 @@ def slow(stage: Stage) -> None:
 
 
 def engine_kill(stage: Stage) -> None:
-    """``kill -9`` of the engine, and another process of the same stream.
+    """Kill the engine with SIGKILL, and start another process of the same stream.
 
     What arrived must be a beginning of what was pushed, to the item; what is missing
-    behind it may be as much as one flush holds.
+    behind it may be as much as one flush holds, and what was pushed while the engine's
+    threads waited for a core.
     """
     for _ in range(stage.options.rounds):
         stage.wait(stage.between(0.5, 1.0) * _long(stage, 5.0, 2.0))
         engine = stage.engine
         engine.kill()
-        page = stage.settled()
-        traffic = Traffic(engine.seed, engine.source)
+        stage.replace_engine()
+        page = stage.fresh_page()
         arrived = _arrived(stage, page)
+        traffic = Traffic(engine.seed, engine.source)
         before = dict(stage.expected)
         stage.put(traffic, arrived, died=False)
         if compare(stage.expected, page, derived_apart=False).worst:
             stage.broken.append("what a killed engine left behind is no beginning of its stream")
-        if arrived < engine.pushed - stage.options.rate * DEAD_MARGIN:
-            stage.broken.append(f"more than {DEAD_MARGIN} s of items died with an engine")
-        # Its successor's first word ends what was under way.
+        # Its successor's first item ends the requests that were in progress.
         stage.expected = before
         stage.put(traffic, arrived, died=True)
-        stage.unsent.append(engine.pushed - arrived)
+        unsent = engine.unsent(arrived)
+        if unsent > _two_flushes(stage.options.rate) + engine.waited:
+            stage.broken.append(f"{unsent:.3f} s of items died with an engine")
+        stage.unsent.append(unsent)
+        stage.waited += engine.waited
         stage.items += arrived
-        stage.replace_engine()
         stage.engine.ask("phase engine killed")
+        stage.engine.ask("go")
         stage.rounds += 1
     _calm(stage)
 
 
+def _two_flushes(rate: float) -> float:
+    """Return the seconds of items that may die with an engine: a flush, and as many to encode and send."""
+    return 2 * max(FLUSH_INTERVAL, min(FLUSH_RECORDS / rate, MAX_INTERVALS * FLUSH_INTERVAL))
+
+
 def ipc_stolen(stage: Stage) -> None:
-    """Somebody unlinks the exporter's ipc path and binds it, while reconnects go there; then leaves.
+    """Replace the exporter's ipc path with another socket for a while, during reconnects.
 
     Raises:
         Skip: There is no such path.
@@ -164,7 +171,7 @@ def ipc_stolen(stage: Stage) -> None:
 
 
 def disk_full(stage: Stage) -> None:
-    """The state directory has no room; the page must stay live, and the state be kept again after.
+    """Fill the state directory; the page must stay live, and snapshots continue afterwards.
 
     Raises:
         Skip: No state directory, or nobody here may mount one.
@@ -184,7 +191,7 @@ def disk_full(stage: Stage) -> None:
 
 
 def torn(stage: Stage) -> None:
-    """Between kill and restart the snapshot is cut off or has a bit flipped.
+    """Cut off the snapshot or flip a bit of it between kill and restart.
 
     The next exporter must start without it, and say so: totals are then those of what
     was pushed since, and what the engine still held.
@@ -214,7 +221,7 @@ def torn(stage: Stage) -> None:
 
 
 def fds(stage: Stage) -> None:
-    """The exporter may open 64 files, and 150 connections come."""
+    """Let the exporter open 64 files only, and make 150 connections."""
     resource.prlimit(stage.exporter.pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with _connections(stage.endpoint, CONNECTIONS):
         stage.wait(_long(stage, 20.0, 5.0))
@@ -226,7 +233,7 @@ def fds(stage: Stage) -> None:
 
 
 def proxy(stage: Stage) -> None:
-    """Between engine and exporter the network delays, cuts, resets, throttles, refuses.
+    """Delay, cut, reset, throttle or refuse connections between engine and exporter.
 
     Raises:
         RuntimeError: The stage has no proxy.
@@ -244,7 +251,7 @@ def proxy(stage: Stage) -> None:
 
 
 def clock(_: Stage) -> None:
-    """The wall clock jumps.
+    """Change the wall clock.
 
     Raises:
         Skip: Always: nothing here can change one process's clock.
@@ -277,7 +284,7 @@ def _calm(stage: Stage) -> None:
 
 
 def _arrived(stage: Stage, page: Mapping[str, float]) -> int:
-    """Items of the present engine that ``page`` shows, by the counters that each item raises."""
+    """Return the items of the present engine on ``page``, by the counters that each item raises."""
     return sum(
         int(page.get(series, 0.0) - stage.expected.get(series, 0.0)) // each
         for series, (_, each) in MARKERS.items()
@@ -286,7 +293,7 @@ def _arrived(stage: Stage, page: Mapping[str, float]) -> int:
 
 @contextlib.contextmanager
 def _connections(endpoint: str, count: int) -> Iterator[None]:
-    """So many that say nothing."""
+    """Open so many silent connections."""
     opened: list[socket.socket] = []
     try:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Latencies in fixed memory: counts by nanoseconds to three binary digits, 12 % apart at most."""
+"""Latencies in fixed memory: counts per bucket of nanoseconds, at most 12 % wide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOP = 40
 
 
 class Latencies:
-    """What a long run can note without growing."""
+    """Latencies of a long run."""
 
     def __init__(self) -> None:
         self._counts = array("Q", bytes(8 * (TOP << DIGITS)))
@@ -18,7 +18,7 @@ class Latencies:
         self.count = 0
 
     def note(self, nanoseconds: int) -> None:
-        """Count one."""
+        """Count one latency."""
         shift = max(nanoseconds.bit_length() - 1 - DIGITS, 0)
         place = min((shift << DIGITS) + (nanoseconds >> shift), len(self._counts) - 1)
         self._counts[place] += 1
@@ -26,7 +26,7 @@ class Latencies:
         self.most = max(self.most, nanoseconds)
 
     def percentile(self, share: float) -> float:
-        """Microseconds that ``share`` (0 to 1) of all did not pass; of a class its upper end."""
+        """Return the microseconds that ``share`` (0 to 1) of all did not exceed: the bucket's upper end."""
         left = share * self.count
         for place, count in enumerate(self._counts):
             left -= count
@@ -36,7 +36,7 @@ class Latencies:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For a report, in microseconds."""
+        """Return the figures of a report, in microseconds."""
         shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
         found = {name: round(self.percentile(share), 2) for name, share in shares.items()}
         return {"count": self.count, **found, "max": round(self.most / 1e3, 2)}

@@ -1,4 +1,4 @@
-"""A stream proxy that misbehaves: between two sockets, in one way at a time.
+"""A stream proxy that misbehaves in one way at a time.
 
 Endpoints are ZMQ's: ``tcp://host:port`` and ``ipc://path``; ZMQ's ipc is an ordinary
 Unix socket, so that the same faults fit both.
@@ -49,7 +49,7 @@ class _Link:
 
 
 class Proxy:
-    """Listens at ``near``, connects to ``far``.
+    """Proxy that listens at ``near`` and connects to ``far``.
 
     ``delay`` holds each piece back, with jitter. ``drop`` ends a connection inside a
     frame, ``reset`` likewise with an RST. ``half_open`` goes on to accept, and swallows
@@ -74,11 +74,11 @@ class Proxy:
 
     @property
     def mode(self) -> Mode:
-        """The present one."""
+        """The present mode."""
         return self._mode
 
     async def start(self) -> None:
-        """Listen; a port 0 shows in ``near`` as the one that was found."""
+        """Listen; for port 0, ``near`` has the actual port afterwards."""
         if self.near.startswith("ipc://"):
             path = self.near.removeprefix("ipc://")
             Path(path).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ class Proxy:
         self.near = f"tcp://{host}:{found}"
 
     async def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         if self._server is not None:
             self._server.close()
         for link in list(self._links):
@@ -100,7 +100,7 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def set(self, mode: Mode) -> None:
-        """Misbehave in this way from now on; it holds for the connections there are, too."""
+        """Misbehave in this way from now on, on existing connections as well."""
         self._mode = mode
         for link in list(self._links):
             link.left = self._random.randrange(CUT)
@@ -108,7 +108,7 @@ class Proxy:
                 self._end(link)
 
     async def follow(self, seconds: float, modes: Sequence[Mode] = MODES) -> None:
-        """Switch among ``modes`` by the seed for so long, then pass everything."""
+        """Switch among ``modes`` by the seed for some time, then pass everything."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
@@ -152,7 +152,7 @@ class Proxy:
     async def _carry(
         self, link: _Link, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, to_far: bool
     ) -> None:
-        """One direction, until either end ends it; then both end."""
+        """Forward one direction until either end closes; then close both."""
         while piece := await source.read(CHUNK):
             mode = self._mode
             if mode == "delay":
@@ -192,7 +192,7 @@ class Proxy:
 
 
 class ProxyThread:
-    """A proxy with an event loop of its own, for a program that has none."""
+    """A proxy in a thread with an event loop of its own."""
 
     def __init__(self, near: str, far: str, seed: int) -> None:
         self.proxy = Proxy(near, far, seed)
@@ -202,11 +202,11 @@ class ProxyThread:
         asyncio.run_coroutine_threadsafe(self.proxy.start(), self._loop).result(10.0)
 
     def begin(self, seconds: float) -> None:
-        """Misbehave by the schedule for so long."""
+        """Misbehave by the schedule for some time."""
         asyncio.run_coroutine_threadsafe(self.proxy.follow(seconds), self._loop)
 
     def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self.proxy.close(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)

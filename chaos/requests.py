@@ -1,4 +1,4 @@
-"""Items of the second engine, whose core sends request events: the same twelve steps over and over.
+"""Items of the second engine, whose core sends request events: cycles of twelve steps.
 
 Four requests are queued, get a token each in every step, and end with the twelfth.
 In the sixth step the last of them is preempted, and the first gets two tokens
@@ -42,7 +42,7 @@ VARIANTS = 31
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs from cycle to cycle; in units, tokens and requests.
+    """Tokens and requests that differ from cycle to cycle.
 
     Attributes:
         gap: Between two steps; 11 of it divide by 10 without a rest.
@@ -58,7 +58,7 @@ class Variant:
 
 
 def variant(random: Random) -> Variant:
-    """One of them."""
+    """Return the variant of a cycle."""
 
     def four(least: int, most: int) -> tuple[int, ...]:
         return tuple(random.randint(least, most) for _ in range(REQUESTS))
@@ -74,7 +74,7 @@ def variant(random: Random) -> Variant:
 
 
 def item(chosen: Variant, cycle: int, place: int, source: int) -> RequestEvents:
-    """Item ``place`` of this cycle."""
+    """Return item ``place`` of this cycle."""
     base = cycle * PERIOD + place * chosen.gap
     numbers = [cycle * REQUESTS + index for index in range(REQUESTS)]
     events: list[Event] = []
@@ -116,7 +116,7 @@ def item(chosen: Variant, cycle: int, place: int, source: int) -> RequestEvents:
 
 
 def adds(chosen: Variant, place: int, before: Variant | None) -> Tally:
-    """What item ``place`` adds; ``before``: the cycle before this one, if there was one."""
+    """Return what item ``place`` adds to the page; ``before`` is the previous cycle, if any."""
     tally = Tally()
     gap = chosen.gap
     tally.count("vllm:generation_tokens_total", TOKENS)
@@ -159,7 +159,7 @@ def adds(chosen: Variant, place: int, before: Variant | None) -> Tally:
 
 
 def cut_off(place: int) -> Tally:
-    """What an engine's death after so many items of a cycle adds, once its successor is heard."""
+    """Return what the death of an engine adds, after so many items of a cycle, once another has started."""
     tally = Tally()
     if place:
         tally.count("sidestep_untracked_requests_total", REQUESTS, ("reason", "restart"))

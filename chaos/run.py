@@ -1,4 +1,4 @@
-"""One fault from beginning to end: warm up, harm, drain, compare."""
+"""One run of a fault: warm up, fault, drain, compare."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from chaos import disk
+from chaos.cores import waited
 from chaos.faults import FAULTS
 from chaos.stage import PATIENCE, Options, Stage
 from chaos.verdict import Result, broken_promises, compare
@@ -15,11 +16,13 @@ from chaos.watch import total
 from sidestep.telemetry.rows import BY_NAME
 
 WARM_UP = 2.0
+STARVED = 0.1
+"""Share of a run that its threads must have waited for a core to count as starved by the machine."""
 FOLDED = "sidestep_folded_items_total"
 
 
 def run(name: str, options: Options) -> Result:
-    """Make fault ``name`` happen.
+    """Run fault ``name``.
 
     Raises:
         Skip: It cannot be made here.
@@ -42,13 +45,15 @@ def run(name: str, options: Options) -> Result:
 
 
 def _finish(name: str, stage: Stage, seconds: float) -> Result:
-    """Stop pushing, wait for the last item, and hold the page against the books."""
+    """Stop pushing, wait for the last item, and compare the page with what was pushed."""
     stage.engine.ask("pause")
     stage.revive()
     if not stage.wait_for(stage.drained):
         stage.broken.append(f"not all had arrived {PATIENCE:.0f} s after the last push")
     report = stage.engine.report()
-    page, text = stage.settled(), stage.watch.text
+    page, text = stage.fresh_page(), stage.watch.text
+    lacked = stage.waited + stage.engine.waiting + waited(stage.exporter.pid)
+    starved = lacked >= STARVED * seconds
     pushed = dict(stage.expected)
     for series, value in report["totals"].items():
         pushed[series] = pushed.get(series, 0.0) + value
@@ -65,12 +70,18 @@ def _finish(name: str, stage: Stage, seconds: float) -> Result:
             counted,
             reset=stage.reset,
             folds=FOLDED in BY_NAME,
+            starved=starved,
         ),
     ]
     notes = list(stage.notes)
     if stage.unsent:
-        longest = max(stage.unsent) / stage.options.rate
-        notes.append(f"items that died with an engine: {stage.unsent}, at most {longest:.3f} s")
+        notes.append(
+            f"items of {', '.join(f'{one:.3f}' for one in stage.unsent)} s died with an engine"
+        )
+    if longest := report["longest"]:
+        notes.append(
+            "longest push: " + ", ".join(f"{what} {value:.3f} s" for what, value in longest.items())
+        )
     notes += [f"{d.series}: {d.pushed:g} pushed, {d.shown:g} shown" for d in comparison.worst[:1]]
     notes += [
         f"went back: {d.series} from {d.before:g} to {d.after:g}" for d in monotony.examples[:1]
@@ -100,6 +111,8 @@ def _finish(name: str, stage: Stage, seconds: float) -> Result:
         queue_peak=int(report["queued_peak"]),
         recovery=max(stage.recoveries, default=None),
         growth=stage.growth,
+        waited=lacked,
+        starved=starved,
         publisher_cpu=float(report["publisher_cpu"]),
         broken=tuple(broken),
         notes=tuple(notes),

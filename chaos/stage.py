@@ -1,4 +1,4 @@
-"""What a fault happens to: an exporter, an engine that pushes to it, and a scraper that watches."""
+"""Processes of a run: an exporter, an engine that pushes to it, and a scraper that watches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, final
 
-from chaos.engine import COUNT
+from chaos.cores import waited
+from chaos.engine import COUNT, STAMPS, stamp_offset
 from chaos.exporter import ExporterProcess, free_port, keys
 from chaos.proxy import ProxyThread
 from chaos.traffic import ENGINES, MODEL, Traffic
@@ -24,13 +25,13 @@ PATIENCE = 60.0
 """Seconds for anything that must happen in the end."""
 LOOK = 0.02
 ROOT = Path(__file__).parents[1]
-SETTLED = 0.5
-"""Seconds for which a page must stay the same to be the last one."""
+REPEATED = 0.2
+"""Seconds for which the exporter may repeat a page that it has rendered, and as long again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a run was asked for.
+    """Options of a run.
 
     Attributes:
         state: Whether the exporter keeps its state in a directory.
@@ -53,6 +54,7 @@ class EngineProcess:
     Attributes:
         seed: Of its traffic.
         source: Likewise; the first process of a stream is 1.
+        waited: Seconds that its threads waited for a core, once it is dead.
     """
 
     def __init__(
@@ -62,14 +64,17 @@ class EngineProcess:
         options: Options,
         source: int,
         environ: Mapping[str, str],
+        *,
+        hold: bool = False,
     ) -> None:
         self.seed = options.seed + source
         self.source = source
+        self.waited = 0.0
         self._progress = folder / f"pushed-{source}"
         command = [sys.executable, "-m", "chaos.engine", "--endpoint", endpoint]
         command += ["--seed", str(self.seed), "--source", str(source)]
         command += ["--rate", str(options.rate), "--work", str(options.work)]
-        command += ["--progress", str(self._progress)]
+        command += ["--progress", str(self._progress), *(["--hold"] if hold else [])]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -83,16 +88,33 @@ class EngineProcess:
 
     @property
     def pushed(self) -> int:
-        """Items, as its file says: also of one that is dead."""
-        return int(COUNT.unpack(self._progress.read_bytes())[0])
+        """Return the number of items from its file, which outlives the process."""
+        return int(COUNT.unpack_from(self._progress.read_bytes())[0])
+
+    def unsent(self, arrived: int) -> float:
+        """Return the seconds between the pushes of the first item that did not arrive and the last one.
+
+        Counted in items it can be more: an engine that got no core makes up for its items at once.
+        """
+        progress, last = self._progress.read_bytes(), self.pushed - 1
+        if arrived > last:
+            return 0.0
+        first = max(arrived, last - STAMPS + 1)
+        begin, end = (COUNT.unpack_from(progress, stamp_offset(item))[0] for item in (first, last))
+        return float(end - begin) / 1e9
 
     @property
     def growth(self) -> int:
-        """Bytes of resident memory since it was started."""
+        """Return the growth of resident memory since the start, in bytes."""
         return self._resident() - self.resident
 
+    @property
+    def waiting(self) -> float:
+        """Return the seconds that its threads have waited for a core."""
+        return waited(self._process.pid)
+
     def ask(self, command: str) -> dict[str, Any]:
-        """Its answer to a command; see ``chaos.engine``.
+        """Send a command and return the answer; see ``chaos.engine``.
 
         Raises:
             RuntimeError: It is gone.
@@ -109,18 +131,19 @@ class EngineProcess:
         return answer
 
     def report(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the engine's report."""
         return self.ask("report")
 
     def stop(self) -> dict[str, Any]:
-        """Drain, say goodbye, end; its last report."""
+        """Drain, close and end the engine; return its last report."""
         report = self.ask("stop")
         self._process.wait(30.0)
         self._close()
         return report
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Send SIGKILL."""
+        self.waited = self.waiting
         self._process.kill()
         self._process.wait()
         self._close()
@@ -149,7 +172,8 @@ class Stage:
         reset: Whether an exporter ended that nobody kept the state of.
         rounds: How often the fault happened.
         items: What of engines that are dead by now has arrived.
-        unsent: Items that each of them took along.
+        unsent: Seconds of items that each of them took along.
+        waited: Seconds that threads of processes that are dead by now waited for a core.
         disk: Whether the state directory is a small disk of its own.
     """
 
@@ -162,7 +186,8 @@ class Stage:
         self.recoveries: list[float] = []
         self.notes: list[str] = []
         self.broken: list[str] = []
-        self.unsent: list[int] = []
+        self.unsent: list[float] = []
+        self.waited = 0.0
         self.growth = self.rounds = self.items = 0
         self.reset = self.disk = False
         self._environ: Mapping[str, str] = {}
@@ -194,18 +219,18 @@ class Stage:
             self.proxy.close()
 
     def wait(self, seconds: float) -> None:
-        """Let it go on, and note how the engine's memory grows."""
+        """Wait, and record how the engine's memory grows."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.growth = max(self.growth, self.engine.growth)
             time.sleep(min(left, 0.1))
 
     def between(self, least: float, most: float) -> float:
-        """A time by the seed."""
+        """Return a random time, by the seed."""
         return self.random.uniform(least, most)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-        """Whether ``condition`` came to hold in time."""
+        """Return whether ``condition`` became true in time."""
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
@@ -214,20 +239,21 @@ class Stage:
         return True
 
     def drained(self) -> bool:
-        """Whether the exporter has said that it has all of the engine's."""
+        """Return whether the exporter has acknowledged all items of the engine."""
         report = self.engine.report()
         return bool(report["connected"] and report["drained"])
 
     def lose_exporter(self, *, kill: bool = True) -> None:
-        """The exporter ends, by SIGKILL or SIGTERM."""
+        """End the exporter with SIGKILL or SIGTERM."""
         self.reset = self.reset or not self.options.state
+        self.waited += waited(self.exporter.pid)
         if kill:
             self.exporter.kill()
         else:
             self.exporter.terminate()
 
     def revive(self, known: str = "") -> None:
-        """Start an exporter in place of one that nobody ended, as an orchestrator would.
+        """Start an exporter if it died by itself, as an orchestrator would.
 
         Args:
             known: What it says last where that is nobody's here to mend.
@@ -240,7 +266,7 @@ class Stage:
             self.restore_exporter()
 
     def restore_exporter(self) -> None:
-        """Another one starts; note how long it takes until every series is back."""
+        """Start another exporter; measure the time until every series is back."""
         wanted = self.watch.page.keys()
         started = self.exporter.start()
         back = self.wait_for(lambda: self.watch.at > started and wanted <= self.watch.page.keys())
@@ -250,31 +276,38 @@ class Stage:
             self.broken.append(f"not all series were back {PATIENCE:.0f} s after a restart")
 
     def replace_engine(self) -> None:
-        """Another process of the same stream."""
-        self.engine = self._engine(self.engine.source + 1)
+        """Start another process of the same stream, which pushes nothing before ``go``.
 
-    def settled(self) -> Mapping[str, float]:
-        """The page once it has stopped changing."""
-        page, since = self.watch.page, time.monotonic()
-        deadline = since + PATIENCE
-        while time.monotonic() < min(since + SETTLED, deadline):
-            time.sleep(LOOK)
-            if self.watch.page != page:
-                page, since = self.watch.page, time.monotonic()
-        return page
+        Once it is connected, the exporter applies nothing of its predecessor any more.
+        """
+        self.engine = self._engine(self.engine.source + 1, hold=True)
+        if not self.wait_for(lambda: bool(self.engine.report()["connected"])):
+            self.broken.append(f"an engine's successor was not connected within {PATIENCE:.0f} s")
+
+    def fresh_page(self) -> Mapping[str, float]:
+        """Return a page that was rendered after this call.
+
+        Whatever the exporter has acknowledged before is on it, however busy the machine is.
+        """
+        after = time.monotonic() + REPEATED
+        if not self.wait_for(lambda: self.watch.requested > after):
+            self.broken.append(f"no page within {PATIENCE:.0f} s")
+        return self.watch.page
 
     def put(self, traffic: Traffic, items: int, *, died: bool) -> None:
-        """The page owes these items of an engine that is dead."""
+        """Add items of a dead engine to what the page must show."""
         for key, value in shown(traffic, items, died=died).items():
             self.expected[key] = self.expected.get(key, 0.0) + value
 
     @property
     def endpoint(self) -> str:
-        """Where the exporter listens."""
+        """Endpoint of the exporter."""
         return self._endpoint
 
-    def _engine(self, source: int) -> EngineProcess:
-        return EngineProcess(self.folder, self._near, self.options, source, self._environ)
+    def _engine(self, source: int, *, hold: bool = False) -> EngineProcess:
+        return EngineProcess(
+            self.folder, self._near, self.options, source, self._environ, hold=hold
+        )
 
     def _flags(self) -> Sequence[str]:
         flags: list[str] = []
@@ -290,7 +323,7 @@ class Stage:
 
 
 def shown(traffic: Traffic, items: int, *, died: bool = False) -> dict[str, float]:
-    """What a page shows for the first ``items`` of a process."""
+    """Return what a page shows for the first ``items`` of a process."""
     tallies = traffic.tallies(items, died=died)
     pages = (tally.page(engine, MODEL) for tally, engine in zip(tallies, ENGINES, strict=True))
     return {key: value for page in pages for key, value in page.items()}

@@ -1,4 +1,4 @@
-"""Items of the first engine, whose front end sends steps; each with what it must add to the page."""
+"""Items of the first engine, whose front end sends steps; each with what it adds to the page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from random import Random
 
 from chaos.tally import BOUNDS, Tally
-from sidestep.engines.items import Item, VllmStep
-from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats
+from sidestep.engines.items import Item
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
 from sidestep.protocol.iteration_stats import (
     FINISH_REASONS,
     FinishedRequestStats,
@@ -17,7 +17,7 @@ from sidestep.protocol.iteration_stats import (
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 UNIT = 1 / 1024
-"""Of every float: see ``tally``."""
+"""Unit of every float: see ``tally``."""
 STEPS = 251
 SAMPLES = 53
 FEWEST, MOST = 8, 256
@@ -30,7 +30,7 @@ ITEMS = "vllm:chaos_items_total"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Template:
-    """An item but for its stamps, how many latencies it holds, and what it adds."""
+    """An item without its stamps, the number of its latencies, and what it adds."""
 
     item: Item
     latencies: int
@@ -38,7 +38,7 @@ class Template:
 
 
 def step(random: Random) -> Template:
-    """A step of a batch of 8 to 256 requests; one in six has the largest."""
+    """Return a step of a batch of 8 to 256 requests; one in six has the largest."""
     tally = Tally()
     size = MOST if random.random() < 1 / 6 else random.randint(FEWEST, MOST)
     iteration = IterationStats(num_generation_tokens=size + random.randint(0, 3))
@@ -74,7 +74,7 @@ def step(random: Random) -> Template:
 
 
 def samples(random: Random) -> Template:
-    """A counter and a histogram that no catalogue knows, as a KV connector sends them."""
+    """Return a counter and a histogram outside the catalogue, as a KV connector sends them."""
     tally = Tally()
     kind = random.choice(("load", "store"))
     waits = [_some(random, 1, 6000) for _ in range(random.randint(1, 20))]
@@ -88,7 +88,7 @@ def samples(random: Random) -> Template:
 
 
 def stamped(template: Template, number: int) -> Item:
-    """The item, new but for its parts: nobody changes those, the publisher only encodes."""
+    """Return a new item with these stamps; its parts are shared, since the publisher only encodes."""
     stamp = 1000.0 + number * UNIT
     item = template.item
     if isinstance(item, VllmStep):

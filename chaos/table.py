@@ -1,4 +1,4 @@
-"""Results as a table for people, and as files."""
+"""Results as a table and as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from chaos.verdict import Result
 
 HEAD = (
     *("fault", "transport", "rounds", "items", "lost", "counted", "doubled", "decreases"),
-    *("push p50 us", "p99", "p99.9", "ring peak MB", "recovery s", "engine +MB", "promise"),
+    *(
+        "push p50 us",
+        "p99",
+        "p99.9",
+        "ring peak MB",
+        "recovery s",
+        "engine +MB",
+        "waited s",
+        "promise",
+    ),
 )
 PHASE_HEAD = (
     *("fault", "transport", "exporter", "pushes", "push p50 us", "p99", "p99.9", "max"),
@@ -24,7 +33,7 @@ Rows = list[Sequence[str]]
 
 
 def row(result: Result) -> Sequence[str]:
-    """A line of the table; pushing is that during the fault."""
+    """Return a line of the table; the figures of pushing are those during the fault."""
     phases = result.phases
     push = phases.get(FAULTS[result.fault].phase, phases["up"])["push"]
     return (
@@ -40,12 +49,14 @@ def row(result: Result) -> Sequence[str]:
         f"{result.ring_peak / 1e6:.2f}",
         "-" if result.recovery is None else f"{result.recovery:.2f}",
         f"{result.growth / 1e6:.1f}",
-        "broken" if result.broken else "reset" if result.reset else "kept",
+        f"{result.waited:.1f}",
+        ("broken" if result.broken else "reset" if result.reset else "kept")
+        + (", starved" if result.starved else ""),
     )
 
 
 def phase_rows(results: Sequence[Result]) -> Rows:
-    """What pushing cost, by what went on."""
+    """Return the cost of pushing by phase."""
     rows: Rows = []
     for result in results:
         for name, kinds in result.phases.items():
@@ -63,7 +74,7 @@ def phase_rows(results: Sequence[Result]) -> Rows:
 
 
 def remarks(results: Sequence[Result]) -> Iterator[str]:
-    """What the table cannot hold."""
+    """Return what the table has no column for."""
     for result in results:
         where = f"{result.fault}, {result.transport}: "
         yield from (f"{where}BROKEN: {line}" for line in result.broken)
@@ -71,7 +82,7 @@ def remarks(results: Sequence[Result]) -> Iterator[str]:
 
 
 def markdown(head: Sequence[str], rows: Rows) -> str:
-    """A table."""
+    """Return a table in Markdown."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [head, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -81,7 +92,7 @@ def markdown(head: Sequence[str], rows: Rows) -> str:
 
 
 def text(results: Sequence[Result], skipped: Sequence[str], options: Options) -> str:
-    """All of it."""
+    """Return tables and remarks."""
     head = (
         f"{options.rate:.0f} items a second, seed {options.seed}, {options.work:.0f} us of work"
         f" an item, {'with' if options.state else 'without'} a state directory; {machine()}"
@@ -94,7 +105,7 @@ def text(results: Sequence[Result], skipped: Sequence[str], options: Options) ->
 
 
 def write(path: Path, results: Sequence[Result], shown: str) -> None:
-    """As JSON, or as the text where the name does not end so."""
+    """Write JSON, or text if the name does not end with ``.json``."""
     if path.suffix == ".json":
         shown = json.dumps([result.json for result in results], indent=1) + "\n"
     path.write_text(shown, encoding="utf-8")

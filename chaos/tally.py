@@ -1,4 +1,4 @@
-"""Plain sums of what was pushed: the second opinion that the exporter's page is held against.
+"""Plain sums of what was pushed, with which the exporter's page is compared.
 
 Nothing here uses the exporter's own arithmetic. All values are multiples of 1/1024,
 whose sums are exact in any order, so that a page is compared for equality.
@@ -24,7 +24,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 
 
 class Tally:
-    """Counters, and histograms by bucket, by name and labels."""
+    """Counters and histograms by name and labels."""
 
     def __init__(self) -> None:
         self.counters: dict[Series, int] = {}
@@ -46,7 +46,7 @@ class Tally:
             found.sum += value
 
     def add(self, other: Tally, times: int = 1) -> None:
-        """Add all of ``other``, so many times."""
+        """Add ``other`` so many times."""
         if not times:
             return
         for series, amount in other.counters.items():
@@ -58,7 +58,7 @@ class Tally:
             found.sum += more.sum * times
 
     def page(self, engine: str, model: str) -> dict[str, float]:
-        """What a page must show for it, by the text before each value."""
+        """Return what a page must show, by the text before each value."""
         shown: dict[str, float] = {}
         for (name, labels), amount in self.counters.items():
             shown[_key(name, engine, model, labels)] = amount

@@ -1,4 +1,4 @@
-"""The stream of an engine process: item by number, and what the first so many items add up to.
+"""The stream of an engine process: items by number, and the sums of the first ones.
 
 Both follow from the seed alone. Whoever knows how many items of which stream arrived
 knows the whole page, also of a process that was killed before it could tell.
@@ -22,7 +22,7 @@ ENGINES = ("0", "1")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """How many items of each kind."""
+    """Number of items of each kind."""
 
     step: int
     requests: int
@@ -30,7 +30,7 @@ class Counts:
 
     @property
     def all(self) -> int:
-        """Of any kind."""
+        """Return the number of all items."""
         return self.step + self.requests + self.samples
 
 
@@ -53,7 +53,7 @@ class Traffic:
         self._variants = [requests.variant(random) for _ in range(requests.VARIANTS)]
 
     def item(self, number: int) -> tuple[Item, int]:
-        """Item ``number``, from 0, and how many inter-token latencies it holds."""
+        """Return item ``number``, from 0, and its number of inter-token latencies."""
         turn, place = divmod(number, len(PATTERN))
         kind = self._pattern[place]
         ordinal = turn * PATTERN.count(kind) + self._ranks[place]
@@ -66,7 +66,7 @@ class Traffic:
         return steps.stamped(template, number), template.latencies
 
     def counts(self, items: int) -> Counts:
-        """How many of the first ``items`` are of each kind."""
+        """Return how many of the first ``items`` are of each kind."""
         turns, rest = divmod(items, len(PATTERN))
         return Counts(
             *(
@@ -76,7 +76,7 @@ class Traffic:
         )
 
     def tallies(self, items: int, *, died: bool = False) -> tuple[Tally, Tally]:
-        """What the first ``items`` add to either engine.
+        """Return what the first ``items`` add to each engine.
 
         ``died``: the process was killed behind them and another went on, so that what
         was under way then has no end.
@@ -98,7 +98,7 @@ class Traffic:
         return front, core
 
     def _cycles(self, cycles: int) -> list[tuple[int, int]]:
-        """Cycles that stand for all, and for how many each does; the first is like no other."""
+        """Return representative cycles and how many each stands for; the first cycle differs from all others."""
         size = len(self._variants)
         alike = [(cycle, len(range(cycle, cycles, size))) for cycle in range(1, 1 + size)]
         return [(0, min(cycles, 1)), *alike]
@@ -110,7 +110,7 @@ class Traffic:
 
 
 def infos() -> list[EngineInfo]:
-    """Both engines, as the stream announces them."""
+    """Return both engines, as the stream announces them."""
     bounds = {
         "request_tokens": list(BOUNDS["request_tokens"]),
         "held_tokens": list(BOUNDS["held_tokens"]),

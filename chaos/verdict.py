@@ -1,4 +1,4 @@
-"""What was pushed against what the page shows, and whether a fault's promise was kept."""
+"""Comparison of the page with what was pushed, and of a fault's results with its promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORE = 'engine="1"'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """A series that does not show what was pushed."""
+    """A series whose value differs from what was pushed."""
 
     series: str
     pushed: float
@@ -31,13 +31,13 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """How much is missing of what was pushed; negative: how much there is too much."""
+        """Return the share of what was pushed that is missing; negative if there is too much."""
         return (self.pushed - self.shown) / max(self.pushed, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """The differences, and what they come to in items.
+    """The differences, and their sum in items.
 
     Attributes:
         lost: Items missing by the markers; where they miss none, by the worst series.
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def is_derived(series: str) -> bool:
-    """Whether it takes more than one item to know: histograms of the core's request events."""
+    """Return whether a series depends on more than one item: histograms of the core's request events."""
     histogram = any(f"_{end}{{" in series for end in ("bucket", "count", "sum"))
     return CORE in series and (histogram or series.startswith("sidestep_untracked_"))
 
@@ -62,7 +62,7 @@ def is_derived(series: str) -> bool:
 def compare(
     pushed: Mapping[str, float], shown: Mapping[str, float], *, derived_apart: bool
 ) -> Comparison:
-    """Every series of either side.
+    """Compare every series of either side.
 
     ``derived_apart``: items are known to be missing, which shifts intervals rather than
     removing them, so that they cannot tell lost from doubled.
@@ -100,13 +100,15 @@ def _differences(pushed: Mapping[str, float], shown: Mapping[str, float]) -> Ite
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One fault over one transport.
+    """Result of one fault over one transport.
 
     Attributes:
         counted: Lost items that the sender has counted as dropped.
         folded: Items merged while the ring was full.
         reset: The exporter ended without a state directory: what it showed is gone.
         phases: What pushing cost, by what went on: see ``engine.Phase``.
+        waited: Seconds that threads of engine and exporter were ready to run and had no core.
+        starved: That was a considerable share of the run.
         recovery: Longest time from an exporter's start until all series were back.
         broken: Promises that did not hold, a line each.
     """
@@ -130,24 +132,33 @@ class Result:
     queue_peak: int
     recovery: float | None
     growth: int
+    waited: float
+    starved: bool
     publisher_cpu: float
     broken: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def json(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the result as JSON values."""
         return dataclasses.asdict(self)
 
 
 def broken_promises(
-    comparison: Comparison, decreases: int, counted: int, *, reset: bool, folds: bool
+    comparison: Comparison,
+    decreases: int,
+    counted: int,
+    *,
+    reset: bool,
+    folds: bool,
+    starved: bool,
 ) -> Iterator[str]:
-    """What must hold whatever the fault.
+    """Return the promises that do not hold.
 
     ``reset``: the exporter ended, and its state with it, which is an ordinary counter
     reset. ``folds``: this release merges items while the ring is full, instead of
-    dropping them.
+    dropping them. ``starved``: the machine gave a thread no core for so long that a queue
+    may have overflowed; what that dropped must be counted.
     """
     if comparison.doubled:
         yield f"{comparison.doubled} items were counted twice"
@@ -155,6 +166,6 @@ def broken_promises(
         return
     if decreases:
         yield f"{decreases} series went back"
-    allowed = 0 if folds else counted
+    allowed = 0 if folds and not starved else counted
     if comparison.lost > allowed:
         yield f"{comparison.lost} items were lost, {counted} of them counted as dropped"

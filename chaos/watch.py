@@ -1,4 +1,4 @@
-"""A scraper that looks many times a second and remembers everything it saw.
+"""A scraper that scrapes many times a second and remembers every series.
 
 Prometheus takes a value below the last one for a restart and counts it in full, so
 that a counter which goes back by one inflates a rate by all it ever held.
@@ -21,7 +21,7 @@ RATE = 30.0
 
 
 def parse(text: str, model: str) -> dict[str, float]:
-    """Counters and histograms of the engines of ``model``, by the text before their values.
+    """Return counters and histograms of the engines of ``model``, by the text before their values.
 
     What the exporter says about itself may start anew with it, and is left out.
     """
@@ -40,14 +40,14 @@ def parse(text: str, model: str) -> dict[str, float]:
 
 
 def total(text: str, name: str) -> float:
-    """The sum over the samples of ``name``; 0 where there is none."""
+    """Return the sum of the samples of ``name``; 0 if there are none."""
     lines = (line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decrease:
-    """A series went back."""
+    """A series that decreased."""
 
     at: float
     series: str
@@ -56,7 +56,7 @@ class Decrease:
 
 
 class Monotony:
-    """What every series showed last, and whether any went back.
+    """Last value of every series, and the decreases.
 
     Attributes:
         decreases: Series that went back, each time.
@@ -70,7 +70,7 @@ class Monotony:
         self._last: dict[str, float] = {}
 
     def look(self, page: Page, at: float) -> int:
-        """Compare ``page`` with all before; how many series went back."""
+        """Compare ``page`` with the previous ones; return how many series decreased."""
         found = 0
         last = self._last
         for series, value in page.items():
@@ -87,13 +87,14 @@ class Monotony:
 
 
 class Watch:
-    """Scrapes in a thread until closed.
+    """Scraper in a thread, until it is closed.
 
     Attributes:
         interval: Seconds between two scrapes; set it at any time.
         page: The last one, parsed; empty before the first.
         text: Likewise, as it came.
         at: When its answer came, by the monotonic clock.
+        requested: When it was requested, likewise.
         scrapes: Pages read.
         errors: Scrapes that failed: no exporter, or one that does not answer.
     """
@@ -102,7 +103,7 @@ class Watch:
         self.monotony = Monotony()
         self.page: Page = {}
         self.text = ""
-        self.at = 0.0
+        self.at = self.requested = 0.0
         self.scrapes = self.errors = 0
         self._model = model
         self.interval = 1.0 / rate
@@ -112,7 +113,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop scraping."""
         self._stop.set()
         self._thread.join()
 
@@ -126,6 +127,7 @@ class Watch:
         self._connection.close()
 
     def _scrape(self) -> None:
+        requested = time.monotonic()
         try:
             self._connection.request("GET", "/metrics")
             response = self._connection.getresponse()
@@ -139,5 +141,5 @@ class Watch:
         page = parse(text, self._model)
         now = time.monotonic()
         self.monotony.look(page, now)
-        self.text, self.page, self.at = text, page, now
+        self.text, self.page, self.at, self.requested = text, page, now, requested
         self.scrapes += 1

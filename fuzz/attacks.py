@@ -1,4 +1,4 @@
-"""Hostile connections to an exporter, one function each: what a raw peer may send, and when it resets."""
+"""Hostile connections to an exporter, one function each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_HELD = 100
 
 
 def tiny_frames_with_pings(address: Address, number: int) -> None:
-    """Send more tiny messages than libzmq lets wait, with heartbeats among them, and reset."""
+    """Send more tiny messages than libzmq queues, with heartbeats among them, and reset."""
     with contextlib.closing(zmtp.connect(address)) as peer:
         burst = zmtp.frame(b"xyz") * (20 + number % 7) + zmtp.ping(b"1234", ttl=number % 3)
         zmtp.send_some(peer, burst * (RECEIVE_MARK // 4))
@@ -30,14 +30,14 @@ def tiny_frames_with_pings(address: Address, number: int) -> None:
 
 
 def tiny_frames(address: Address, number: int) -> None:
-    """Send more tiny messages than libzmq lets wait, and reset."""
+    """Send more tiny messages than libzmq queues, and reset."""
     with contextlib.closing(zmtp.connect(address)) as peer:
         zmtp.send_some(peer, zmtp.frame(b"\xc0" * (number % 4)) * (3 * RECEIVE_MARK))
         zmtp.reset(peer)
 
 
 def never_reads(address: Address, number: int) -> None:
-    """Provoke answers, read none of them, and keep the connection."""
+    """Send what requires answers, read none of them, and keep the connection open."""
     peer = zmtp.connect(address)
     zmtp.send_some(peer, (zmtp.ping(b"x" * 16) + zmtp.frame(b"\x93\xa1B\x01\x01")) * 300)
     HELD.append(peer)
@@ -75,7 +75,7 @@ def old_versions(address: Address, number: int) -> None:
 
 
 def bad_metadata(address: Address, number: int) -> None:
-    """Send a READY command whose properties cannot be, or of a socket type that cannot connect."""
+    """Send a READY command with invalid properties, or of a socket type that cannot connect."""
     bodies = (
         b"",
         b"\xff",
@@ -141,7 +141,7 @@ def announced_lengths(address: Address, number: int) -> None:
 
 
 def noise_with_keys(address: Address, number: int) -> None:
-    """Shake hands as a peer with a CURVE key does, up to some command, which is noise."""
+    """Begin a handshake as a peer with a CURVE key does, and continue with random bytes."""
     size = (0, 8, 199, 200, 257, 300)[number % 6]
     name = (b"HELLO", b"INITIATE", b"WELCOME", b"READY", b"MESSAGE", b"ERROR")[number // 6 % 6]
     # A HELLO as it should be, but for a key that nobody has.
@@ -182,7 +182,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 def attack(name: str, address: Address, connections: int) -> int:
-    """Make ``connections`` hostile connections of the kind ``name``; return how many came about.
+    """Make ``connections`` hostile connections of the kind ``name``; return how many succeeded.
 
     An exporter under attack may refuse connections for a second, since it binds anew.
     """

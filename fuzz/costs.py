@@ -1,4 +1,4 @@
-"""What the dearest frames cost that a peer can send: processor time, and the longest hold of the loop.
+"""Cost of the most expensive frames that a peer can send: CPU time, and longest block of the event loop.
 
 ``python -m fuzz.costs`` prints one table. A frame is taken as a whole, its items or records
 one by one; between two of them, after 2 ms, the event loop does other things.
@@ -29,13 +29,13 @@ LIVE = 100_000
 
 
 def info(number: int, **more: Any) -> EngineInfo:
-    """An engine."""
+    """Return an engine."""
     labels = {"engine": str(number), "model_name": "m"}
     return EngineInfo(f"e{number}", "vllm", labels, **more)
 
 
 class Case:
-    """An intake and one stream."""
+    """An intake with one stream, and the cost of its last message."""
 
     def __init__(
         self, engines: Sequence[EngineInfo] = (info(0, features=["engine_core"]),)
@@ -46,13 +46,13 @@ class Case:
         self.say("H", VERSION, "s", 1, 1, 1, list(engines))
 
     def say(self, *parts: Any) -> None:
-        """Send a message; note its cost, and its longest part."""
+        """Send a message; measure its cost and its longest part."""
         frame = encode(parts)
         assert len(frame) <= MAX_FRAME_BYTES, len(frame)
         self.held = self.spent = 0.0
         # What was made before is not this message's.
         gc.collect()
-        self._time(lambda: self.intake.take(b"p", [frame], 0.0))
+        self._time(lambda: self.intake.accept(b"p", [frame], 0.0))
         while self.intake.busy:
             self._time(self.intake.work)
 
@@ -64,7 +64,7 @@ class Case:
         self.seq += len(raws)
 
     def records(self, *records: Any) -> None:
-        """Send records as one item's."""
+        """Send records as one folded item."""
         raws = [
             msgspec.Raw(record if isinstance(record, bytes) else encode(record))
             for record in records
@@ -77,7 +77,7 @@ class Case:
         self.items(["re", 0, stamp, source, list(events)])
 
     def fill(self, group: bool = False) -> None:
-        """As many requests in flight as are followed."""
+        """Track as many requests in flight as the limit allows."""
         for start in range(0, LIVE, 512):
             numbers = range(start, start + 512)
             self.events(*([1, n, 1.0, 1.0, 7, "", n + 1 if group else 0, 0] for n in numbers))
@@ -91,7 +91,7 @@ class Case:
 
 
 def hello(**more: Any) -> Case:
-    """256 engines that nobody knew."""
+    """Send a Hello with 256 new engines."""
     case = Case([])
     case.say("H", VERSION, "s", 1, 1, 1, [info(n, **more) for n in range(256)])
     return case
@@ -104,14 +104,14 @@ ALL = [
 
 
 def hello_again() -> Case:
-    """The same engines again, with all options."""
+    """Send the Hello again, with all options."""
     case = hello(features=ALL)
     case.say("H", VERSION, "s", 1, 1, 1, [info(n, features=ALL) for n in range(256)])
     return case
 
 
 def hello_large() -> Case:
-    """As much text as a Hello may have."""
+    """Send a Hello with as much text as it may have."""
     more = {f"k{n}": "v" * 200 for n in range(100)}
     case = Case([])
     engines = [info(n, info={"x": more}) for n in range(40)]
@@ -120,7 +120,7 @@ def hello_large() -> Case:
 
 
 def empty_samples() -> Case:
-    """A quarter of a million samples of one byte."""
+    """Send a quarter of a million samples of one byte each."""
     case = Case()
     families = [[f"f{n}", "gauge", [], [[]] * 4096] for n in range(63)]
     case.items(["s", 0, 1.0, families])
@@ -128,14 +128,14 @@ def empty_samples() -> Case:
 
 
 def many_samples() -> Case:
-    """As many as an item may have, of one family."""
+    """Send as many samples of one family as an item may have."""
     case = Case()
     case.items(["s", 0, 1.0, [["f", "gauge", ["a"], [[[str(n)], 1.0] for n in range(4096)]]]])
     return case
 
 
 def new_families() -> Case:
-    """256 of them where there are 256."""
+    """Send 256 families, when 256 exist already."""
     case = Case()
     for start in (0, 256):
         case.items(["s", 0, 1.0, [[f"f{n}", "gauge", [], [[]]] for n in range(start, start + 256)]])
@@ -143,7 +143,7 @@ def new_families() -> Case:
 
 
 def wide_histograms() -> Case:
-    """Of 256 bounds, each with as many children as fit."""
+    """Send histograms with 256 bounds, with as many children as fit."""
     case = Case()
     bounds = list(range(256))
     children = [[[str(n)], 0.0, [], [1] * 257, 1.0] for n in range(65)]
@@ -154,7 +154,7 @@ def wide_histograms() -> Case:
 
 
 def observations() -> Case:
-    """Numbers of one byte, as many as fit, each sample its own list."""
+    """Send samples with as many observations of one byte as fit."""
     case = Case()
     sample = [[], 0.0, [(n * 7) % 127 for n in range(4096)]]
     case.items(["s", 0, 1.0, [["f", "histogram", [], [sample] * 63, "", [1.0, 2.0]]]])
@@ -162,7 +162,7 @@ def observations() -> Case:
 
 
 def large_step() -> Case:
-    """Everything that a step may have."""
+    """Send a step with every field at its limit."""
     case = Case()
     finished = [[0, 1.0, 5, 1, 5, 5, 1.0, 1.0, 1.0, 1.0, 1.0, False, 1]] * 1024
     evictions = [[1, 1, [n % 100 for n in range(64)]]] * 1024
@@ -175,7 +175,7 @@ def large_step() -> Case:
 
 
 def large_tallies() -> Case:
-    """Label values that nobody knew, in every place for them."""
+    """Send unknown label values in every place for them."""
     case = Case()
     names = {f"{n:0256}": 1 for n in range(128)}
     scheduler: list[Any] = [1, 1, 1, {}, 0.5, None, None, None, [], None, names, names]
@@ -186,7 +186,7 @@ def large_tallies() -> Case:
 
 
 def repeated_outputs() -> Case:
-    """One request's output, as often as an item can name it."""
+    """Send output of one request, as often as an item can name it."""
     case = Case()
     outputs = [[1.0, [1] * MAX_REQUESTS]]
     case.events([4, 0.5, 1.0, 1.0, outputs])
@@ -194,7 +194,7 @@ def repeated_outputs() -> Case:
 
 
 def repeated_tokens() -> Case:
-    """Likewise, of several tokens each."""
+    """Send outputs of several tokens of one request, as often as an item can name it."""
     case = Case()
     outputs = [[float(n), [1] * (MAX_REQUESTS // 2), [2] * (MAX_REQUESTS // 2)] for n in (1, 2)]
     case.events([4, 0.5, 1.0, 1.0, outputs])
@@ -202,21 +202,21 @@ def repeated_tokens() -> Case:
 
 
 def new_outputs() -> Case:
-    """Outputs of as many unknown requests as an item can name."""
+    """Send outputs of as many unknown requests as an item can name."""
     case = Case()
     case.events([4, 0.5, 1.0, 1.0, [[1.0, list(range(MAX_REQUESTS))]]])
     return case
 
 
 def prompts() -> Case:
-    """As many prompts as an item can have."""
+    """Send as many prompts as an item can have."""
     case = Case()
     case.events([4, 0.5, 1.0, 1.0, [], None, [], 0, [[n % 100] for n in range(MAX_REQUESTS)]])
     return case
 
 
 def leaping_stamps() -> Case:
-    """Every event seconds after the one before, with all requests in flight."""
+    """Send events seconds apart, with all requests in flight."""
     case = Case()
     case.fill()
     case.events(*([2, n, 10.0 + 2 * n] for n in range(512)))
@@ -224,7 +224,7 @@ def leaping_stamps() -> Case:
 
 
 def aging() -> Case:
-    """All requests in flight become too old at once."""
+    """Let all requests in flight become too old at once."""
     case = Case()
     case.fill()
     case.events(stamp=1e9)
@@ -232,7 +232,7 @@ def aging() -> Case:
 
 
 def another_source(group: bool = False) -> Case:
-    """Another process has the engine: all requests in flight are cut off."""
+    """Replace the engine's process: all requests in flight are cut off."""
     case = Case()
     case.fill(group)
     case.events(source=2)
@@ -240,7 +240,7 @@ def another_source(group: bool = False) -> Case:
 
 
 def cut_off() -> Case:
-    """Events were folded, with all requests in flight."""
+    """Send a record of folded events, with all requests in flight."""
     case = Case()
     case.fill(True)
     case.records(_record(case, cut_off=5))
@@ -248,7 +248,7 @@ def cut_off() -> Case:
 
 
 def blocks_over() -> Case:
-    """Blocks handed out where as many are tracked as may be."""
+    """Allocate more blocks than may be tracked."""
     case = Case()
     for start in range(0, LIVE + 4096, 4096):
         case.items(_allocated(range(start, start + 4096)))
@@ -261,7 +261,7 @@ def blocks_over() -> Case:
 
 
 def block_crowd() -> Case:
-    """Two hundred engines that share what one had."""
+    """Track blocks of two hundred engines, which share the capacity of one."""
     case = Case([info(n) for n in range(200)])
     for start in range(0, LIVE, 4096):
         case.items(_allocated(range(start, start + 4096)))
@@ -272,7 +272,7 @@ def block_crowd() -> Case:
 
 
 def block_resets() -> Case:
-    """A cache that is emptied after every block."""
+    """Reset a cache after every block."""
     case = Case()
     for _ in range(30):
         case.items(["be", 0, 1.0, 1, 1.0, bytes([0, 3] * 2048), list(range(4096)), [1.0] * 4096])
@@ -280,7 +280,7 @@ def block_resets() -> Case:
 
 
 def shares() -> Case:
-    """A sample rate for every item, and then more blocks than are tracked."""
+    """Change the sample rate with every item, and then allocate more blocks than are tracked."""
     case = Case()
     for start in range(4096):
         case.items(["be", 0, 1.0, 1, 1.0 / (start + 1), b"\x00", [start], [1.0]])
@@ -293,7 +293,7 @@ def shares() -> Case:
 
 
 def hashes() -> Case:
-    """One hash, stored as often as an item may say it."""
+    """Store one hash as often as an item may name it."""
     case = Case()
     changes = [["stored", 1.0 + n, [1] * 4096, "GPU"] for n in range(4)]
     case.items(["ce", 0, 1.0, 1, changes])
@@ -301,7 +301,7 @@ def hashes() -> Case:
 
 
 def clears() -> Case:
-    """As many media as may be, cleared as often as an item may say it."""
+    """Clear as many media as there may be, as often as an item may name them."""
     case = Case()
     case.items(["ce", 0, 1.0, 1, [["stored", 1.0, [1], f"m{n}"] for n in range(128)]])
     case.items(["ce", 0, 1.0, 1, [["cleared", 1.0]] * 1024])
@@ -309,7 +309,7 @@ def clears() -> Case:
 
 
 def tiny_children() -> Case:
-    """A record of as many children of two bytes as it may have."""
+    """Send a record with as many children of two bytes as it may have."""
     case = Case()
     record = _record(case)
     head, totals = record
@@ -320,7 +320,7 @@ def tiny_children() -> Case:
 
 
 def open_children() -> Case:
-    """Likewise, of families that describe themselves."""
+    """Send a record with as many children of self-described families as it may have."""
     case = Case()
     head, totals = _record(case)
     totals[3] = [[f"f{n}", "gauge", "", [], [], [[[]]] * 96] for n in range(640)]
@@ -329,7 +329,7 @@ def open_children() -> Case:
 
 
 def open_families() -> Case:
-    """As many self-described families as a record may have."""
+    """Send a record with as many self-described families as it may have."""
     case = Case()
     head, totals = _record(case)
     totals[3] = [[f"f{n}", "counter", "", [], [], []] for n in range(640)]
@@ -338,7 +338,7 @@ def open_families() -> Case:
 
 
 def same_histogram() -> Case:
-    """A histogram of one bound, again and again, to be put into 256 others."""
+    """Send histograms of one bound, to be merged into others of 256 bounds."""
     case = Case([info(0, bounds={"request_latency": [float(n) for n in range(256)]})])
     head, totals = _record(case)
     name = "vllm:e2e_request_latency_seconds"
@@ -349,7 +349,7 @@ def same_histogram() -> Case:
 
 
 def small_records() -> Case:
-    """256 records in a frame."""
+    """Send 256 records in a frame."""
     case = Case()
     record = encode(_record(case))
     case.records(*[record] * min(255, (MAX_FRAME_BYTES - 4096) // len(record)))
@@ -357,23 +357,23 @@ def small_records() -> Case:
 
 
 def noise() -> Case:
-    """A million nested arrays."""
+    """Send a million nested arrays."""
     case = Case()
     frame = b"\x91" * (MAX_FRAME_BYTES - 8)
     case.held = case.spent = 0.0
-    case._time(lambda: case.intake.take(b"p", [frame], 0.0))
+    case._time(lambda: case.intake.accept(b"p", [frame], 0.0))
     return case
 
 
 def empties() -> Case:
-    """A batch of as many items as it may have, each a mebibyte's share of nothing."""
+    """Send a batch of as many tiny items as it may have."""
     case = Case()
     case.items(*[encode(["s", 0, 1.0, [[f"f{n}", "gauge"] for n in range(150)]])] * 300)
     return case
 
 
 def snapshot() -> Case:
-    """The longest piece of a snapshot with all requests in flight, and taking it back."""
+    """Measure the longest piece of a snapshot with all requests in flight, and restoring it."""
     case = Case()
     case.fill(True)
     pieces = []
@@ -392,7 +392,7 @@ def snapshot() -> Case:
 
 
 def page() -> Case:
-    """The page of an exporter as full as one stream can make it."""
+    """Measure the page of an exporter that one stream filled as far as it can."""
     case = hello(features=ALL)
     bounds = list(range(256))
     children = [[[f"{n:0200}"], 0.0, [], [1] * 257, 1.0] for n in range(65)]

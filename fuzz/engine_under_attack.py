@@ -1,4 +1,4 @@
-"""An engine's process as its exporter sees it: ``python -m fuzz.engine_under_attack ENDPOINT N``.
+"""An engine's process that connects to a hostile exporter: ``python -m fuzz.engine_under_attack ENDPOINT N``.
 
 It makes N publishers, four at a time, each until a connection of it has ended.
 It prints by how many MiB the process grew at most, and for how many milliseconds a push lasted.
@@ -11,7 +11,7 @@ import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
@@ -59,7 +59,7 @@ def connect(endpoint: str, number: int, *, idle: bool) -> float:
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has had."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

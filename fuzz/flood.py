@@ -1,4 +1,4 @@
-"""Open thousands of connections that say nothing, and watch: ``python -m fuzz.flood --connections 10000``.
+"""Open thousands of silent connections to an exporter: ``python -m fuzz.flood --connections 10000``.
 
 An exporter of its own, an honest engine that pushes 600 tokens a second, half of the connections
 at the engines' port and half at the pages'. They are opened as fast as it goes, held, closed.
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Parse, flood, print; the exit code is 1 where the exporter died or a count is missing."""
+    """Run the flood and print a table; the exit code is 1 if the exporter died or a count is missing."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.flood", description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--held", type=float, default=HELD, help="seconds that they stay")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def flood(siege: Siege, connections: int, held: float) -> tuple[object, ...]:
-    """One row."""
+    """Open, hold and close the connections; return the row of the table."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         opened = sum(opening(siege, stack, connections))
@@ -75,7 +75,7 @@ def flood(siege: Siege, connections: int, held: float) -> tuple[object, ...]:
 
 
 def opening(siege: Siege, stack: contextlib.ExitStack, connections: int) -> Iterator[bool]:
-    """Whether each connection could be opened."""
+    """Yield whether each connection could be opened."""
     for number in range(connections):
         port = siege.port if number % 2 else siege.web_port
         # Of the loopback net each address has ports of its own.

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Row(NamedTuple):
-    """One kind of hostile connection, and what became of the process under attack."""
+    """One kind of hostile connection, and the state of the attacked process afterwards."""
 
     victim: str
     door: str

@@ -1,4 +1,4 @@
-"""A hostile exporter: it takes engines' connections, answers their Hello, and then misbehaves."""
+"""A hostile exporter: it accepts connections of engines, answers their Hello, and then misbehaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Ack, Hello, Nack, Settings, decode_from_sender, encode
 
 Behaviour = Callable[[socket.socket, int], None]
-"""What it does with one connection; the number tells connections apart."""
+"""Behaviour on one connection; the number distinguishes connections."""
 
 ENDLESS_BYTES = 64 << 20
 """After which an endless message ends the attack, if the engine has not ended it before."""
@@ -83,7 +83,7 @@ def long_frames(peer: socket.socket, number: int) -> None:
 
 
 def refuses_each_hello(peer: socket.socket, number: int) -> None:
-    """Answer each Hello by asking for another one, or that the version is wrong."""
+    """Answer each Hello with need_hello, or with a wrong version."""
     zmtp.welcome(peer)
     code = ("need_hello", "version", "over_limit", "bad_schema", "unauthorised")[number % 5]
     while True:
@@ -93,7 +93,7 @@ def refuses_each_hello(peer: socket.socket, number: int) -> None:
 
 
 def a_new_process_each_time(peer: socket.socket, number: int) -> None:
-    """Acknowledge under another boot each time, what was never sent, and with odd settings."""
+    """Acknowledge items that were never sent, each time as another boot and with unusual settings."""
     bounds = [float(n) for n in range(number % 250)] or [1.0]
     settings = Settings(buckets={f"family{n}": bounds for n in range(number % 20)})
     ack = answered(peer, number, settings)
@@ -108,13 +108,13 @@ def a_new_process_each_time(peer: socket.socket, number: int) -> None:
 
 
 def noise(peer: socket.socket, number: int) -> None:
-    """Shake hands, then send bytes that mean nothing."""
+    """Shake hands, then send random bytes."""
     zmtp.welcome(peer)
     peer.sendall(zmtp.frame(zmtp.noise(number % 250)) * 20 + zmtp.noise(1000))
 
 
 def bad_greetings(peer: socket.socket, number: int) -> None:
-    """Greet as something else: HTTP, an old ZMTP, one that asks for keys, or not to the end."""
+    """Greet with HTTP, an old ZMTP, another mechanism, or half a greeting."""
     greetings = (
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"\x01\x00",
@@ -158,7 +158,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
 
 
 class HostileExporter:
-    """Listens where an exporter would.
+    """Listener in the place of an exporter.
 
     Args:
         address: Where to listen; port 0 of a host takes a free one.
@@ -181,7 +181,7 @@ class HostileExporter:
 
     @property
     def endpoint(self) -> str:
-        """For engines."""
+        """Endpoint for engines."""
         if isinstance(self._address, tuple):
             host, port = self._door.getsockname()
             return f"tcp://{host}:{port}"
@@ -220,7 +220,7 @@ class HostileExporter:
 
 @contextlib.contextmanager
 def hostile_exporter(address: Address, behaviour: Behaviour) -> Iterator[HostileExporter]:
-    """One of these, closed at the end."""
+    """Run a hostile exporter, and close it at the end."""
     made = HostileExporter(address, behaviour)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Hostile peers with a valid CURVE key, by libzmq: an engine that floods, and an exporter that does."""
+"""Hostile peers with a valid CURVE key, by libzmq: an engine and an exporter that flood."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_ENOUGH = 0.2
 
 
 class KeyFiles:
-    """Keys of an exporter and of one engine that it lets in, as files in ``folder``."""
+    """Keys of an exporter and of one authorized engine, as files in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.exporter, self.exporter_public = keys.generate(folder, "exporter")
@@ -32,7 +32,7 @@ class KeyFiles:
 
     @property
     def flags(self) -> list[str]:
-        """Of the exporter."""
+        """Flags of the exporter."""
         return [
             "--ingest.curve-key",
             str(self.exporter),
@@ -42,7 +42,7 @@ class KeyFiles:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of the engine."""
+        """Environment of the engine."""
         return {SERVER_KEY: str(self.exporter_public), CLIENT_KEY: str(self.engine)}
 
 
@@ -70,7 +70,7 @@ def flood_exporter(endpoint: str, files: KeyFiles, connections: int) -> None:
 
 @contextlib.contextmanager
 def flooding_exporter(files: KeyFiles) -> Iterator[tuple[str, int]]:
-    """An exporter that answers a Hello with its key, and then sends without end.
+    """Run an exporter that answers a Hello with its key, and then sends without end.
 
     Yields:
         Host and port.

@@ -20,14 +20,14 @@ DEPTH = 12
 
 
 def main() -> None:
-    """Set up and run; never returns."""
+    """Set up and run the fuzzer; never returns."""
     with atheris.instrument_imports(include=["sidestep"]):
         from fuzz.targets import BY_NAME, chunks, joined  # noqa: PLC0415 - instrumented as it is imported
 
     target = BY_NAME[sys.argv[1]]
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
-        """Put another value into one chunk, repeat or drop one; or leave it to libFuzzer."""
+        """Replace, repeat or drop one chunk, or let libFuzzer mutate the bytes."""
         chance = random.Random(seed)
         found = chunks(data)
         if not found or chance.random() < 0.4:

@@ -1,4 +1,4 @@
-"""A TCP relay that passes some bytes on and then resets both sides: a peer with keys that resets."""
+"""A TCP relay that passes some bytes on and then resets both sides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz import zmtp_peer as zmtp
 
 
 class Relay:
-    """Passes connections on to ``target``.
+    """TCP relay to ``target``.
 
     Args:
         target: Host and port.
@@ -33,11 +33,11 @@ class Relay:
 
     @property
     def endpoint(self) -> str:
-        """Where to connect instead of the target."""
+        """Endpoint to connect to instead of the target."""
         return f"tcp://127.0.0.1:{self._door.getsockname()[1]}"
 
     def close(self) -> None:
-        """Reset all, and stop."""
+        """Stop, and reset all connections."""
         self._stopped.set()
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
@@ -73,7 +73,7 @@ class Relay:
 
 @contextlib.contextmanager
 def resetting(target: tuple[str, int], size: int) -> Iterator[Relay]:
-    """One of these, closed at the end."""
+    """Run a relay, and close it at the end."""
     made = Relay(target, size)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A real exporter under attack: an honest engine beside the attackers, and what is watched."""
+"""A real exporter under attack: an honest engine beside the attackers, and measurements of the exporter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos.exporter import ExporterProcess, free_port
 
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
@@ -30,7 +30,7 @@ LIMITS = ("--limits.memory-soft", "256", "--limits.memory-hard", "384")
 
 
 class Honest:
-    """An engine that pushes through the real publisher, and knows what it pushed.
+    """An engine that pushes through the real publisher and counts what it pushed.
 
     Attributes:
         pushed: Tokens so far.
@@ -45,7 +45,7 @@ class Honest:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say goodbye, with everything sent."""
+        """Send everything and close the publisher."""
         self._stop.set()
         self._thread.join()
         self._publisher.close(PATIENCE)
@@ -58,7 +58,7 @@ class Honest:
 
 
 class Siege:
-    """The exporter, over a path and a port, with its honest engine.
+    """An exporter on a path and a port, with its honest engine.
 
     Attributes:
         lag: Longest that its event loop was late, by its own account.
@@ -82,11 +82,11 @@ class Siege:
 
     @property
     def web_port(self) -> int:
-        """Of the pages."""
+        """Port of the pages."""
         return self.process.port
 
     def page(self) -> str:
-        """The metrics page."""
+        """Return the metrics page."""
         connection = http.client.HTTPConnection("127.0.0.1", self.web_port, timeout=PATIENCE)
         try:
             connection.request("GET", "/metrics")
@@ -95,33 +95,33 @@ class Siege:
             connection.close()
 
     def value(self, family: str, page: str = "") -> float:
-        """The sum of a family's samples."""
+        """Return the sum of a family's samples."""
         found = re.findall(rf"^{family}(?:{{[^}}]*}})? (\S+)$", page or self.page(), re.MULTILINE)
         return sum(map(float, found))
 
     def counted(self) -> int:
-        """Tokens of the honest engine on the page."""
+        """Return the tokens of the honest engine on the page."""
         name = 'vllm:generation_tokens_total{engine="honest"'
         found = [line for line in self.page().splitlines() if line.startswith(name)]
         return sum(int(line.rpartition(" ")[2]) for line in found)
 
     def status(self, name: str) -> int:
-        """Of the process, such as its resident memory in MiB."""
+        """Return a field of the process's status, such as its resident memory, in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
         return 0 if found is None else int(found[1]) * 1024 // MIB
 
     def open_files(self) -> int:
-        """Descriptors that it has open now."""
+        """Return the number of descriptors that are open now."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def settled(self) -> bool:
-        """Whether all arrives in time that the honest engine has pushed so far."""
+        """Return whether all that the honest engine has pushed so far arrives in time."""
         wanted = self.honest.pushed
         return self.waits_for(lambda: self.counted() >= wanted)
 
     def waits_for(self, condition: Callable[[], bool]) -> bool:
-        """Whether ``condition`` holds in time; a page that does not come is no answer yet."""
+        """Return whether ``condition`` becomes true in time; a page that fails is asked for again."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -131,7 +131,7 @@ class Siege:
         return False
 
     def end(self) -> None:
-        """Stop watching, and the honest engine; the exporter goes on."""
+        """Stop the measurements and the honest engine; the exporter continues."""
         self._stop.set()
         self._watch.join()
         self.honest.stop()
@@ -148,7 +148,7 @@ class Siege:
 
 @contextlib.contextmanager
 def besieged(flags: Sequence[str] = LIMITS) -> Iterator[Siege]:
-    """One of these, in a directory of its own, killed at the end."""
+    """Run a siege in a directory of its own, and kill the exporter at the end."""
     with tempfile.TemporaryDirectory() as directory:
         siege = Siege(Path(directory), flags)
         try:

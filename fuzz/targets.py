@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes, does all there is to do with them, and checks for harm.
+"""Fuzz targets: each takes bytes, processes them as the exporter does, and checks for harm.
 
 An input is a list of chunks, each behind its length, so that one input is a sequence:
 what a peer has done before is what makes the next thing dangerous.
@@ -20,10 +20,11 @@ import msgspec
 from harm import World
 from intakes import CORE_RUNS, Fed, steps
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import VllmRejection, VllmSleep, encode_item
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmRejection, VllmSleep
 from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.text_page import render
-from sidestep.federation.messages import FORWARD_VERSION, Forward, Standing, encode_forward
+from sidestep.federation.messages import FORWARD_VERSION, EngineStatus, Forward, encode_forward
 from sidestep.http.config_files import WatchedFiles
 from sidestep.http.web_config import load
 from sidestep.protocol.limits import VERSION
@@ -57,7 +58,7 @@ those: that takes 60 ms, all else a few."""
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One way in.
+    """One way for input to enter the exporter.
 
     Attributes:
         run: Takes an input; an exception is a finding.
@@ -77,7 +78,7 @@ class _Turn:
         self._count = 0
 
     def check(self, world: World) -> None:
-        """What is cheap always, what is dear in its turn."""
+        """Run the cheap checks, and the expensive ones from time to time."""
         self._count += 1
         world.be_honest()
         world.check_refusals()
@@ -94,7 +95,7 @@ turn = _Turn()
 
 
 def chunks(data: bytes) -> list[bytes]:
-    """The chunks of an input; its last may be shorter than it says."""
+    """Return the chunks of an input; the last may be shorter than its declared size."""
     found: list[bytes] = []
     at = 0
     while at + SIZE.size <= len(data) and len(found) < MAX_CHUNKS:
@@ -106,17 +107,17 @@ def chunks(data: bytes) -> list[bytes]:
 
 
 def joined(found: Sequence[bytes]) -> bytes:
-    """An input of such chunks."""
+    """Return an input of these chunks."""
     return b"".join(SIZE.pack(len(chunk)) + chunk for chunk in found)
 
 
 def frames(data: bytes) -> None:
-    """Each chunk is a message: its first byte says from whom, and how much time passes before it."""
+    """Process each chunk as a message: its first byte is the sender and the time that passes before it."""
     world = World(scale=bool(data[:1] == b"\xff"))
     world.be_honest()
     for chunk in chunks(data):
         if chunk[:1] >= b"\xf0":
-            world.pass_time({0xF0: 1.0, 0xF1: 31.0}.get(chunk[0], 301.0))
+            world.advance({0xF0: 1.0, 0xF1: 31.0}.get(chunk[0], 301.0))
             continue
         world.take(b"peer%d" % (chunk[0] % 3 if chunk else 0), chunk[1:])
         world.be_honest()
@@ -124,7 +125,7 @@ def frames(data: bytes) -> None:
 
 
 def items(data: bytes) -> None:
-    """Each chunk is an item of an engine that has every option."""
+    """Process each chunk as an item of an engine with every option."""
     world = _greeted()
     for seq, chunk in enumerate(chunks(data), start=1):
         _say(world, Batch(1, seq, [msgspec.Raw(chunk or b"\xc0")]))
@@ -132,7 +133,7 @@ def items(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """Each chunk is what a sender says it folded."""
+    """Process each chunk as a folded record."""
     world = _greeted()
     for seq, chunk in enumerate(chunks(data), start=1):
         _say(world, Aggregate(1, seq, seq, [msgspec.Raw(chunk or b"\xc0")]))
@@ -140,20 +141,20 @@ def records(data: bytes) -> None:
 
 
 def forwards(data: bytes) -> None:
-    """Each chunk is a record that another exporter forwards; its first byte says of which epoch."""
+    """Process each chunk as a record of another exporter; its first byte selects the epoch."""
     world = World()
     world.be_honest()
     for seq, chunk in enumerate(chunks(data), start=1):
         epoch = chunk[0] % 3 + 1 if chunk else 1
         said = Forward(
-            FORWARD_VERSION, "elsewhere", "e", epoch, 1, seq, 0, 1, chunk[1:], Standing(up=True)
+            FORWARD_VERSION, "elsewhere", "e", epoch, 1, seq, 0, 1, chunk[1:], EngineStatus(up=True)
         )
         world.take(b"exporter", encode_forward(said))
     turn.check(world)
 
 
 def snapshot(data: bytes) -> None:
-    """Each chunk is a piece of a file with a good checksum; and the input is such a file."""
+    """Restore the chunks as pieces of a valid file, and the input as a file."""
     with contextlib.suppress(WireError):
         list(verified(data))
     payload = b"".join(LENGTH.pack(len(piece)) + piece for piece in chunks(data))
@@ -168,11 +169,11 @@ def snapshot(data: bytes) -> None:
     # Somebody's own: it may be odd, but whoever goes on with it does not fall over it.
     list(Capture(world.intake).pieces())
     render(world.intake.registry)
-    world.pass_time(400.0)
+    world.advance(400.0)
 
 
 def web(data: bytes) -> None:
-    """The input is a web configuration file."""
+    """Read the input as a web configuration file."""
     with tempfile.TemporaryDirectory(dir=_memory()) as directory:
         path = Path(directory) / "web.yml"
         path.write_bytes(data)
@@ -242,7 +243,8 @@ def _records() -> Iterator[bytes]:
 def _forwards() -> Iterator[bytes]:
     for seed in _records():
         found = chunks(seed)
-        yield joined([bytes([epoch]) + record for epoch in (0, 1) for record in found])
+        # The first epoch has ended when its records come again.
+        yield joined([bytes([epoch]) + record for epoch in (0, 1, 0) for record in found])
 
 
 def _snapshots() -> Iterator[bytes]:

@@ -1,8 +1,7 @@
-"""An intake as an exporter has it."""
+"""An intake with an exporter's default limits."""
 
 from __future__ import annotations
 
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
@@ -11,9 +10,9 @@ from sidestep.tracking.kv_blocks.sampling import Sampling
 
 
 def make_intake(rate: float = 1.0) -> Intake:
-    """One with the limits that are the defaults."""
+    """Return an intake with the default limits."""
     registry = Registry(
-        {name: compile_layout(dialect) for name, dialect in DIALECTS.items()},
+        DIALECTS.layouts(),
         {},
         sampling=Sampling(rate),
     )

@@ -1,4 +1,4 @@
-"""A ZMTP 3 peer made of raw sockets: it shakes hands as it should, then sends any bytes."""
+"""A ZMTP 3 peer over raw sockets: it shakes hands correctly, then sends any bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Address = Path | tuple[str, int]
 
 
 def greeting(mechanism: bytes = b"NULL", version: bytes = b"\x03\x00", *, server: int = 0) -> bytes:
-    """The 64 bytes that open a connection."""
+    """Return the 64 bytes that open a connection."""
     return (
         b"\xff"
         + bytes(8)
@@ -29,35 +29,35 @@ def greeting(mechanism: bytes = b"NULL", version: bytes = b"\x03\x00", *, server
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """A message frame, or a command with ``COMMAND`` in ``flags``."""
+    """Return a message frame, or a command with ``COMMAND`` in ``flags``."""
     if len(body) > 255 or flags & LONG:
         return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
     return bytes([flags, len(body)]) + body
 
 
 def command(name: bytes, data: bytes = b"") -> bytes:
-    """A command frame."""
+    """Return a command frame."""
     return frame(bytes([len(name)]) + name + data, COMMAND)
 
 
 def ping(context: bytes = b"", ttl: int = 0) -> bytes:
-    """A heartbeat that asks for an answer."""
+    """Return a heartbeat that requires an answer."""
     return command(b"PING", struct.pack(">H", ttl) + context)
 
 
 def metadata(name: bytes, value: bytes) -> bytes:
-    """A property of a READY command."""
+    """Return a property of a READY command."""
     return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
 
 
 def ready(kind: bytes, identity: bytes | None = None) -> bytes:
-    """The READY command of a socket type."""
+    """Return the READY command of a socket type."""
     data = metadata(b"Socket-Type", kind)
     return command(b"READY", data if identity is None else data + metadata(b"Identity", identity))
 
 
 def dial(address: Address) -> socket.socket:
-    """A connection on which nothing was sent."""
+    """Return a connection on which nothing was sent."""
     peer = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
     peer.settimeout(TIMEOUT)
     try:
@@ -71,7 +71,7 @@ def dial(address: Address) -> socket.socket:
 def connect(
     address: Address, identity: bytes | None = b"", kind: bytes = b"DEALER"
 ) -> socket.socket:
-    """A connection that has shaken hands.
+    """Return a connection after its handshake.
 
     Raises:
         OSError: The other end refuses, or does not answer.
@@ -87,7 +87,7 @@ def connect(
 
 
 def listen(address: Address) -> socket.socket:
-    """A listening socket, in the place of an exporter's."""
+    """Return a listening socket in the place of an exporter's."""
     door = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
     if isinstance(address, Path):
         address.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def welcome(peer: socket.socket) -> None:
 
 
 def read_message(peer: socket.socket) -> bytes:
-    """The body of the next frame that is no command.
+    """Return the body of the next frame that is not a command.
 
     Raises:
         OSError: The other end leaves, or sends nothing in time.
@@ -138,7 +138,7 @@ def reset(peer: socket.socket) -> None:
 
 
 def send_some(peer: socket.socket, data: bytes, seconds: float = 1.0) -> None:
-    """Send what the other end takes within ``seconds``."""
+    """Send as much as the other end accepts within ``seconds``."""
     peer.settimeout(seconds)
     with contextlib.suppress(OSError):
         peer.sendall(data)
@@ -147,7 +147,7 @@ def send_some(peer: socket.socket, data: bytes, seconds: float = 1.0) -> None:
 
 
 def noise(size: int) -> bytes:
-    """Random bytes."""
+    """Return random bytes."""
     return os.urandom(size)
 
 
@@ -166,5 +166,5 @@ def _exactly(peer: socket.socket, size: int) -> bytes:
 
 
 def closed() -> bytes:
-    """Raise, where the other end has closed the connection."""
+    """Raise, because the other end has closed the connection."""
     raise ConnectionResetError

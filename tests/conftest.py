@@ -15,19 +15,19 @@ from exporters import Start
 from sidestep.app import Exporter
 from sidestep.config.settings import read
 
-# Time limits per example would measure the machine; in CI every run tries the same examples.
+# A deadline per example would measure the machine; in CI every run tries the same examples.
 settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sidestep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``make golden`` writes the pages that are otherwise compared."""
+    """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a page with the one kept under this name, byte by byte."""
+    """Return a function that compares a page with the golden one of that name, byte by byte."""
 
     def compare(name: str, page: str) -> None:
         kept = Path(__file__).parent / "golden" / name
@@ -40,7 +40,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Starts an exporter on a free port and an ipc path of its own; settings as flags."""
+    """Return a function that runs an exporter on a free port and an ipc path, with settings as keywords."""
 
     @asynccontextmanager
     async def run(**flags: Any) -> AsyncIterator[Exporter]:
@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Start:
             "web_listen_address": ("127.0.0.1:0",),
             "ingest_endpoint": (f"ipc://{tmp_path}/ingest.ipc",),
             "log_stats_interval": "0",
-            # It is this process's memory, with all that tests have left in it.
+            # This process also holds the memory of earlier tests.
             "limits_memory_soft": "0",
             "limits_memory_hard": "0",
             **flags,

@@ -1,14 +1,15 @@
-"""The one table of benchmarks: its rows, that it can be printed, and what the document has of it."""
+"""The table of benchmarks: its rows, its text, and its copy in the document."""
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.summary import statsd
+from benchmarks.summary import engine, statsd
 from benchmarks.summary.document import BEGIN, END, write
 from benchmarks.summary.rows import HEAD, Figure, Row, Topic, cells, met, ratio
 from benchmarks.summary.topics import TOPICS, interpreter, missing, topic
@@ -66,8 +67,8 @@ figures = st.floats(min_value=1e-3, max_value=1e9)
 
 
 @given(ours=figures, theirs=figures)
-def test_a_ratio_above_one_is_always_in_our_favour(ours: float, theirs: float) -> None:
-    """A cost is better when it is less, a rate when it is more."""
+def test_a_ratio_above_one_favours_sidestep(ours: float, theirs: float) -> None:
+    """A ratio above 1 means that sidestep is better, for costs as for rates."""
     figure = Figure(ours, theirs)
     better, worse = ratio(COST, figure), ratio(RATE, figure)
     assert better is not None
@@ -92,15 +93,15 @@ def test_a_ratio_above_one_is_always_in_our_favour(ours: float, theirs: float) -
         (Row("dropped", "steps", "a peer", limit=0), Figure(0, 0), True),
     ],
 )
-def test_a_row_says_whether_all_that_is_asked_of_it_is_reached(
+def test_a_row_is_met_if_target_and_limit_are(
     row: Row, figure: Figure, reached: bool | None
 ) -> None:
-    """Nothing is claimed of what was not measured."""
+    """A row is met if its target and its limit are; without figures it is neither met nor missed."""
     assert met(row, figure) is reached
 
 
-def test_a_peer_that_is_absent_is_named() -> None:
-    """With the reason, and with our own figure where there is one."""
+def test_an_absent_peer_is_named() -> None:
+    """A row names an absent peer with the reason, and keeps sidestep's own figure."""
     shown = dict(zip(HEAD, cells(RATE, Figure(2.5, why="absent: not on the path")), strict=True))
 
     assert shown == {
@@ -116,7 +117,7 @@ def test_a_peer_that_is_absent_is_named() -> None:
 
 
 def test_a_topic_without_its_engine_keeps_its_rows() -> None:
-    """They say who is missing."""
+    """Without its engine, a topic keeps its rows, which name what is absent."""
     absent = Topic("of an engine", (COST, RATE), lambda _: {}, "no-venv", ("no_engine", "a.sh"))
 
     assert interpreter(absent) is None
@@ -126,17 +127,40 @@ def test_a_topic_without_its_engine_keeps_its_rows() -> None:
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_rows_are_told_apart(name: str) -> None:
-    """Within a topic no two have the same name."""
+def test_names_of_rows_are_unique(name: str) -> None:
+    """Names of rows are unique within a topic."""
     rows = topic(name).rows
 
     assert len({row.name for row in rows}) == len(rows) > 0
 
 
-def test_the_table_has_all_rows_of_its_topics() -> None:
-    """``python -m benchmarks --quick`` measures, and prints a line a row, with a figure each."""
+def test_costs_of_a_step_are_measured() -> None:
+    """A step of one request costs something in every role; the whole topic lasts a minute."""
+    case = engine.Case(latencies=1, turnover=1, calls=10)
+    found = engine.results([case], 1, "client")
+
+    for peer in engine.PEERS:
+        step = engine.figure(found, case, peer, "step")
+        assert step.ours
+        assert step.theirs
+    for what in ("process", "switches", "instructions"):
+        whole = engine.figure(found, case, engine.PEERS[0], what)
+        assert whole.why or whole.ours is not None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.engine] * bool(topic(name).venv))
+        for name in TOPICS
+        if name != "engine"
+    ],
+)
+def test_the_table_has_all_rows_of_its_topics(name: str) -> None:
+    """``python -m benchmarks --quick`` measures every topic, and prints a line with figures for each row."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--quick", "--only", "scrape"],
+        [sys.executable, "-m", "benchmarks", "--quick", "--only", name],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -144,14 +168,18 @@ def test_the_table_has_all_rows_of_its_topics() -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    lines = {line.partition("   ")[0]: line for line in done.stdout.splitlines()}
-    for row in topic("scrape").rows:
-        assert row.peer in lines[row.name]
-        assert "x" in lines[row.name].split(row.peer)[1]
+    for row in topic(name).rows:
+        (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"{row.name}  ")]
+        assert row.peer in line
+        assert row.unit in line
+        reason = re.search(r"\((absent: .+|left out by --quick)\)", line)
+        assert reason or re.search(
+            r"\d", line.removeprefix(row.name).partition(row.peer or row.unit)[0]
+        )
 
 
 def test_statsd_exporter_is_fed_and_measured(tmp_path: Path) -> None:
-    """All values arrive: here at a script that takes its flags and counts its lines."""
+    """All values arrive at a fake of statsd_exporter."""
     binary = tmp_path / "statsd_exporter"
     binary.write_text(STATSD.format(python=sys.executable))
     binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
@@ -161,7 +189,7 @@ def test_statsd_exporter_is_fed_and_measured(tmp_path: Path) -> None:
 
 
 def test_the_document_has_every_row(tmp_path: Path) -> None:
-    """And each one's peer; written anew, only figures change."""
+    """The document has every row and peer; an update changes figures only."""
     written = _table(DOCUMENT)
     page = tmp_path / "page.md"
     page.write_text(DOCUMENT.read_text())
@@ -173,8 +201,8 @@ def test_the_document_has_every_row(tmp_path: Path) -> None:
     assert page.read_text().partition(END)[2] == DOCUMENT.read_text().partition(END)[2]
 
 
-def test_a_document_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> None:
-    """The error says what is missing."""
+def test_a_document_without_markers_is_left_unchanged(tmp_path: Path) -> None:
+    """A document without markers for the table is an error, and stays unchanged."""
     page = tmp_path / "page.md"
     page.write_text("# Performance\n")
 

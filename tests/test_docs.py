@@ -1,4 +1,4 @@
-"""What the documents claim: generated ones are current, and every name in them exists."""
+"""Documents: generated ones are current, and every name in them exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tools import docs
-from tools.docs import broken_links
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
@@ -39,10 +38,10 @@ def test_generated_documents_are_current() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_families_that_exist(path: Path) -> None:
-    """A metric that a reader would look for in vain is an error."""
+    """Every name that looks like a metric is one, or the beginning of one."""
     text = path.read_text()
     named = set(re.findall(r"\b(?:vllm:|sglang:|gen_ai_|nv_|sidestep_)[a-z0-9_]+", text))
-    # Prefixes of several, and what the text says is not there.
+    # Prefixes of several names, and names that a document says do not exist.
     unknown = {
         name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)
     } - {
@@ -57,8 +56,8 @@ def test_documents_name_families_that_exist(path: Path) -> None:
     assert unknown == set()
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    """To a file or to a heading; code is no link, and headings are named as GitHub does it."""
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    """A link to a missing file or heading is broken; code contains no links, and anchors are GitHub's."""
     (tmp_path / "other.md").write_text("# A `--flag`, and more\n\n## Twice\n\n## Twice\n")
     page = tmp_path / "page.md"
     page.write_text(
@@ -67,7 +66,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
         "[g](gone.md) [h](other.md#twice-2) [i](#no-heading)\n"
     )
 
-    assert [line.split(": ")[1] for line in broken_links([page])] == [
+    assert [line.split(": ")[1] for line in docs.broken_links([page])] == [
         "gone.md",
         "other.md#twice-2",
         "#no-heading",
@@ -75,7 +74,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 
 def test_a_private_word_is_found_in_every_kind_of_text() -> None:
-    """In documents, panels and Python texts."""
+    """Documents, panels and Python texts are searched."""
     found = list(docs.private_words("# words\nvllm -> V\nengine -> E\n"))
 
     assert {
@@ -88,17 +87,17 @@ def test_a_private_word_is_found_in_every_kind_of_text() -> None:
 
 
 def test_the_readmes_figures_are_those_of_the_table() -> None:
-    """A row that the table lost is an error, not a figure that stays."""
+    """README.md has every figure, as it is in the table."""
     measured = (ROOT / "docs" / "performance.md").read_text()
-    written = (ROOT / "README.md").read_text().partition(docs.BEGIN)[2].partition(docs.END)[0]
-    ratios = [line.split(" | ")[2].strip("| ") for line in written.splitlines() if "x |" in line]
+    table = (ROOT / "README.md").read_text().partition(docs.PERFORMANCE)[2].partition(docs.END)[0]
+    ratios = [line.split(" | ")[2].strip("| ") for line in table.splitlines() if "x |" in line]
 
     assert len(ratios) == len(docs.FIGURES)
     assert all(f"| {ratio} |" in measured for ratio in ratios)
 
 
 def test_every_flag_is_in_the_help_and_the_documents() -> None:
-    """And its variable."""
+    """The documents also have its variable."""
     done = subprocess.run(
         [sys.executable, "-m", "sidestep", "serve", "--help"],
         capture_output=True,
@@ -114,7 +113,7 @@ def test_every_flag_is_in_the_help_and_the_documents() -> None:
 
 
 def test_the_readmes_commands_exist() -> None:
-    """Every make target and sidestep command it names."""
+    """README.md names only existing make targets and sidestep commands."""
     text = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     help_text = subprocess.run(
@@ -128,7 +127,7 @@ def test_the_readmes_commands_exist() -> None:
 
 
 def test_the_readmes_demo_runs() -> None:
-    """The command that ends by itself, word for word."""
+    """The demo's command runs as README.md has it."""
     text = (ROOT / "README.md").read_text()
     (command,) = re.findall(r"`\.venv/bin/(sidestep demo [^`]+)`", text)
     done = subprocess.run(
@@ -144,7 +143,7 @@ def test_the_readmes_demo_runs() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_example_configuration_is_valid() -> None:
-    """As Prometheus reads it."""
+    """Promtool accepts deploy/prometheus.yml."""
     subprocess.run(
         [str(shutil.which("promtool")), "check", "config", ROOT / "deploy" / "prometheus.yml"],
         check=True,

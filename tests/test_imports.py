@@ -1,4 +1,4 @@
-"""What the engine's side loads, seen in a fresh process."""
+"""The modules that an import loads, in a fresh process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def loaded(module: str) -> set[str]:
-    """Top-level modules and ours that importing ``module`` brings along."""
+    """Return the modules that importing ``module`` loads."""
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -19,7 +19,7 @@ def loaded(module: str) -> set[str]:
     "module", ["sidestep_adapters.publisher.publisher", "sidestep_adapters.vllm.stats"]
 )
 def test_the_engine_loads_the_pure_part_only(module: str) -> None:
-    """Neither the exporter nor the libraries that only it needs."""
+    """The engine's side loads neither the exporter nor libraries that only the exporter needs."""
     found = loaded(module)
 
     assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
@@ -35,7 +35,7 @@ def test_the_engine_loads_the_pure_part_only(module: str) -> None:
 
 
 def test_nothing_here_is_called_exporter_or_adapters() -> None:
-    """Other distributions own those names in the same environments."""
+    """No package is importable as ``exporter`` or ``adapters``, names that others own."""
     code = "import importlib.util as u; print(u.find_spec('exporter'), u.find_spec('adapters'))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/"
@@ -45,5 +45,5 @@ def test_nothing_here_is_called_exporter_or_adapters() -> None:
 
 
 def test_help_loads_no_server() -> None:
-    """A command imports what it needs when it runs."""
+    """The command line loads no server before a command runs."""
     assert not {"aiohttp", "zmq"} & loaded("sidestep.cli")

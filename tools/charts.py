@@ -1,7 +1,7 @@
-"""Write what the chart has of rules and dashboards: its templates cannot read files outside of it.
+"""Write rules and dashboards into the chart, whose templates cannot read files outside of it.
 
 ``python tools/charts.py`` writes deploy/helm/sidestep/templates/_rules.tpl and _dashboards.tpl;
-with ``--check`` it only says whether they are current.
+with ``--check`` it only checks that they are current.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HEADER = "{{/* Written by `make docs` from %s. Do not edit. */}}\n"
 
 
 def literal(text: str) -> str:
-    """``text`` as a template that prints it: no brace of its own is the template's."""
+    """Return a template that prints ``text``, braces included."""
     return "{{`" + text.replace("`", '`}}{{"`"}}{{`') + "`}}"
 
 
 def defines(kind: str, texts: Mapping[str, str], source: str) -> str:
-    """A template for each text, and one with their names."""
+    """Return a template for each text, and one with their names."""
     parts = [
         HEADER % source,
         f'{{{{- define "sidestep.{kind}" -}}}}{" ".join(texts)}{{{{- end -}}}}\n',
@@ -35,7 +35,7 @@ def defines(kind: str, texts: Mapping[str, str], source: str) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """What the files must hold."""
+    """Return the contents of the generated files."""
     rules = {path.stem: path.read_text() for path in sorted(ROOT.glob("deploy/rules/*.yaml"))}
     boards = {
         path.stem: json.dumps(json.loads(path.read_text()), separators=(",", ":"))
@@ -48,7 +48,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write or check."""
+    """Write the files, or check them."""
     check = sys.argv[1:] == ["--check"]
     stale = 0
     for path, text in documents().items():

@@ -1,35 +1,37 @@
-"""Write the documents that the tables already say; ``--check`` only compares.
+"""Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md and docs/triton-fields.md come from the catalogue, docs/configuration.md from the
-settings, README.md's figures from the table in docs/performance.md. ``--check`` also follows every
-link inside the repository and refuses the words of tools/private_words.txt.
+docs/metrics.md and docs/triton-fields.md come from the catalogue. In docs/configuration.md, README.md,
+docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
+compares, follows every link inside the repository and refuses the words of tools/private_words.txt.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
 
-import msgspec
 import tomllib
 
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
-from sidestep.engines import slo_rows
+from sidestep.engines import common_names
+from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.protocol import receiver
+from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +44,7 @@ TEXTS = [
     *sorted(DOCS.glob("**/*.md")),
 ]
 WORDS = ROOT / "tools" / "private_words.txt"
-BEGIN = "<!-- Written by `make docs` from docs/performance.md: -->\n"
-ROOMS = "<!-- Written by `make docs` from pyproject.toml and the packages: -->\n"
+PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 STEPS = "The same with a real vLLM's objects"
 PAGES = "A scrape: making the page"
@@ -75,68 +76,71 @@ FIGURES = (
     (PAGES, "text page of 100k samples, 10 % dirty", "the same, one engine in ten changed"),
     (PAGES, "text page of 100k samples, none dirty", "the same, nothing changed"),
 )
-"""Rows of README.md: their topic and name in docs/performance.md, and what README.md calls them."""
+"""Rows of README.md: their topic and name in docs/performance.md, and their name in README.md."""
 CORE = (
-    "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
-    "an engine's processes report from either side.\n\n"
+    "Only with the tap, see [vllm-core.md](vllm-core.md). The core reports `sidestep_engine_process_*`\n"
+    "of itself and of its workers, and each API server its own.\n\n"
 )
 STREAMS = (
-    "With `--subscribe`, as [streams.md](streams.md) describes, for any engine. None of the names is\n"
-    "another's: an engine that also pushes has both, under the same labels.\n\n"
+    "Only with `--subscribe`, see [streams.md](streams.md), for any engine. Plugins have no family of\n"
+    "these names: an engine with both sources has the families of both, under the same labels.\n\n"
 )
 TRITON = (
-    "With `--triton`, as [triton.md](triton.md) describes; [triton-fields.md](triton-fields.md) has\n"
-    "them by field of the statistics. Labels are the model's and its version's, and those that\n"
-    "the model's `metric_tags` and `label.` options add.\n\n"
+    "Only with `--triton`, see [triton.md](triton.md); [triton-fields.md](triton-fields.md) lists\n"
+    "them by field of the statistics. The model's `metric_tags` and the `label.` options add labels\n"
+    "to those of the model and its version.\n\n"
 )
 SLO = (
-    "Only with `--slo`, as [slo.md](slo.md) describes. An SGLang scheduler's ranks come beside the labels\n"
-    "named here; in the pod view one rank counts. The second family is there where it is above 0.\n\n"
+    "Only with `--slo`, see [slo.md](slo.md). Series of an SGLang scheduler also have its rank labels;\n"
+    "in the pod view one rank counts. The second family has a sample only if it is above 0.\n\n"
 )
-OBJECTIVES = (*slo_rows.VLLM, *slo_rows.SGLANG)
+OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
+"""Families of the objectives, which every dialect with latencies has."""
 WHOLE = {
     "stream": ("Streams that engines publish by themselves", STREAMS),
     "triton": ("triton: statistics of the server and of each version of its models", TRITON),
 }
-"""Dialects whose families stand in one table: title and note."""
+"""Dialects with one table for all families: title and note."""
 SAMPLED = {
     "vllm": (
         "KV connectors and front end",
-        "They travel self-described; a connector's appear where it is configured.\n\n",
+        "The sender describes these families itself. A connector's appear if it is configured.\n\n",
     ),
     "sglang": (
-        "what the engine passes to its collectors one value at a time",
+        "values that the engine passes to its collectors one by one",
         (
-            "Each appears with its first data. Labels are those of the collector that counts it:\n"
-            "a scheduler's ranks, none of a tokenizer's; `dp_rank` of a scheduler and labels that\n"
-            "an administrator adds come beside those named here.\n\n"
+            "Each appears with its first data, with the labels of its collector: a scheduler's have its\n"
+            "ranks, a tokenizer's none. A scheduler's `dp_rank` and labels that an administrator\n"
+            "configures are added to the labels listed here.\n\n"
         ),
     ),
 }
-"""By dialect: title and note of what travels self-described."""
+"""Title and note of the self-described families of a dialect."""
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
 def metrics() -> str:
-    """Every family, by what it belongs to."""
+    """Return docs/metrics.md."""
     text = NOTE.format(source="the rows in exporter/sidestep/engines") + "# Metrics\n\n"
     text += (
-        "Every family sidestep can expose. Label names are sorted as on the page; `engine` and\n"
-        "`model_name` say which engine. *Combined* is how the series of several engines become\n"
-        "one: in the [pod view](views.md), where a label is dropped, and where a family has no\n"
-        "`engine` label; *of one rank* where the ranks of a replica tell the same. Families with an option in *Shown* appear at\n"
-        "0 when the engine says that the option is on, otherwise with their first data.\n\n"
-        "Not here, because they are not in the stream: the API server's own `http_*` families,\n"
-        "which stay on the engine's port, and the `process_*` and `python_*` families, which on\n"
-        "sidestep's page are the exporter's. `vllm:tokens_total` has no row: no release of the\n"
-        "engine ever filled it. Neither have `vllm:request_params_best_of` (the parameter is\n"
-        "gone) and `vllm:prompt_tokens_recomputed_total` (today's engine does not tell).\n\n"
+        "All families that sidestep can expose. Labels are sorted as on the page; `engine` and\n"
+        "`model_name` identify the engine. *Combined* is how series of several engines are aggregated: in\n"
+        "the [pod view](views.md), if a label is dropped, and if a family has no `engine` label. *Of one\n"
+        "rank* means that all ranks of a replica report the same values and one of them counts. A family with\n"
+        "an option in *Shown* appears at 0 if the engine reports that the option is on, otherwise with its\n"
+        "first data.\n\n"
+        "Not exposed: the API server's own `http_*` families, which stay on the engine's port. The\n"
+        "`process_*` and `python_*` families on the page are the exporter's. `vllm:tokens_total` has no row\n"
+        "because no release of vLLM ever counted it. `vllm:request_params_best_of` and\n"
+        "`vllm:prompt_tokens_recomputed_total` have none because vLLM no longer reports them.\n\n"
     )
-    for name, dialect in DIALECTS.items():
-        text += dialect_text(name, dialect.rows)
+    for dialect in DIALECTS.values():
+        text += dialect_text(dialect)
     text += "## Names that are the same for all engines\n\n"
-    text += "Only with `--metrics.common`, since each doubles one of the engine's own. Labels are\n"
-    text += "those of the engine, and of OpenTelemetry's for the rest.\n\n"
+    text += (
+        "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
+        "engine's labels; names and other labels are OpenTelemetry's if it has them.\n\n"
+    )
     text += common()
     text += "## Objectives\n\n" + SLO + objectives()
     text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
@@ -144,9 +148,9 @@ def metrics() -> str:
         text += f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
     text += "\n## Bucket families\n\n"
     text += (
-        "Bounds of the classic histograms. An engine's own override comes with its hello; the\n"
-        "exporter's configuration file (`[buckets]`) wins over both. `request_tokens` ends at the\n"
-        "model's length. *Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
+        "Default bounds of the classic histograms. An engine's own bounds replace them, and the exporter's\n"
+        "configuration file (`[buckets]`) replaces both. `request_tokens` ends at the model's maximum length.\n"
+        "*Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
         "| Family | Schema | Upper bounds |\n|---|---|---|\n"
     )
     for name, bounds in DEFAULTS.items():
@@ -155,60 +159,72 @@ def metrics() -> str:
     return text
 
 
-def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
-    """One dialect's families, by where they come from."""
-    live = [row for row in rows if row.status != "hidden" and row not in OBJECTIVES]
-    if dialect in WHOLE:
-        title, note = WHOLE[dialect]
+def dialect_text(dialect: Dialect) -> str:
+    """Return the tables of one dialect, by origin of the families."""
+    live = [row for row in dialect.rows if row.status != "hidden" and row.name not in OBJECTIVES]
+    if dialect.name in WHOLE:
+        title, note = WHOLE[dialect.name]
         return f"## {title}\n\n{note}{table(live)}"
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
     core = [row for row in live if row not in [*own, *sampled, *tapped]]
-    hidden = [row for row in rows if row.status == "hidden"]
-    title, note = SAMPLED.get(dialect, ("self-described", ""))
+    hidden = [row for row in dialect.rows if row.status == "hidden"]
+    title, note = SAMPLED.get(dialect.name, ("self-described", ""))
     parts = (
         ("the engine's own", "", table(core)),
         (title, note, table(sampled)),
-        ("what the engine collects and shows nowhere", "", table(own)),
-        ("from the events of its core", CORE, table(tapped)),
-        ("names it has given up", "Only with `--metrics.legacy`.\n\n", legacy(hidden)),
+        ("collected by the engine, but not on its own page", "", table(own)),
+        ("from events of the engine's core", CORE, table(tapped)),
+        ("names that the engine has removed", "Only with `--metrics.legacy`.\n\n", legacy(hidden)),
     )
     found = zip(parts, (core, sampled, own, tapped, hidden), strict=True)
     return "".join(
-        f"## {dialect}: {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_
+        f"## {dialect.name}: {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_
     )
 
 
-def objectives() -> str:
-    """What ``--slo`` counts, and what each of its names stands for."""
-    text = "| Name | Kind | Labels of vLLM | Of SGLang | Meaning |\n|---|---|---|---|---|\n"
-    for row, other in zip(slo_rows.VLLM, slo_rows.SGLANG, strict=True):
-        named = f"{labels(row.labels)} | {labels(other.labels)}"
-        text += f"| `{row.name}` | {row.kind} | {named} | {row.help} |\n"
-    text += "\n| `slo` | vLLM | SGLang |\n|---|---|---|\n"
-    for name, families in slo.FAMILIES.items():
-        text += f"| `{name}` | {' | '.join(f'`{family}`' for family in families)} |\n"
+def objectives(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
+    """Return the families of ``--slo``, and the histogram of each predefined objective."""
+    measured = [one for one in dialects.values() if one.latencies]
+    titles = [one.title for one in measured]
+    text = f"| Name | Kind | Labels of {' | Of '.join(titles)} | Meaning |\n"
+    text += "|---" * (3 + len(titles)) + "|\n"
+    for name in OBJECTIVES:
+        rows = [row for one in measured for row in one.rows if row.name == name]
+        named = " | ".join(labels(row.labels) for row in rows)
+        text += f"| `{name}` | {rows[0].kind} | {named} | {rows[0].help} |\n"
+    text += f"\n| `slo` | {' | '.join(titles)} |\n" + "|---" * (1 + len(titles)) + "|\n"
+    for name in slo.LATENCIES:
+        families = (one.latencies.get(name) for one in measured)
+        text += f"| `{name}` | {' | '.join(f'`{f}`' if f else '-' for f in families)} |\n"
     return text + "\n"
 
 
-def common() -> str:
-    """Families under common names, and whence each engine's comes."""
-    dialects = {name: one.common_rows for name, one in DIALECTS.items() if one.common_rows}
-    text = f"| Name | Kind | Meaning | {' | '.join(f'From {name}' for name in dialects)} | Combined |\n"
-    text += "|---" * (4 + len(dialects)) + "|\n"
-    for rows in zip(*dialects.values(), strict=True):
-        row = rows[0]
-        values = f" By `{row.own_labels[0]}`." if row.closed else ""
-        buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
-        sources = " | ".join(map(source, rows))
-        text += f"| `{row.name}` | {row.kind} | {row.help}{values}{buckets} | {sources} |"
-        text += f" {row.combine} |\n"
+def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
+    """Return the families under common names, and their source in each engine."""
+    columns = {
+        name: {row.name: row for row in one.common_rows}
+        for name, one in dialects.items()
+        if one.common_rows
+    }
+    text = (
+        f"| Name | Kind | Meaning | {' | '.join(f'From {name}' for name in columns)} | Combined |\n"
+    )
+    text += "|---" * (4 + len(columns)) + "|\n"
+    for family in common_names.FAMILIES:
+        rows = [column.get(family.name) for column in columns.values()]
+        own = next(row.own_labels for row in rows if row is not None)
+        values = f" By `{own[0]}`." if family.closed else ""
+        buckets = f" Buckets: `{family.buckets}`." if family.buckets else ""
+        sources = " | ".join("-" if row is None else source(row) for row in rows)
+        text += f"| `{family.name}` | {family.kind} | {family.help}{values}{buckets} | {sources} |"
+        text += f" {family.combine} |\n"
     return text + "\n"
 
 
 def table(rows: list[Row]) -> str:
-    """Live families."""
+    """Return a table of families."""
     text = "| Name | Kind | Labels | Meaning | From | Shown | Since | Combined |\n"
     text += "|---|---|---|---|---|---|---|---|\n"
     for row in rows:
@@ -225,7 +241,7 @@ def table(rows: list[Row]) -> str:
 
 
 def legacy(rows: list[Row]) -> str:
-    """Hidden families: what they were and what to use."""
+    """Return a table of hidden families and their successors."""
     text = (
         "| Name | Kind | Labels | Last release | Use instead | Today |\n|---|---|---|---|---|---|\n"
     )
@@ -238,17 +254,17 @@ def legacy(rows: list[Row]) -> str:
 
 
 def combined(row: Row) -> str:
-    """How several engines' series become one."""
+    """Return how series of several engines are aggregated."""
     return f"{row.combine}, of one rank" if row.mirrored else row.combine
 
 
 def labels(names: tuple[str, ...]) -> str:
-    """Label names."""
+    """Format label names."""
     return " ".join(f"`{name}`" for name in names) or "-"
 
 
 def source(row: Row) -> str:
-    """Where the numbers come from."""
+    """Return the source of the values."""
     words = {
         Handler: "several fields",
         Computed: "computed",
@@ -269,22 +285,25 @@ def source(row: Row) -> str:
 
 
 def fields_page() -> str:
-    """Every field of Triton's statistics, and what shows it."""
+    """Return docs/triton-fields.md: every field of the extension, and the families from it.
+
+    Raises:
+        KeyError: A field has neither families nor a reason.
+    """
     text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
-        "Below `model_stats[]`, whose `name` and `version` are the labels. Nanoseconds are kept\n"
-        "as such and shown in the family's unit. Of `response_stats`, `first` is index 0 and `next`\n"
-        "are all others, added up; of `batch_stats`, `count` is the same for all stages.\n\n"
+        "All fields of Triton's statistics extension below `model_stats[]`, over HTTP as over gRPC, where\n"
+        "`[]` stands for each element and `response_stats[].key` for the index of a response in its\n"
+        "request. The exporter stores nanoseconds and exposes them in the family's unit.\n\n"
         "| Field | Families |\n|---|---|\n"
     )
     shown = shown_fields()
-    for field in fields_of(ModelStats):
-        found = shown.get(field, [])
-        said = (
-            "<br>".join(f"`{name}`" for name in found) or f"none: {triton_fields.LEFT_OUT[field]}"
-        )
-        text += f"| `{field}` | {said} |\n"
+    for field in triton_fields.EXTENSION:
+        wire = triton_fields.WIRE.get(field, (field,))
+        found = dict.fromkeys(name for path in wire for name in shown.get(path, ()))
+        cell = "<br>".join(f"`{name}`" for name in found) or triton_fields.LEFT_OUT[field]
+        text += f"| `{field}` | {cell} |\n"
     text += (
         "\n`sidestep_triton_interval_mean_seconds` and `sidestep_triton_busy_ratio` come from the\n"
         "differences of two polls; `sidestep_triton_instances` from the model's configuration.\n"
@@ -293,7 +312,7 @@ def fields_page() -> str:
 
 
 def shown_fields() -> dict[str, list[str]]:
-    """Names of the families that each field of Triton's statistics feeds."""
+    """Return the names of the families that each field of ``ModelStats`` feeds."""
     found: dict[str, list[str]] = {}
     for row in triton.ROWS:
         match row.source:
@@ -310,76 +329,37 @@ def shown_fields() -> dict[str, list[str]]:
     return found
 
 
-def fields_of(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
-    """Paths of all plain fields in and below ``struct``."""
-    for name, hint in get_type_hints(struct).items():
-        options = get_args(hint) or (hint,)
-        inner = next((o for o in options if isinstance(o, type) and o is not type(None)), hint)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            many = "[]" if get_origin(hint) is tuple else ""
-            yield from fields_of(inner, f"{before}{name}{many}.")
-        else:
-            yield before + name
+def written(path: Path, source: str, text: str) -> str:
+    """Return a document with ``text`` between its comments that name ``source``."""
+    begin = f"<!-- Written by `make docs` from {source}: -->\n"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    return f"{before}{begin}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
 def configuration() -> str:
-    """Every setting in its three forms."""
+    """Return docs/configuration.md with every setting as flag and variable."""
     adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
-    text = NOTE.format(source="exporter/sidestep/config/settings.py") + "# Configuration\n\n"
-    text += (
-        "A flag wins over its environment variable, which wins over the file. A repeatable\n"
-        "setting takes several flags, a comma-separated variable, or a list in the file. In the\n"
-        "TOML file the part before the dot is the table: `--log.level debug` is\n\n"
-        '```toml\n[log]\nlevel = "debug"\n```\n\n'
-        f"On SIGHUP `sidestep serve` reads all of it again and takes over {adjustable}. A change\n"
-        "of another setting is named in the log and needs a restart. A file that cannot be read\n"
-        "changes nothing.\n\n"
+    text = (
+        "On SIGHUP `sidestep serve` reads the file again and applies changes of"
+        f" {adjustable}. It logs\nthe names of other changed settings, which need a restart. An invalid"
+        " file changes nothing.\n\n"
         "| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
     )
     for setting in (*SETTINGS, CONFIG_FILE):
-        default = setting.default
-        shown = ", ".join(default) if isinstance(default, tuple) else str(default)
+        default = setting.default_text
         if setting.key == "ingest_endpoint":
-            shown = "ipc path in `$XDG_RUNTIME_DIR/sidestep` or `/tmp/sidestep-UID`"
-        value = f" {setting.metavar}" if setting.metavar else ""
-        text += (
-            f"| `--{setting.flag}{value}` | `{setting.variable}` |"
-            f" {shown.lower() if isinstance(default, bool) else shown or '-'} | {setting.help} |\n"
-        )
-    text += (
-        "\n## Buckets\n\nOnly in the file: bounds of a bucket family (see"
-        " [metrics.md](metrics.md#bucket-families)), for all engines.\n\n"
-        "```toml\n[buckets]\ntime_to_first_token = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5]\n```\n\n"
-        "Likewise the resolution of its [native histograms](native-histograms.md), from -4 to 8:\n\n"
-        "```toml\n[schemas]\ntime_to_first_token = 5\n```\n\n"
-        "Likewise the bounds that are shown of families of such names, where an engine has them"
-        " (see [views.md](views.md)).\n\n"
-        '```toml\n[shown_buckets]\n"vllm:*_time_seconds" = [0.3, 1.0, 10.0, 60.0]\n```\n\n'
-        "## Objectives\n\nThe names are yours, or those of [slo.md](slo.md); a number is seconds.\n\n"
-        '```toml\n[slo]\nttft = 0.35\ninter_token = "50ms"\navailability = true\n\n'
-        '[slo.slow_prefill]\nfamily = "vllm:request_prefill_time_seconds"\nthreshold = 2\n```\n\n'
-        "## In the engine's environment\n\n"
-        "| Variable | Meaning |\n|---|---|\n"
-        "| `SIDESTEP_ENDPOINT` | The exporter's ingest endpoint; unset, the plugin does nothing. |\n"
-        "| `SIDESTEP_SERVER_KEY` | For a `tcp://` exporter that requires keys: its public key, or"
-        " the file with it. See [security.md](security.md). |\n"
-        "| `SIDESTEP_CLIENT_KEY` | Likewise: the file with the engine's own secret key. |\n"
-        "| `SIDESTEP_VLLM_MODE` | `beside` (default) adds to vLLM's own metrics, `instead`"
-        " replaces them. |\n"
-        "| `SIDESTEP_SGLANG_MODE` | Likewise for SGLang. |\n"
-        "| `SIDESTEP_NAMESPACE` | Tells deployments apart that feed one exporter; default the host"
-        " name, which in Kubernetes is the pod's. |\n"
-    )
-    return text
+            default = "ipc path in `$XDG_RUNTIME_DIR/sidestep` or `/tmp/sidestep-UID`"
+        text += f"| `{setting.usage}` | `{setting.variable}` | {default} | {setting.help} |\n"
+    return written(DOCS / "configuration.md", "exporter/sidestep/config/settings.py", text)
 
 
 def readme() -> str:
-    """README.md with the figures of the table in docs/performance.md.
+    """Return README.md with the figures of the table in docs/performance.md.
 
     Raises:
         KeyError: The table has no such row.
     """
-    performance = (DOCS / "performance.md").read_text(encoding="utf-8")
+    performance = (ROOT / PERFORMANCE).read_text(encoding="utf-8")
     found: dict[tuple[str, str], list[str]] = {}
     topic = measured = ""
     for line in performance.splitlines():
@@ -394,12 +374,11 @@ def readme() -> str:
     for topic, row, name in FIGURES:
         _, peer, ratio, *_ = found[topic, row]
         table += f"| {name} | {peer} | {ratio} |\n"
-    before, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n{measured}\n\n{table}\n{END}{rest.partition(END)[2]}"
+    return written(ROOT / "README.md", PERFORMANCE, f"{measured}\n\n{table}")
 
 
 def architecture() -> str:
-    """Return docs/architecture.md with the rooms, as the import contract orders them.
+    """Return docs/architecture.md with the packages, in the order of the import contract.
 
     Raises:
         StopIteration: pyproject.toml has no such contract.
@@ -407,7 +386,7 @@ def architecture() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    drawing, rooms = "```\n", "| Room | What it holds |\n|---|---|\n"
+    drawing, table = "```\n", "| Package | Contents |\n|---|---|\n"
     for number, layer in enumerate(layers):
         names = [name.strip().removeprefix("sidestep.") for name in layer.split("|")]
         drawing += "      ↓\n" if number else ""
@@ -416,14 +395,49 @@ def architecture() -> str:
             package = ROOT / "exporter" / "sidestep" / name
             source = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
             summary = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n")[0]
-            rooms += f"| `{name}` | {summary} |\n"
-    path = DOCS / "architecture.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(ROOMS)
-    return f"{before}{ROOMS}\n{drawing}```\n\n{rooms}\n{END}{rest.partition(END)[2]}"
+            table += f"| `{name}` | {summary} |\n"
+    source = "pyproject.toml and the packages"
+    return written(DOCS / "architecture.md", source, f"{drawing}```\n\n{table}")
+
+
+def protocol() -> str:
+    """Return docs/protocol.md with the receiver's states and its state table."""
+    states, events = member_docs(StreamState), member_docs(receiver.Event)
+    rows = [["State", "Meaning"], ["---", "---"]]
+    rows += [[name.lower(), text] for name, text in states.items()]
+    rows += [[], ["State", "Event", "Action", "Next"], ["---"] * 4]
+    for row in receiver.TRANSITIONS:
+        present = (
+            "any" if len(row.states) == len(states) else ", ".join(map(state_name, row.states))
+        )
+        event = "; ".join(events[event.name] for event in row.events)
+        following = "same" if row.following is None else state_name(row.following)
+        rows.append([present, event, action_text(row.action), following])
+    rows.append(["any", "any other", action_text(receiver.OTHERWISE), "same"])
+    tables = "".join(f"| {' | '.join(row)} |\n" if row else "\n" for row in rows)
+    return written(DOCS / "protocol.md", "exporter/sidestep/protocol/receiver.py", tables)
+
+
+def state_name(state: StreamState) -> str:
+    """Return the name of a stream's state as docs/protocol.md writes it."""
+    return state.name.lower()
+
+
+def action_text(action: Callable[..., object]) -> str:
+    """Return the first line of an action's docstring, without its full stop."""
+    return (action.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def member_docs(enum: type[Enum]) -> dict[str, str]:
+    """Return the docstring of each member of ``enum``, by name."""
+    (found,) = ast.parse(inspect.getsource(enum)).body
+    assert isinstance(found, ast.ClassDef)
+    texts = [n.value.value for n in found.body[1:] if isinstance(n, ast.Expr)]  # type: ignore[attr-defined]
+    return dict(zip(enum.__members__, texts, strict=True))
 
 
 def broken_links(paths: list[Path]) -> Iterator[str]:
-    """Links to files that do not exist, and to headings that their file does not have."""
+    """Yield links to missing files and headings."""
     for path in paths:
         text = prose(path.read_text(encoding="utf-8"))
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -438,18 +452,18 @@ def broken_links(paths: list[Path]) -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """A document without its code blocks and inline code, lines kept."""
+    """Return a document without its code, with the same line numbers."""
     text = re.sub(r"^( *)```.*?^\1```", blank, text, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "``", text)
 
 
 def blank(block: re.Match[str]) -> str:
-    """Its newlines alone."""
+    """Return only the newlines of a block."""
     return "\n" * block[0].count("\n")
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which GitHub links to the headings of a document."""
+    """Return the anchors that GitHub makes from the headings of a document."""
     found: Counter[str] = Counter()
     names = set()
     # Code in a heading counts, code blocks do not.
@@ -463,13 +477,21 @@ def anchors(text: str) -> set[str]:
 
 
 def texts() -> Iterator[tuple[str, int, str]]:
-    """Every text that users read: file, line, text; of documents, help, panels and log lines."""
+    """Yield file, line number and text of documents, alerts, help, panels and log lines."""
     for path in (text for text in TEXTS if text.parent.name != "decisions"):
         for number, line in enumerate(prose(path.read_text(encoding="utf-8")).splitlines(), 1):
+            yield str(path.relative_to(ROOT)), number, line
+    for path in sorted((ROOT / "deploy" / "rules").glob("*.yaml")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield str(path.relative_to(ROOT)), number, line
     for path in sorted((ROOT / "grafana").glob("*.json")):
         for title in titles(json.loads(path.read_text(encoding="utf-8"))):
             yield str(path.relative_to(ROOT)), 0, title
+    yield from code_texts()
+
+
+def code_texts() -> Iterator[tuple[str, int, str]]:
+    """Yield file, line number and text of help and log lines."""
     for path in sorted([*ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]):
         helps = path.name == "settings.py" or path.name.endswith("rows.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -480,26 +502,26 @@ def texts() -> Iterator[tuple[str, int, str]]:
 
 
 def titles(found: object) -> Iterator[str]:
-    """Titles and descriptions of panels, at any depth of a dashboard."""
+    """Yield titles, descriptions and other texts of panels, at any depth of a dashboard."""
     if isinstance(found, list):
         for each in found:
             yield from titles(each)
     elif isinstance(found, dict):
         for key, value in found.items():
-            if key in ("title", "description") and isinstance(value, str):
+            if key in ("title", "description", "noValue") and isinstance(value, str):
                 yield value
             else:
                 yield from titles(value)
 
 
 def is_log(call: ast.Call) -> bool:
-    """Tell whether ``call`` writes a log line, as ``log.info(...)`` does."""
+    """Return whether ``call`` writes a log line, as ``log.info(...)`` does."""
     levels = {"debug", "info", "warning", "error", "critical", "exception"}
     return isinstance(call.func, ast.Attribute) and call.func.attr in levels
 
 
 def private_words(listed: str) -> Iterator[str]:
-    """Where texts that users read have words of a list, and what to say instead."""
+    """Yield each place with a word of a list, and the word to use instead."""
     rules = word_list(listed)
     for file, line, text in texts():
         for words, instead in rules:
@@ -508,31 +530,32 @@ def private_words(listed: str) -> Iterator[str]:
 
 
 def word_list(text: str) -> list[tuple[re.Pattern[str], str]]:
-    """Read a list of words: patterns and what to say instead."""
+    """Parse a list of words: patterns and replacements."""
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     rules = (line.partition(" -> ") for line in lines)
     return [(re.compile(words, re.IGNORECASE), instead) for words, _, instead in rules]
 
 
 def main() -> int:
-    """Write, or compare."""
+    """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
     args = parser.parse_args()
-    written = {
+    documents = {
         DOCS / "metrics.md": metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "triton-fields.md": fields_page(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),
+        DOCS / "protocol.md": protocol(),
     }
     if not args.check:
-        for path, text in written.items():
+        for path, text in documents.items():
             path.write_text(text, encoding="utf-8")
         return 0
     wrong = [
         f"{path.relative_to(ROOT)} is out of date, run `make docs`"
-        for path, text in written.items()
+        for path, text in documents.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     wrong += broken_links(TEXTS)

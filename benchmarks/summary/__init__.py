@@ -1,1 +1,1 @@
-"""The one table of ``make bench``: its rows, and how each topic's figures are taken."""
+"""The table of ``make bench``: its rows, and the measurements of each topic."""

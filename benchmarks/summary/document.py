@@ -1,4 +1,4 @@
-"""The table as a part of a document: ratios, and against whom; no times, which do not travel."""
+"""The table in a document: ratios and peers, without times, which depend on the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Table = Mapping[str, Mapping[str, Figure]]
 
 
 def write(path: Path, table: Table) -> None:
-    """Put ``table`` where ``path`` has the last one."""
+    """Replace the table in ``path``."""
     text = path.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -27,13 +27,13 @@ def write(path: Path, table: Table) -> None:
 
 
 def markdown(table: Table) -> Iterator[str]:
-    """The lines: a table a topic."""
+    """Yield the lines of a table for each topic."""
     yield f"\nMeasured {today()}.\n"
     for name, figures in table.items():
         yield f"\n**{topic(name).title}**\n\n| Row | Peer | Ratio | Target | Met |\n|---|---|---|---|---|\n"
         for row in topic(name).rows:
             what, unit, ours, _, peer, ratio, target, met = cells(row, figures[row.name])
-            # A figure that has a limit of its own says itself how far it is off; a share is no time.
+            # Figures with a limit, and shares, are comparable between machines.
             shown = row.limit is not None or unit.startswith("%")
             own = f" ({ours} {unit})" if shown and ours else ""
             yield f"| {what} | {peer} | {ratio}{own} | {target} | {met} |\n"

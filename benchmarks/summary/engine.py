@@ -1,14 +1,14 @@
-"""What a step costs the engine, against prometheus_client and against vLLM's logger.
+"""Cost of a step for the engine, compared with prometheus_client and with vLLM's logger.
 
-Every logger gets the same steps, made freshly before each call, in turns: each
-lives in a process of its own, and one at a time is measured. The peer is vLLM's
-real PrometheusStatLogger, or prometheus_client metrics of the same catalogue; once with
-values in memory, once in multiprocess mode.
+Every logger gets the same steps, created before each call. Each runs in a process of its
+own, and they are measured in turns. The peer is vLLM's real PrometheusStatLogger, or
+prometheus_client metrics of the same catalogue, each with values in memory and in
+multiprocess mode.
 
-A step's cost is the CPU time of the thread that calls ``record``, measured around the
-call, less the clock's own. That of the whole process includes sidestep's publisher and ZMQ
-threads, less that of the same loop without a logger, mean of all calls. Between two calls the
-thread sleeps as between two engine steps, or does not ("hot").
+The cost of a step is the CPU time of the thread that calls ``record``, without the clock's
+own. The cost for the whole process adds the CPU time of all other threads, such as sidestep's
+publisher, until everything recorded has been sent. Between two calls the thread sleeps as
+between two steps of an engine, except in a tight loop ("hot").
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -25,13 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client import ClientMetrics
+from benchmarks.counters import Spent, since, spent
 from benchmarks.process import (
+    FLUSHED,
     GAP,
     ExporterProcess,
     Result,
     Worker,
     cases,
     clock_overhead,
+    effort,
     mean,
     own_output,
     process,
@@ -41,6 +45,7 @@ from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info
 from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.sender import RING_BYTES
@@ -56,6 +61,7 @@ TARGETS = {
     ("step", 256, "multiprocess"): 50,
     ("step", 1024, "single process"): 60,
     ("step", 1024, "multiprocess"): 120,
+    ("process", 1, "single process"): 2,
     ("process", 256, "single process"): 4,
 }
 CONFIG = {
@@ -70,14 +76,19 @@ CONFIG = {
     "vocab_size": 512,
     "max_position_embeddings": 8192,
 }
-"""Enough of a model for vLLM to make a configuration of; no weights are read."""
+"""Model configuration for vLLM, which reads no weights for it."""
 SIZES = (1, 256, 1024)
 ASKED = (
     *((peer, "step", size) for peer in PEERS for size in SIZES),
     *((peer, "hot", 256) for peer in PEERS),
     *((PEERS[0], "process", size) for size in (1, 256)),
+    (PEERS[0], "instructions", 1),
+    (PEERS[0], "switches", 1),
 )
-"""Peer, what, and requests of a step of each row."""
+"""Peer, measurement, and requests of a step for each row."""
+SWITCHES = 0.25
+"""Limit of context switches a step: the publisher wakes seldom, and the peer has no thread of its own."""
+UNITS = {"instructions": "thousands"}
 KINDS = {"client": "prometheus_client", "vllm": "vLLM's logger"}
 
 Record = Callable[[Any, Any], None]
@@ -85,7 +96,7 @@ Record = Callable[[Any, Any], None]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One size of step, and how often to record it."""
+    """A size of step, and how many to record."""
 
     latencies: int
     turnover: int
@@ -93,39 +104,60 @@ class Case:
 
 
 Found = dict[tuple[Case, str], list[Result]]
-"""Of each case and role, a result a round."""
+"""Results of the rounds by case and role."""
 
 
 def rows(kind: str) -> Iterator[Row]:
-    """Against one kind of peer, in one process and in multiprocess mode."""
+    """Yield the rows against one kind of peer, in one process and in multiprocess mode."""
     for peer, what, size in ASKED:
-        # As fast as possible is no engine's pace: nothing is asked of it.
+        # A tight loop is no engine's pace, so it has no target.
         target = TARGETS.get((what, size, peer)) if what != "hot" else None
         mode = ", multiprocess mode" if peer == "multiprocess" else ""
-        yield Row(named(peer, what, size), "us", KINDS[kind] + mode, target)
+        name = named(peer, what, size)
+        if what == "switches":
+            yield Row(name, "a step", limit=SWITCHES)
+        else:
+            yield Row(name, UNITS.get(what, "us"), KINDS[kind] + mode, target)
 
 
 def named(peer: str, what: str, size: int) -> str:
-    """The row's name."""
+    """Return the name of a row."""
     of = f"step of {size:,} request{'s' if size > 1 else ''}"
-    told = {"step": of, "hot": f"{of}, in a tight loop", "process": f"{of}, whole process"}[what]
-    return told if peer == PEERS[0] else f"{told}, multiprocess mode"
+    name = {
+        "step": of,
+        "hot": f"{of}, in a tight loop",
+        "process": f"{of}, whole process",
+        "instructions": f"{of}, whole process: instructions",
+        "switches": f"{of}, whole process: context switches",
+    }[what]
+    return name if peer == PEERS[0] else f"{name}, multiprocess mode"
 
 
 def measure(kind: str, *, quick: bool) -> Mapping[str, Figure]:
-    """Microseconds of CPU: means of the thread, in the median round."""
-    cases = {size: Case(size, size // TOKENS_A_REQUEST, 60 if quick else 200) for size in SIZES}
-    found = results(list(cases.values()), 1 if quick else 3, kind)
+    """Return microseconds of CPU: the thread's mean in the median round."""
+    calls, rounds = effort(quick)
+    cases = {size: Case(size, size // TOKENS_A_REQUEST, calls) for size in SIZES}
+    found = results(list(cases.values()), rounds, kind)
     return {
-        named(peer, what, size): Figure(
-            cost(found, cases[size], "sidestep", what), cost(found, cases[size], peer, what)
-        )
+        named(peer, what, size): figure(found, cases[size], peer, what)
         for peer, what, size in ASKED
     }
 
 
+def figure(found: Found, case: Case, peer: str, what: str) -> Figure:
+    """Return the figure of a row."""
+    ours = cost(found, case, "sidestep", what)
+    if what == "instructions" and not ours:
+        return Figure(why="absent: this machine counts no instructions")
+    return Figure(ours, None if what == "switches" else cost(found, case, peer, what))
+
+
 def cost(found: Found, case: Case, role: str, what: str) -> float:
-    """Microseconds a step of ``role``."""
+    """Return the cost of a step for ``role``, in the unit of the row."""
+    if what == "switches":
+        return statistics.median(result.switches for result in found[case, role])
+    if what == "instructions":
+        return statistics.median(result.instructions for result in found[case, role]) / 1e3
     if what == "process":
         return process(found[case, role])
     return mean(found[case, role], hot=what == "hot")
@@ -151,7 +183,7 @@ def results(cases: Sequence[Case], rounds: int, peer: str) -> Found:
 
 
 def start(role: str, peer: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
-    """The process of ``role``."""
+    """Start the process of ``role``."""
     environ = {}
     if role == "multiprocess":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
@@ -161,7 +193,7 @@ def start(role: str, peer: str, exporter: ExporterProcess, stack: contextlib.Exi
 
 
 def main() -> None:
-    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    """Run a worker: a case a line on standard input, a result a line on standard output."""
     role, peer, endpoint = sys.argv[1:]
     real = peer == "vllm"
     answers = own_output()
@@ -182,52 +214,64 @@ def recorded(
     logger: Callable[[], contextlib.AbstractContextManager[Record]],
     overhead: int,
 ) -> Result:
-    """One case: the loop without a logger, with it, hot, and without it again."""
+    """Measure one case: the loop without a logger, with it, with it and no gap, and without it again."""
     half = case.calls // 2
     warm_up = 50
-    # As fast as possible is no engine's pace: no more than queue and ring hold.
+    # In a tight loop, no more steps than queue and ring hold.
     fitting = RING_BYTES // 2 // (10 * case.latencies + 2000) - warm_up
     hot = min(5 * case.calls, QUEUE_ITEMS // 2, fitting)
-    _, before = loop(steps, case, half, GAP, _nothing)
+    started = spent()
+    loop(steps, case, half, GAP, _nothing)
+    idle = since(started)
     with logger() as record:
         loop(steps, case, warm_up, 0.0, record)
-        spent, total = loop(steps, case, case.calls, GAP, record)
-        hot_spent, _ = loop(steps, case, hot, 0.0, record)
-    _, after = loop(steps, case, half, GAP, _nothing)
-    idle = (before + after) / (2 * half)
+        time.sleep(FLUSHED)
+        started = spent()
+        gap_spent = loop(steps, case, case.calls, GAP, record)
+        time.sleep(FLUSHED)
+        total = since(started)
+        hot_spent = loop(steps, case, hot, 0.0, record)
+    started = spent()
+    loop(steps, case, half, GAP, _nothing)
+    idle = Spent(*map(sum, zip(idle, since(started), strict=True)))
+    used = Spent(
+        *(own / case.calls - other / (2 * half) for own, other in zip(total, idle, strict=True))
+    )
+    gap = [max(value - overhead, 0) for value in gap_spent]
     return Result(
-        gap=[max(value - overhead, 0) for value in spent],
+        gap=gap,
         hot=[max(value - overhead, 0) for value in hot_spent],
-        process=total / case.calls - idle,
+        process=statistics.fmean(gap) + used.cpu,
+        switches=used.switches,
+        instructions=used.instructions,
         recorded=warm_up + case.calls + hot,
     )
 
 
-def loop(steps: Steps, case: Case, calls: int, gap: float, record: Record) -> tuple[list[int], int]:
-    """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
+def loop(steps: Steps, case: Case, calls: int, gap: float, record: Record) -> list[int]:
+    """Return nanoseconds of the thread for each of ``calls``."""
     clock = time.thread_time_ns
     schedulers = steps.schedulers
-    spent: list[int] = []
-    started = time.process_time_ns()
+    of_thread: list[int] = []
     for call in range(calls):
         scheduler = schedulers[call % len(schedulers)]
         iteration = steps.iteration(case.latencies, case.turnover)
         begin = clock()
         record(scheduler, iteration)
-        spent.append(clock() - begin)
+        of_thread.append(clock() - begin)
         if gap:
             time.sleep(gap)
-    return spent, time.process_time_ns() - started
+    return of_thread
 
 
 def _nothing(scheduler: Any, iteration: Any) -> None:
-    """Where no logger is."""
+    """Record nothing."""
 
 
 def open_sidestep(
     config: Any, endpoint: str
 ) -> Callable[[], contextlib.AbstractContextManager[Record]]:
-    """A publisher for each case, so that the loop without a logger has no threads of ours."""
+    """Return a function that opens a publisher per case, so that the bare loop has no extra threads."""
     description = describe(config, [0]) if config is not None else None
     infos: list[EngineInfo] = description.engine_infos if description else [engine_info(0)]
     stream = description.stream if description else "bench"
@@ -249,7 +293,7 @@ def open_sidestep(
 
 
 def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Record]]:
-    """The real logger of vLLM, or the catalogue's metrics in prometheus_client."""
+    """Return a function that opens vLLM's logger, or the catalogue's metrics in prometheus_client."""
     if config is not None:
         from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
 
@@ -262,20 +306,13 @@ def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Rec
         metrics = ClientMetrics(layout)
 
         def record(scheduler: Any, iteration: Any) -> None:
-            metrics.record(engine, _Record(scheduler, iteration))
+            metrics.record(engine, VllmStep(0, 0.0, 0.0, scheduler, iteration))
 
     return lambda: contextlib.nullcontext(record)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Record:
-    scheduler: Any
-    iteration: Any
-    mm_cache: Any = None
-
-
 def vllm_config() -> Any:
-    """A real configuration of a model that exists as a file of settings only."""
+    """Return a real configuration of a model without weights."""
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""What one core of the exporter takes in of the tap's raw events: request tokens a second.
+"""Throughput of the exporter for the tap's raw events: request tokens per second of one core.
 
 The peer is the same exporter and state machine, which updates prometheus_client's children.
-Engine steps are those of a steady batch in which requests come, are preempted now and then, and
-end; an event is a request's token. Every token must be on the page, or the measurement fails.
+Steps are those of a steady batch in which requests start, are preempted now and then, and
+end; an event is a request's token. The measurement fails unless every token is on the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sidestep.protocol.request_events import (
 
 STEP = 0.01
 TOKENS = 128
-"""A request's answer."""
+"""Generated tokens of a request."""
 START = 16
 """Steps in which the batch fills."""
 ENGINES = 4
@@ -42,14 +42,14 @@ NAME = f"{ENGINES} engines, {REQUESTS} requests each: tokens"
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """Encoded items of one sender, sent over and over, and the events in each."""
+    """Encoded items of one sender, which are sent repeatedly, and the number of events in them."""
 
     items: Sequence[bytes]
     events: int
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Million tokens a second of the exporter's CPU time, medians of the rounds."""
+    """Return million tokens per second of the exporter's CPU time, medians of the rounds."""
     feed = tokens(REQUESTS)
     seconds, rounds = (1.0, 1) if quick else (4.0, 3)
     found: dict[tuple[str, ...], list[float]] = {SERVE: [], CLIENT: []}
@@ -60,7 +60,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def run(feed: Feed, command: tuple[str, ...], engines: int, seconds: float) -> float:
-    """Events a second of the exporter's CPU time."""
+    """Return events per second of the exporter's CPU time."""
     with ExporterProcess(command) as exporter, Senders(exporter.endpoint, engines) as senders:
         sent = [0] * engines
         _feed(feed, senders, sent, 0.5)
@@ -77,7 +77,7 @@ def run(feed: Feed, command: tuple[str, ...], engines: int, seconds: float) -> f
 
 
 def _feed(feed: Feed, senders: Senders, sent: list[int], seconds: float) -> None:
-    """Whole rounds of the feed for so long, then wait until all is applied."""
+    """Send whole rounds of the feed for ``seconds``, then wait until all is applied."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for number, sender in enumerate(senders.all):
@@ -90,7 +90,7 @@ def _feed(feed: Feed, senders: Senders, sent: list[int], seconds: float) -> None
 
 
 def tokens(running: int) -> Feed:
-    """Two seconds of an engine's steps, an item each; all requests have ended at the end."""
+    """Return two seconds of an engine's steps, an item each; all requests end by then."""
     random = Random(1)
     now, number, count = 100.0, 0, 0
     live: dict[int, int] = {}
@@ -105,7 +105,7 @@ def tokens(running: int) -> Feed:
             fresh.append(number)
             events.append(Queued(number, now - 0.02, 1e9 + now, 200))
             events.append(Scheduled(number, now))
-            # Not all at once in the beginning.
+            # The first requests do not end together.
             live[number] = random.randrange(1, TOKENS) if step < START else TOKENS
         if live and random.random() < 0.05:
             victim = next(iter(live))

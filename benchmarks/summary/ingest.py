@@ -1,10 +1,10 @@
-"""What one core of the exporter takes in: values a second of its CPU time.
+"""Throughput of the exporter: values per second of one core.
 
 The peer is the same exporter, same socket, decoding and session, whose items update
-prometheus_client's children instead; statsd_exporter is another where it is found. All are fed
-by as many senders as there are engines, with the plugin's own session code: handshake,
-64 KiB batches, window, acknowledgements, heartbeats. An item is one engine step. Every value
-that was sent must be on the page, or the measurement fails.
+prometheus_client's children instead; statsd_exporter is another one where it is installed. Each
+engine has a sender with the plugin's own session code: handshake, 64 KiB batches, window,
+acknowledgements, heartbeats. An item is one engine step. The measurement fails unless every
+value that was sent is on the page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any, cast, final
+from typing import Any, final
 
 import zmq
 
@@ -33,9 +33,10 @@ from sidestep.config.settings import Config, read
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import run_of
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep, run_of
 from sidestep.exposition.page_cache import CACHE_SECONDS
+from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.sender import Sender, State
 from sidestep_adapters.publisher.translate import to_wire
@@ -43,15 +44,14 @@ from sidestep_adapters.publisher.translate import to_wire
 CLIENT = ("-m", "benchmarks.summary.ingest")
 PEERS = {"client inside": CLIENT, "sidestep": SERVE}
 PAUSE = 0.005
-"""Seconds between two sends at a fixed rate: plugins send every 50 ms, each at its own time."""
+"""Seconds between two sends at a fixed rate; a plugin sends every 50 to 250 ms."""
 WARM_UP = 0.5
-DRAIN = 60.0
+DRAIN = 300.0
 POOL = 64
 AHEAD = 6 << 20
-"""Bytes that saturating senders keep ready, all together."""
+"""Bytes that all senders together keep ready at full load."""
 CLIENT_AHEAD = 256 << 10
-"""Likewise, for prometheus_client: it took a minute for the full rings of 16, and its
-acknowledgements came so late that they sent all again."""
+"""The same for prometheus_client: with more, its acknowledgements come so late that senders repeat items."""
 ENGINES = 16
 VALUES = 256
 INSIDE = "prometheus_client in the exporter"
@@ -64,7 +64,7 @@ STATSD = f"{ENGINES} engines, latencies as recorded, against {statsd.NAME}"
 
 
 def rows() -> Iterator[Row]:
-    """Steps of three kinds, and the first of them against statsd_exporter."""
+    """Yield a row for each kind of step, and one against statsd_exporter."""
     for spread in SPREADS:
         target = 14 if spread == "recorded" else None
         yield Row(named(spread), "M values/s", INSIDE, target, more=True)
@@ -72,12 +72,12 @@ def rows() -> Iterator[Row]:
 
 
 def named(spread: str) -> str:
-    """The row's name."""
+    """Return the name of a row."""
     return f"{ENGINES} engines, {VALUES} values a step, {SPREADS[spread]}"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Million values a second of the exporter's CPU time, medians of the rounds."""
+    """Return million values per second of the exporter's CPU time, medians of the rounds."""
     found: dict[str, Figure] = {}
     for spread in SPREADS:
         feed = Feed(VALUES, 1, spread)
@@ -100,7 +100,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One feeding of one exporter."""
+    """One run of one exporter."""
 
     cpu: float
     steps: int
@@ -134,7 +134,7 @@ class Feed:
     def run(
         self, command: tuple[str, ...], engines: int, rate: float, seconds: float, scrape: float
     ) -> Run:
-        """Start an exporter, feed it, and see what has arrived."""
+        """Start an exporter, feed it, and check what has arrived."""
         with ExporterProcess(command) as exporter, Senders(exporter.endpoint, engines) as senders:
             ahead = CLIENT_AHEAD if command == CLIENT else AHEAD
             self._feed(senders, rate, WARM_UP, ahead)
@@ -151,7 +151,7 @@ class Feed:
             )
             lost = senders.dropped
             observed = observations(exporter.totals)
-            # A page that was dear to make is given to whoever asks soon after, too.
+            # The page may be a cached one.
             until = time.monotonic() + CACHE_SECONDS
             while observed != expected and time.monotonic() < until:
                 time.sleep(0.1)
@@ -189,13 +189,13 @@ class Feed:
 
 
 def _spread(added: int) -> Iterator[tuple[int, int]]:
-    """How often each item of the pool was sent by a sender that sent ``added``."""
+    """Yield how often each item of the pool was sent by a sender that sent ``added``."""
     for index in range(POOL):
         yield index, added // POOL + (index < added % POOL)
 
 
 def _observations(step: VllmStep) -> int:
-    """Values of ``step`` that some histogram counts."""
+    """Return how many values of ``step`` some histogram observes."""
     iteration, scheduler = step.iteration, step.scheduler
     if iteration is None or scheduler is None:
         raise ValueError("a step of the feed has both")
@@ -226,10 +226,10 @@ class _Source:
 
 @final
 class Senders:
-    """As many streams as engines, each with a socket of its own.
+    """One stream per engine, each with a socket of its own.
 
     Attributes:
-        added: Steps given to each sender so far.
+        added: Steps passed to each sender so far.
     """
 
     def __init__(self, endpoint: str, count: int) -> None:
@@ -266,11 +266,11 @@ class Senders:
 
     @property
     def dropped(self) -> int:
-        """Steps that a full ring has cost."""
+        """Steps dropped because a ring was full."""
         return sum(sender.dropped for sender in self.all)
 
     def pump(self) -> bool:
-        """Send and receive what can be; whether anything was sent."""
+        """Send and receive what is possible; return whether anything was sent."""
         moved = False
         for number, sender in enumerate(self.all):
             now = time.monotonic()
@@ -308,7 +308,7 @@ def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
 
 
 def main() -> None:
-    """Be the peer: an exporter, by its flags, whose items update prometheus_client's metrics."""
+    """Run the peer: an exporter whose items update prometheus_client's metrics."""
     words = iter(sys.argv[1:])
     flags = {flag.removeprefix("--"): value for flag, value in zip(words, words, strict=True)}
     given = {
@@ -319,12 +319,29 @@ def main() -> None:
     asyncio.run(_serve_client(read(given, {})))
 
 
+class ClientApplier(Applier):
+    """An applier that updates prometheus_client's metrics, one item at a time."""
+
+    def __init__(self, registry: Registry, metrics: ClientMetrics) -> None:
+        super().__init__(registry)
+        self.metrics = metrics
+
+    def apply(self, engine: Engine, item: Any) -> None:
+        """Add ``item`` to the metrics of ``engine``."""
+        self.metrics.apply(engine, item)
+
+    def apply_buffered(self, engine: Engine, item: Any) -> bool:
+        """Return False: prometheus_client gains nothing from buffered observations."""
+        del engine, item
+        return False
+
+
 async def _serve_client(config: Config) -> None:
     layouts = {"vllm": compile_layout(DIALECTS["vllm"])}
     metrics = ClientMetrics(layouts["vllm"])
     exporter = Exporter(config, [metrics.registry])
-    exporter.ingest.intake.applier = cast("Applier", metrics)
-    # The engines that ingest registers stay out of the page: the client has their series.
+    exporter.intake.applier = ClientApplier(exporter.registry, metrics)
+    # The page has the client's series in place of those of the registry.
     exporter.registry = Registry(layouts, {})
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -1,4 +1,4 @@
-"""A large fleet at a fixed rate, scraped every second: what is dropped, how long a scrape takes."""
+"""A large fleet at a fixed rate, scraped every second: dropped steps, CPU and scrape duration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ENGINES = 256
 VALUES = 1024
 RATE = 2000.0
 SECONDS = 120.0
-"""So many scrapes that one of them is less than their hundredth."""
+"""Seconds, and scrapes: enough for a 99th percentile that is not the longest one."""
 PEER = "prometheus_client in the exporter, at a tenth of the rate"
 SLOWER = 10
-"""At the whole rate it needs minutes for what comes in a second."""
+"""Divisor of the peer's rate: at the full rate it takes minutes for the items of a second."""
 WHAT = f"{ENGINES} engines, {RATE:,.0f} steps/s x {VALUES:,} values"
 DROPPED = f"{WHAT}: steps dropped"
 SHARE = f"{WHAT}: CPU for that rate"
@@ -25,7 +25,7 @@ LONGEST = f"{WHAT}: the longest scrape"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Steps, percent of a core, milliseconds."""
+    """Return dropped steps, percent of a core, and milliseconds."""
     feed = Feed(VALUES, 1, "recorded")
     seconds = 5.0 if quick else SECONDS
     ours = feed.run(SERVE, ENGINES, RATE, seconds, 1.0)
@@ -42,22 +42,22 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def dropped(run: Run) -> float:
-    """Steps that a full ring has cost."""
+    """Return the steps dropped because a ring was full."""
     return float(run.dropped)
 
 
 def share(run: Run) -> float:
-    """Percent of a core for ``RATE``, at the cost of a step as it was."""
+    """Return percent of a core for ``RATE``, at the measured cost of a step."""
     return 100 * run.cpu / run.steps * RATE
 
 
 def tail(run: Run) -> float:
-    """Milliseconds of a scrape, p99; of up to a hundred scrapes that is the longest."""
+    """Return the 99th percentile of a scrape in milliseconds; of up to 100 scrapes it is the longest."""
     return percentile(run.scrapes, 0.99) * 1e3 if run.scrapes else 0.0
 
 
 def longest(run: Run) -> float:
-    """Milliseconds; mostly the first one, of whose page no text exists yet."""
+    """Return the longest scrape in milliseconds, mostly the first, which finds nothing cached."""
     return max(run.scrapes, default=0.0) * 1e3
 
 

@@ -1,8 +1,8 @@
-"""What a sample costs in memory: by how much an exporter's process grows with its engines.
+"""Memory per sample: by how much an exporter's process grows with its engines.
 
-All that is resident counts: series, texts and pages that are kept, what a scrape has left
-behind, and what the allocator has not given back. The peer is the same exporter with
-prometheus_client's objects in it, fed and scraped alike; it keeps no page.
+All resident memory counts: series, cached texts and pages, and what the allocator has not
+returned. The peer is the same exporter with prometheus_client's objects in it, fed and
+scraped in the same way; it caches no page.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ MIB = 1 << 20
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Bytes a sample."""
+    """Return bytes per sample."""
     seconds = 1.0 if quick else 4.0
     ours, theirs = (growth(command, seconds) for command in (SERVE, INSIDE))
     return {NAME: Figure(ours, theirs)}
 
 
 def growth(command: tuple[str, ...], seconds: float) -> float:
-    """Bytes by which many engines take more than few, for each of their samples."""
+    """Return the bytes by which many engines exceed few, per additional sample."""
     (few, fewer), (many, more) = (held(command, engines, seconds) for engines in (FEW, MANY))
     return (many - few) / (more - fewer)
 
 
 def held(command: tuple[str, ...], engines: int, seconds: float) -> tuple[int, int]:
-    """Bytes resident, and samples on the page."""
+    """Return resident bytes, and samples on the page."""
     with ExporterProcess(command) as exporter:
         with flowing(exporter.endpoint, engines, 4.0, 64):
             for _ in range(SCRAPES):

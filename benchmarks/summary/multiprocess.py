@@ -1,10 +1,9 @@
-"""The peer that engines with several processes use: prometheus_client's multiprocess mode.
+"""The peer for engines with several processes: prometheus_client's multiprocess mode.
 
-Processes are forked one after the other, each counts some steps of an engine of its own into
-its files, and ends; all files are merged at a scrape, by ``MultiProcessCollector``. What
-counting takes is measured in one of them: it does not depend on how many others there are. So
-values a second of a core are those of counting, plus one merge a second, at the rate that
-sidestep is fed with: ``RATE`` steps a second over all engines.
+Processes are forked one after the other; each counts some steps of an engine into its files
+and ends. A scrape merges all files with ``MultiProcessCollector``. The cost of counting is
+measured in one process, as it does not depend on the others. Values per second of a core
+include the counting and one merge a second, at sidestep's rate of ``RATE`` steps a second.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -31,6 +29,7 @@ from benchmarks.summary.pages import costs, fleet, milliseconds
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.registry import Registry
 
 PROCESSES = (8, 64, 256)
@@ -38,23 +37,23 @@ PEER = "prometheus_client, multiprocess"
 VALUES = 256
 RATE = 2000.0
 STEPS = 3
-"""Counted by each process."""
+"""Steps that each process counts."""
 MEASURED = 200
-"""And by the one that is measured."""
+"""Steps that the measured process counts."""
 
 
 def page(processes: int) -> str:
-    """The name of the row about a page."""
+    """Return the name of the row about a page."""
     return f"page of {processes} processes' engines, all dirty"
 
 
 def counting(processes: int) -> str:
-    """The name of the row about values."""
+    """Return the name of the row about values."""
     return f"{processes} processes, {VALUES} values a step, {RATE:,.0f} steps/s, a scrape a second"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Milliseconds of CPU a page; million values a second of all CPU time spent on them."""
+    """Return milliseconds of CPU per page, and million values per second of CPU time."""
     feed = Feed(VALUES, 1, "recorded")
     found = {}
     for processes in PROCESSES:
@@ -73,7 +72,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def merged(processes: int, rounds: int) -> tuple[float, float]:
-    """CPU seconds that counting a step takes, and milliseconds that a page does."""
+    """Return the CPU seconds of counting a step, and the milliseconds of a page."""
     with tempfile.TemporaryDirectory(prefix="bench-multiprocess-") as folder:
         step = counted(folder, processes)
         registry = CollectorRegistry()
@@ -83,7 +82,7 @@ def merged(processes: int, rounds: int) -> tuple[float, float]:
 
 
 def counted(folder: str, processes: int) -> float:
-    """Let processes leave their files in ``folder``; CPU seconds that counting a step took."""
+    """Let processes write their files in ``folder``; return the CPU seconds of counting a step."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.summary.multiprocess", str(processes)],
         # prometheus_client reads it when it is imported.
@@ -95,7 +94,7 @@ def counted(folder: str, processes: int) -> float:
 
 
 def main() -> None:
-    """Fork the processes; the last tells what its steps took."""
+    """Fork the processes; the last prints the cost of its steps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("processes", type=int)
     args = parser.parse_args()
@@ -114,12 +113,12 @@ def main() -> None:
 
 
 def count(steps: Steps, number: int, calls: int) -> float:
-    """Be one process: CPU seconds a step, of the second half."""
+    """Count as one process; return the CPU seconds per step of the second half."""
     layout = compile_layout(DIALECTS["vllm"])
     metrics = ClientMetrics(layout)
     engine = Registry({"vllm": layout}, {}).register(engine_info(number))
     made = [
-        SimpleNamespace(scheduler=scheduler, iteration=steps.iteration(VALUES, 1), mm_cache=None)
+        VllmStep(0, 0.0, 0.0, scheduler, steps.iteration(VALUES, 1))
         for scheduler in steps.schedulers[20 : 20 + calls]
     ]
     spent = []

@@ -1,4 +1,4 @@
-"""Pages to measure: fleets of engines in this process, what rendering them costs, and the same in prometheus_client."""
+"""Fleets of engines in this process, the cost of rendering them, and the same in prometheus_client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from benchmarks.steps import Steps, engine_info
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.aggregated_series import AggregatedSeries
 from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import aggregate_snapshot, snapshot_family
+from sidestep.exposition.family_snapshot import snapshot_family
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
@@ -28,14 +29,14 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.translate import to_wire
 
 STEPS = 3
-"""Applied to each engine, so that every family that a step feeds has values."""
+"""Steps applied to each engine, so that every family that a step feeds has values."""
 CACHE_CONFIG = {"block_size": "16", "cache_dtype": "auto", "num_gpu_blocks": "27443"}
 STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
-"""One engine in so many has changed since the page before; 0 is none."""
+"""One engine in this many has changed since the last page; 0 means none."""
 
 
 def fleet(engines: int) -> Registry:
-    """Engines that have all seen steps."""
+    """Return a registry of engines that have all counted steps."""
     registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     applier, steps = Applier(registry), Steps()
     for _ in range(engines):
@@ -44,20 +45,20 @@ def fleet(engines: int) -> Registry:
 
 
 def renderer(registry: Registry) -> Callable[[], list[bytes]]:
-    """Makes the text page in parts, as it is sent, anew where something has changed."""
+    """Return a function that renders the text page in parts, with its caches."""
     texts = TextPage(registry)
     return lambda: [text for piece in texts.pieces() for text in piece]
 
 
 def samples(page: bytes) -> int:
-    """Lines of a text page that are samples."""
+    """Return the number of samples of a text page."""
     return sum(not line.startswith(b"#") for line in page.splitlines())
 
 
 def costs(
     registry: Registry, rounds: int, peer: Callable[[], object] | None = None
 ) -> dict[str, float]:
-    """Milliseconds of the thread by state, and of ``peer``, in turns: medians."""
+    """Return milliseconds of the thread by state, and of ``peer``, measured in turns: medians."""
     engines = list(registry.engines.values())
     make = renderer(registry)
     make()
@@ -76,14 +77,14 @@ def costs(
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """CPU time of this thread."""
+    """Return the CPU time of this thread for ``call``."""
     started = time.thread_time_ns()
     call()
     return (time.thread_time_ns() - started) / 1e6
 
 
 def add_engine(registry: Registry, applier: Applier, steps: Steps) -> None:
-    """One more engine, which has seen steps."""
+    """Register another engine, and apply steps to it."""
     number = len(registry.engines)
     info: EngineInfo = engine_info(number)
     info.info = {"cache_config": CACHE_CONFIG}
@@ -102,20 +103,19 @@ class _Source:
         self.scheduler, self.iteration = scheduler, iteration
 
 
-def dirty(registry: Registry, engines: Iterable[Engine], by: int = 1) -> None:
-    """Change every series, and with it whatever its text was kept in."""
+def dirty(registry: Registry, engines: Iterable[Engine]) -> None:
+    """Change every series, so that no cached text is valid."""
     for engine in engines:
-        engine.values = [None if value is None else value + by for value in engine.values]
+        engine.values = [None if value is None else value + 1 for value in engine.values]
         for histogram in engine.histograms:
             if histogram is not None:
-                histogram.counts = [count + by for count in histogram.counts]
+                histogram.counts = [count + 1 for count in histogram.counts]
                 histogram.sum += 0.123
-                histogram.state_token = None
         registry.touch(engine)
 
 
 def client_registry(registry: Registry) -> CollectorRegistry:
-    """The same families, labels and values, held by prometheus_client."""
+    """Return a prometheus_client registry with the same families, labels and values."""
     client = CollectorRegistry()
     for family in families(registry):
         metric: Any = None
@@ -132,13 +132,12 @@ def client_registry(registry: Registry) -> CollectorRegistry:
 def _samples(
     registry: Registry, family: Family
 ) -> Iterable[tuple[dict[str, str], float | Histogram]]:
-    found = snapshot_family(registry, family, Histogram.copy)
     if is_shared(family):
-        told = aggregate_snapshot(family, found, aggregate_histograms)
-        return [(dict(one[0]), one[1]) for one in told if one is not None]
+        found = AggregatedSeries(registry).series(family, Histogram.copy, aggregate_histograms)
+        return [(dict(one[0]), one[1]) for one in found if one is not None]
     return [
         (series_labels(engine, family, names, key), value)
-        for engine, _, names, children in found
+        for engine, names, children in snapshot_family(registry, family, Histogram.copy)
         for key, value in children
     ]
 
@@ -156,7 +155,7 @@ def _fill(child: Any, value: float | Histogram) -> None:
 
 
 def compare(ours: bytes, theirs: bytes) -> None:
-    """Stop unless both pages hold the same samples."""
+    """Exit unless both pages have the same samples."""
     mine, other = _parsed(ours), _parsed(theirs)
     if mine != other:
         differing = sorted(mine.items() ^ other.items())
@@ -169,7 +168,7 @@ def _parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
         for sample in family.samples:
             labels = dict(sample.labels)
             if "le" in labels:
-                # One number, written as 1000000.0 or as 1e+06.
+                # Bounds are spelled 1000000.0 or 1e+06.
                 labels["le"] = repr(float(labels["le"]))
             found[sample.name, tuple(sorted(labels.items()))] = sample.value
     return found

@@ -1,7 +1,7 @@
-"""A row of the one table: what is measured, against whom, and what it is to reach.
+"""Rows of the table: what is measured, against which peer, with which target.
 
-Rows are declared; a measurement only brings the figures. So a row whose peer is absent, or
-whose measurement failed, still stands in the table.
+Rows are declared, and a measurement adds the figures, so that a row whose peer is absent or
+whose measurement failed is still in the table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ HEAD = ("row", "unit", "sidestep", "peer's", "peer", "ratio", "target", "met")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One question.
+    """A quantity to measure.
 
     Attributes:
-        peer: Whom sidestep is compared with; empty if nobody.
-        target: What a quick machine and a slow one alike should show: how many times better.
-        limit: What sidestep's own figure may come to at most.
-        more: Whether more is better; else it is a cost.
+        peer: Peer of the comparison; empty if there is none.
+        target: Least ratio to the peer, on any machine.
+        limit: Upper limit of sidestep's own figure.
+        more: More is better; otherwise the row is a cost.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What was measured for a row.
+    """The measurement of a row.
 
     Attributes:
         why: Why a figure is missing.
@@ -47,12 +47,12 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """Rows that are measured together, in a process of their own.
+    """Rows that are measured together in a process of their own.
 
     Attributes:
-        measure: Figures by a row's name; what it is given says whether to be quick.
-        venv: Under ``build/``, whose interpreter has what the peer needs; empty for our own.
-        needs: A module without which nothing can be measured, and who installs it.
+        measure: Returns figures by row name; its argument is True for a quick run.
+        venv: Environment in ``build/`` that has the peer; empty for the current one.
+        needs: A required module, and the script that installs it.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Topic:
 
 
 def ratio(row: Row, figure: Figure) -> float | None:
-    """How many times better sidestep is."""
+    """Return how many times better sidestep is."""
     better, worse = figure.ours, figure.theirs
     if not row.more:
         better, worse = worse, better
@@ -71,7 +71,7 @@ def ratio(row: Row, figure: Figure) -> float | None:
 
 
 def met(row: Row, figure: Figure) -> bool | None:
-    """Whether what the row is to reach is reached; None where there is nothing to say."""
+    """Return whether target and limit are met, or None if there is nothing to compare."""
     found = ratio(row, figure)
     said = [found >= row.target] if found is not None and row.target is not None else []
     if figure.ours is not None and row.limit is not None:
@@ -80,7 +80,7 @@ def met(row: Row, figure: Figure) -> bool | None:
 
 
 def cells(row: Row, figure: Figure) -> list[str]:
-    """The row as texts, under ``HEAD``."""
+    """Return the row as texts under ``HEAD``."""
     found = ratio(row, figure)
     peer = row.peer
     if figure.why:
@@ -98,7 +98,7 @@ def cells(row: Row, figure: Figure) -> list[str]:
 
 
 def goal(row: Row) -> str:
-    """What is to be reached."""
+    """Return the text of target and limit."""
     said = [f"{row.target:g}x"] if row.target is not None else []
     if row.limit is not None:
         said.append(f"<= {row.limit:g}")
@@ -106,7 +106,7 @@ def goal(row: Row) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio, as exact as it deserves."""
+    """Return the text of a ratio, with three digits."""
     if value is None:
         return ""
     return (
@@ -115,7 +115,7 @@ def times(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or all before the point."""
+    """Return the text of a figure, with three digits or all before the point."""
     if value is None:
         return ""
     size = abs(value)

@@ -1,4 +1,4 @@
-"""The text page against ``generate_latest``: same families, labels and values in one process."""
+"""Rendering of the text page against ``generate_latest``: equal families, labels and values in one process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TARGETS = {"all dirty": 23, "10 % dirty": 45, "none dirty": 500}
 
 
 def named(size: str, state: str) -> str:
-    """The row's name."""
+    """Return the name of a row."""
     return f"text page of {size} samples, {state}"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Milliseconds of CPU a page, medians; the smallest pages are parsed and compared."""
+    """Return milliseconds of CPU per page, medians; the smallest pages are parsed and compared."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     one = samples(b"".join(renderer(fleet(1))()))
     found = {}

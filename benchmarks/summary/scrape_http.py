@@ -1,8 +1,7 @@
-"""A scrape as Prometheus does it, over HTTP with gzip, against prometheus_client's own server.
+"""A scrape over HTTP with gzip, as Prometheus does it, against prometheus_client's own server.
 
-sidestep's exporter has engines that do a step between two scrapes, so that most of its page has
-changed each time; what taking in the steps costs is measured without scrapes, and taken off.
-The peer is ``prometheus_client.start_http_server`` over the same families, labels and values.
+Between two scrapes of sidestep each engine sends a step, so that most of the page has changed;
+the cost of ingest is measured without scrapes, and subtracted. The peer is ``prometheus_client.start_http_server`` over the same families, labels and values.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SERVER = ("-m", "benchmarks.summary.scrape_http")
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Milliseconds a scrape, medians."""
+    """Return milliseconds per scrape, medians."""
     count = 3 if quick else 12
     with ExporterProcess(SERVER) as server:
         their_cpu, their_wait = scraped(server, count)
@@ -44,7 +43,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
         before, started = exporter.cpu_seconds, time.monotonic()
         time.sleep(count * INTERVAL)
         rest = (exporter.cpu_seconds - before) / (time.monotonic() - started)
-        # The first page is the dearest: no text of it exists yet.
+        # The first page is the most expensive: nothing is cached yet.
         scraped(exporter, 1)
         our_cpu, our_wait = scraped(exporter, count, rest)
     return {
@@ -54,7 +53,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def scraped(process: ExporterProcess, count: int, rest: float = 0.0) -> tuple[float, float]:
-    """CPU seconds a scrape, less the share ``rest`` of a core, and seconds until it was there."""
+    """Return CPU seconds per scrape, without the share ``rest`` of a core, and its duration."""
     spent = []
     before, started = process.cpu_seconds, time.monotonic()
     for number in range(count):
@@ -67,7 +66,7 @@ def scraped(process: ExporterProcess, count: int, rest: float = 0.0) -> tuple[fl
 
 
 def main() -> None:
-    """Be the peer: serve where ``--web.listen-address`` says, until told to end."""
+    """Run the peer: serve where ``--web.listen-address`` says until SIGTERM."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     client = client_registry(fleet(ENGINES))
     host, _, port = sys.argv[sys.argv.index("--web.listen-address") + 1].rpartition(":")

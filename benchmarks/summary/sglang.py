@@ -1,8 +1,8 @@
-"""What SGLang's scheduler and tokenizer pay: its own collectors, or sidestep in their place.
+"""Cost for SGLang's scheduler and tokenizer: its own collectors, or sidestep in their place.
 
-All have SGLang's real classes, in processes of their own and in turns, and get the calls
-that SGLang makes, in the order it makes them. The native ones count in multiprocess
-mode, which SGLang always uses.
+Each runs SGLang's real classes in a process of its own, and gets SGLang's calls in their real
+order; they are measured in turns. SGLang's own collectors count in multiprocess mode, which
+SGLang always uses.
 """
 
 from __future__ import annotations
@@ -16,12 +16,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.process import GAP, ExporterProcess, Result, Worker, cases, mean, own_output, wait
+from benchmarks.process import (
+    GAP,
+    ExporterProcess,
+    Result,
+    Worker,
+    cases,
+    effort,
+    mean,
+    own_output,
+    wait,
+)
 from benchmarks.summary.rows import Figure, Row, Topic
+from benchmarks.summary.topics import ROOT
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
 
@@ -32,7 +42,7 @@ ENVIRON = {
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "PYTHONWARNINGS": "ignore",
 }
-STAND_INS = Path(__file__).parents[1] / "tests" / "support" / "real_engines" / "sglang_stand_ins"
+STAND_INS = ROOT / "tests" / "support" / "real_engines" / "sglang_stand_ins"
 RANK = {
     "model_name": "meta-llama/Llama-3.1-8B-Instruct",
     "engine_type": "unified",
@@ -46,20 +56,20 @@ COUNTED = (
     "sglang:inter_token_latency_seconds_count",
     "sglang:time_to_first_token_seconds_count",
 )
-"""Samples by which what was called is compared with what has arrived."""
+"""Samples whose sum is compared with the number of calls."""
 
 Call = Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Some of SGLang's calls, made together.
+    """A group of SGLang's calls that is measured as one.
 
     Attributes:
         name: A method of ``Calls``.
         size: Requests of a step.
-        counts: By how much it moves ``COUNTED``.
-        target: How many times native's cost ours is to be.
+        counts: Increase of ``COUNTED`` by the calls.
+        target: Least ratio of the native cost to sidestep's.
     """
 
     name: str
@@ -69,12 +79,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """For the table."""
+        """Name of its row."""
         return self.name.replace("_", " ") + (f", {self.size} requests" if self.size > 1 else "")
 
 
 Found = dict[tuple[Case, str], list[Result]]
-"""Of each case and role, a result a round."""
+"""Results of the rounds by case and role."""
 CASES = (
     Case("log_stats", target=20),
     Case("decode_iteration", counts=1),
@@ -86,8 +96,9 @@ CASES = (
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Microseconds of the thread that calls, where sidestep stands in for SGLang's own."""
-    found = results(1 if quick else 3, 50 if quick else 200)
+    """Return microseconds of the calling thread with sidestep and with SGLang's own collectors."""
+    calls, rounds = effort(quick)
+    found = results(rounds, calls)
     return {
         case.title: Figure(mean(found[case, "instead"]), mean(found[case, "native"]))
         for case in CASES
@@ -106,26 +117,26 @@ def results(rounds: int, calls: int) -> Found:
                     found.setdefault((case, role), []).append(result)
         totals = exporter.totals
     arrived = sum(totals.get(name, 0.0) for name in COUNTED)
-    if arrived != told(found):
-        raise SystemExit(f"{told(found)} were told, {arrived:.0f} arrived")
+    if arrived != recorded(found):
+        raise SystemExit(f"{recorded(found)} were recorded, {arrived:.0f} arrived")
     return found
 
 
-def told(found: Found) -> int:
-    """Observations that sidestep was told of."""
+def recorded(found: Found) -> int:
+    """Return how many observations sidestep was given."""
     return sum(r.recorded for (_, role), rs in found.items() for r in rs if role != "native")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a worker is asked for."""
+    """A case for a worker, and how often to call it."""
 
     case: Case
     calls: int
 
 
 def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
-    """The process of ``role``."""
+    """Start the process of ``role``."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
     environ = {**ENVIRON, "PROMETHEUS_MULTIPROC_DIR": folder}
     paths = [str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -141,7 +152,7 @@ def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> 
 
 
 class Scheduler:
-    """What of SGLang's is looked at after an iteration."""
+    """A fake of the scheduler that sidestep reads after an iteration."""
 
     enable_priority_scheduling = False
     disaggregation_mode = "null"
@@ -152,7 +163,7 @@ class Scheduler:
 
 
 class Calls:
-    """What SGLang tells its collectors; each method makes the callable that is measured."""
+    """SGLang's calls of its collectors; each method returns the function to measure."""
 
     def __init__(
         self, scheduler: Any, tokenizer: Any, after_iteration: Callable[[Any], Any]
@@ -170,12 +181,12 @@ class Calls:
         self.reporter = SimpleNamespace(metrics_collector=scheduler, scheduler=self.inner)
 
     def log_stats(self, _: Case) -> Call:
-        """A report: after each prefill, and every 40 decodes."""
+        """Return a report, as after each prefill and every 40 decodes."""
         scheduler, stats = self.scheduler, self.stats
         return lambda: scheduler.log_stats(stats)
 
     def decode_iteration(self, _: Case) -> Call:
-        """All that is told of one without a report."""
+        """Return the calls of a decode iteration without a report."""
         scheduler, reporter, after_iteration = self.scheduler, self.reporter, self.after_iteration
 
         def call() -> None:
@@ -186,7 +197,7 @@ class Calls:
         return call
 
     def prefill_batch(self, _: Case) -> Call:
-        """All that is told of one, the report included."""
+        """Return the calls of a prefill batch, with its report."""
         scheduler, reporter, after_iteration = self.scheduler, self.reporter, self.after_iteration
         stats = self.stats
 
@@ -204,7 +215,7 @@ class Calls:
         return call
 
     def inter_token_latencies(self, case: Case) -> Call:
-        """A decode step's, a call a request; each with labels of its own."""
+        """Return the calls of a decode step, one per request, each with labels of its own."""
         tokenizer = self.tokenizer
         all_labels = [dict(tokenizer.labels) for _ in range(case.size)]
 
@@ -215,7 +226,7 @@ class Calls:
         return call
 
     def inter_token_latencies_and_labels(self, case: Case) -> Call:
-        """Likewise, and SGLang's own copy of the labels is measured, too."""
+        """Return the same calls with SGLang's copy of the labels included in the measurement."""
         tokenizer = self.tokenizer
 
         def call() -> None:
@@ -226,7 +237,7 @@ class Calls:
         return call
 
     def finished_request(self, _: Case) -> Call:
-        """What is told of its end."""
+        """Return the call at a request's end."""
         tokenizer = self.tokenizer
         return lambda: tokenizer.observe_one_finished_request(
             dict(tokenizer.labels), 300, 128, 100, 3.21, None, {"device": 100},
@@ -235,7 +246,7 @@ class Calls:
 
 
 def main() -> None:
-    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    """Run a worker: a case a line on standard input, a result a line on standard output."""
     role = sys.argv[1]
     answers = own_output()
     calls = Calls(*collectors(native=role == "native"))
@@ -247,12 +258,12 @@ def main() -> None:
     own = sglang_taps.process()
     if own is not None and own.publisher is not None:
         own.publisher.close()
-    # At an orderly end SGLang's libraries print pages about what they leak.
+    # At a regular exit SGLang's libraries print pages about leaks.
     os._exit(0)
 
 
 def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """A scheduler's and a tokenizer's, and what SGLang calls after an iteration."""
+    """Return a scheduler's and a tokenizer's collector, and the hook after an iteration."""
     from sglang.srt.observability import metrics_collector  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn  # noqa: PLC0415
     from sglang.srt.runtime_context import get_context  # noqa: PLC0415
@@ -274,15 +285,15 @@ def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
 
 
 def _nothing(_: Any) -> None:
-    """Where SGLang does what is not about metrics."""
+    """Do nothing, in place of SGLang's iteration."""
 
 
 def _nothing_at_all() -> None:
-    """What is left of a call when nothing is measured."""
+    """Do nothing, to measure the cost of a call."""
 
 
 def called(calls: Calls, case: Case, count: int, overhead: int) -> Result:
-    """One case, warmed up; ``overhead`` is that of an empty call."""
+    """Measure one case after a warm-up, without the ``overhead`` of an empty call."""
     call = getattr(calls, case.name)(case)
     warm_up = 20
     loop(call, warm_up, 0.0)
@@ -296,7 +307,7 @@ def called(calls: Calls, case: Case, count: int, overhead: int) -> Result:
 
 
 def loop(call: Call, count: int, gap: float) -> list[int]:
-    """Nanoseconds of the thread for each of ``count`` calls."""
+    """Return nanoseconds of the thread for each of ``count`` calls."""
     clock = time.thread_time_ns
     spent: list[int] = []
     for _ in range(count):
@@ -309,7 +320,7 @@ def loop(call: Call, count: int, gap: float) -> list[int]:
 
 
 def settle() -> None:
-    """Wait until all that was noted has arrived."""
+    """Wait until everything recorded has arrived."""
     own = sglang_taps.process()
     if own is None or own.publisher is None:
         return

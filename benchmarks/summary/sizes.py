@@ -1,7 +1,7 @@
-"""How long pages are: what travels, in each format, and what compressing takes.
+"""Page sizes in each format, and the cost of compression.
 
-Both are exporter processes that the plugin has fed with the same steps; in the peer
-prometheus_client's objects hold the values. Its own server compresses at gzip's level 9.
+Both are exporter processes with the same steps; in the peer, prometheus_client's objects
+hold the values. prometheus_client's own server compresses at gzip's level 9.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROWS = {
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """KiB; milliseconds of CPU for compressing."""
+    """Return KiB, and milliseconds of CPU for compression."""
     seconds = 1.0 if quick else 3.0
     native = (*SERVE, "--histograms", "native")
     text, packed = pages(native, seconds, "text")
     protobuf, packed_protobuf = pages(native, seconds, "protobuf")
     theirs, _ = pages(CLIENT, seconds, "text")
-    # What its server does with a page.
+    # As prometheus_client's server compresses a page.
     theirs_packed = gzip.compress(theirs)
     return {
         ROWS["text"]: kib(text, theirs),
@@ -53,7 +53,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def pages(command: tuple[str, ...], seconds: float, form: str) -> tuple[bytes, bytes]:
-    """The page as it is, and as it travels to who takes gzip."""
+    """Return the page as it is, and compressed with gzip."""
     accept = next(text for name, text in CONTENT_TYPES.items() if name == form)
     with ExporterProcess(command) as exporter:
         with flowing(exporter.endpoint, ENGINES, 20.0, 64):
@@ -66,7 +66,7 @@ def pages(command: tuple[str, ...], seconds: float, form: str) -> tuple[bytes, b
 
 
 def kib(ours: bytes, theirs: bytes) -> Figure:
-    """Both lengths."""
+    """Return both sizes as a figure."""
     return Figure(len(ours) / 1024, len(theirs) / 1024)
 
 

@@ -1,7 +1,7 @@
-"""The peer statsd_exporter: the same latencies as timers, 32 lines a datagram, over a Unix socket.
+"""The peer statsd_exporter, fed with the same latencies as timers over a Unix socket.
 
-A Unix datagram socket makes the sender wait, so that nothing is lost; over UDP a sender that
-does not wait loses most. One value a line: with tags, that is what all its versions read.
+A datagram has 32 lines of one value each, with tags, which all versions parse. A Unix socket
+makes the sender wait, so nothing is lost; over UDP most would be.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PATIENCE = 30.0
 
 
 def binary() -> str | None:
-    """Where it is, if it is here."""
+    """Return the path of statsd_exporter, if it is installed."""
     return os.environ.get(VARIABLE) or shutil.which(NAME)
 
 
 def per_core(path: str, values: int) -> float:
-    """Values a second of its CPU time, when all of ``values`` have arrived."""
+    """Return values per second of its CPU time, once all of ``values`` have arrived."""
     with tempfile.TemporaryDirectory(prefix="bench-statsd-") as folder:
         web = f"127.0.0.1:{free_port()}"
         inlet = str(Path(folder, "statsd.sock"))
@@ -63,7 +63,7 @@ def per_core(path: str, values: int) -> float:
 
 
 def mapping(path: Path) -> Path:
-    """Timers become a histogram with the bounds of vLLM's."""
+    """Write a mapping that turns timers into a histogram with vLLM's bounds."""
     bounds = next(
         row.bounds or DEFAULTS[row.buckets]
         for row in compile_layout(DIALECTS["vllm"]).histograms
@@ -78,7 +78,7 @@ def mapping(path: Path) -> Path:
 
 
 def fed(pid: int, page: str, inlet: str, values: int) -> float:
-    """Send, wait for the last of them, and divide."""
+    """Send all values, wait until they have arrived, and return values per CPU second."""
     deadline = time.monotonic() + PATIENCE
     while not Path(inlet).exists() or arrived(page) is None:
         if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def fed(pid: int, page: str, inlet: str, values: int) -> float:
 
 
 def datagrams() -> Iterator[bytes]:
-    """Latencies of steps as recorded, of several engines."""
+    """Yield datagrams with latencies of recorded steps, of several engines."""
     steps = Steps()
     for number in range(64 * ENGINES):
         found = steps.iteration(LINES, 0).inter_token_latencies_iter
@@ -109,7 +109,7 @@ def datagrams() -> Iterator[bytes]:
 
 
 def arrived(page: str) -> float | None:
-    """Values on its page; None as long as it does not answer."""
+    """Return the values on its page, or None while it does not answer."""
     try:
         with urllib.request.urlopen(page, timeout=10.0) as response:
             return totals(response.read().decode()).get("itl_seconds_count", 0.0)

@@ -1,9 +1,9 @@
-"""What the tap costs the core of a real vLLM, against vLLM's own statistics of the same step.
+"""Cost of the tap for the core of a real vLLM, against vLLM's own statistics of the same step.
 
-The peer is all that vLLM's front end does for its metrics of a step, with
-its real classes: building IterationStats from the core's outputs, request by request,
-and PrometheusStatLogger.record. The tap's part is the whole of it: request events of
-the step, the scheduler's stats, and the block pool's calls at the given sampling rate.
+The peer is the work of vLLM's front end for a step's metrics, with its real classes:
+IterationStats from the core's outputs, request by request, and PrometheusStatLogger.record.
+The tap's work is that of the request events, the scheduler's statistics, and the block
+pool's calls at the given sampling rate.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.counters import since, spent
 from benchmarks.process import (
+    FLUSHED,
     GAP,
     ExporterProcess,
     Result,
     Worker,
     cases,
     clock_overhead,
+    effort,
     mean,
     own_output,
     process,
@@ -41,7 +45,7 @@ from sidestep_adapters.vllm.stats import VllmTap
 ROLES = ("tap", "vLLM")
 TARGET = 10
 BLOCK_TOKENS = 16
-"""A request gets a new block once in so many steps."""
+"""Steps after which a request needs a new block."""
 RATE = 0.01
 PEER = "vLLM's own statistics of it"
 SIZES = (1, 256)
@@ -52,7 +56,7 @@ Perform = Callable[["Step"], None]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """So many running requests; with or without requests that come and go."""
+    """A number of running requests, of which ``turnover`` end with each step."""
 
     requests: int
     turnover: int
@@ -60,14 +64,15 @@ class Case:
 
 
 def named(size: int) -> str:
-    """The row's name."""
+    """Return the name of a row."""
     return f"step of {size} request{'s' if size > 1 else ''}"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Microseconds of CPU: means of the thread, in the median round."""
-    cases = {size: Case(size, size // TOKENS_A_REQUEST, 60 if quick else 200) for size in SIZES}
-    found = results(list(cases.values()), 1 if quick else 3)
+    """Return microseconds of CPU: the thread's mean in the median round."""
+    calls, rounds = effort(quick)
+    cases = {size: Case(size, size // TOKENS_A_REQUEST, calls) for size in SIZES}
+    found = results(list(cases.values()), rounds)
     made = {
         named(size): Figure(mean(found[case]["tap"]), mean(found[case]["vLLM"]))
         for size, case in cases.items()
@@ -107,7 +112,7 @@ class Step:
 
 
 class Engine:
-    """Makes steps of a steady state; every object of a step is new, as the engine's are."""
+    """A source of steady-state steps; every object of a step is new, as in the engine."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -141,7 +146,7 @@ class Engine:
         )
 
     def step(self) -> Step:
-        """The next one."""
+        """Return the next step."""
         from vllm.v1.core.sched.output import CachedRequestData  # noqa: PLC0415
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415
         from vllm.v1.metrics.stats import SchedulerStats  # noqa: PLC0415
@@ -190,7 +195,7 @@ class Engine:
 
 
 def perform_vllm(config: Any) -> Perform:
-    """What vLLM's front end does for a step's metrics."""
+    """Return the work of vLLM's front end for a step's metrics."""
     from vllm.v1.engine import FinishReason  # noqa: PLC0415
     from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
     from vllm.v1.metrics.stats import IterationStats, LoRARequestStates  # noqa: PLC0415
@@ -228,7 +233,7 @@ def perform_vllm(config: Any) -> Perform:
 
 @contextlib.contextmanager
 def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
-    """What the tapped scheduler adds to a step."""
+    """Yield the work that the tap adds to a step."""
     description = describe(config, [0])
     publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
     wait(lambda: publisher.connected)
@@ -261,29 +266,26 @@ def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
         raise SystemExit(f"{publisher.dropped} dropped, {publisher.errors} not translated")
 
 
-def loop(engine: Engine, calls: int, gap: float, perform: Perform) -> tuple[list[int], int]:
-    """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
+def loop(engine: Engine, calls: int, gap: float, perform: Perform) -> list[int]:
+    """Return nanoseconds of the thread for each of ``calls``."""
     clock = time.thread_time_ns
-    spent: list[int] = []
-    total = 0
+    of_thread: list[int] = []
     for _ in range(calls):
         step = engine.step()
-        made = time.process_time_ns()
         begin = clock()
         perform(step)
-        spent.append(clock() - begin)
+        of_thread.append(clock() - begin)
         if gap:
             time.sleep(gap)
-        total += time.process_time_ns() - made
-    return spent, total
+    return of_thread
 
 
 def _nothing(_: Step) -> None:
-    """Where nobody counts."""
+    """Do nothing."""
 
 
 def main() -> None:
-    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    """Run a worker: a case a line on standard input, a result a line on standard output."""
     role, endpoint = sys.argv[1:]
     answers = own_output()
     config = vllm_config()
@@ -292,16 +294,19 @@ def main() -> None:
     for given, answer in cases(answers):
         case = Case(**given)
         engine = Engine(case)
-        _, idle = loop(engine, case.calls, GAP, _nothing)
+        started = spent()
+        loop(engine, case.calls, GAP, _nothing)
+        idle = since(started).cpu
         opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint)
         with opened as perform:
             loop(engine, 30, 0.0, perform)
-            spent, total = loop(engine, case.calls, GAP, perform)
-        result = Result(
-            gap=[max(value - overhead, 0) for value in spent],
-            process=(total - idle) / case.calls,
-        )
-        answer(result)
+            time.sleep(FLUSHED)
+            started = spent()
+            of_thread = loop(engine, case.calls, GAP, perform)
+            time.sleep(FLUSHED)
+            others = since(started).cpu - idle
+        gap = [max(value - overhead, 0) for value in of_thread]
+        answer(Result(gap=gap, process=statistics.fmean(gap) + others / case.calls))
 
 
 TAP = Topic(

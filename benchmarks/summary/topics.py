@@ -1,7 +1,7 @@
-"""All topics of the table, and how one is measured: in a process of its own.
+"""All topics of the table; each is measured in a process of its own.
 
-So none finds the memory, the caches or the libraries that another has left, and an engine's
-topic runs by the interpreter that has the engine.
+No topic depends on memory, caches or libraries of another one, and the topic of an engine
+runs with the interpreter of the engine's environment.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TOPICS: Mapping[str, str] = {
     "sglang": "sglang:SGLANG",
     "ingest": "ingest:INGEST",
     "events": "events:EVENTS",
+    "blocks": "blocks:BLOCKS",
     "multiprocess": "multiprocess:MULTIPROCESS",
     "scrape": "scrape:SCRAPE",
     "http": "scrape_http:HTTP",
@@ -36,15 +37,15 @@ TOPICS: Mapping[str, str] = {
     "load": "load:LOAD",
     "routers": "routers:ROUTERS",
 }
-"""Where each is declared; its module is loaded only where it is needed."""
+"""Module and constant of each topic; modules are imported when they are needed."""
 
 
 FAILED = "failed"
-"""How the reason begins where a measurement could not be made."""
+"""Start of the reason for a measurement that could not be made."""
 
 
 def topic(name: str) -> Topic:
-    """The topic of that name."""
+    """Return the topic of that name."""
     module, _, constant = TOPICS[name].partition(":")
     found = getattr(importlib.import_module(f"benchmarks.summary.{module}"), constant)
     if not isinstance(found, Topic):
@@ -53,7 +54,7 @@ def topic(name: str) -> Topic:
 
 
 def measured(name: str, *, quick: bool) -> Mapping[str, Figure]:
-    """The topic's figures, from a process; a row that has none says why."""
+    """Measure a topic in a process; a row without a figure says why."""
     chosen = topic(name)
     python = interpreter(chosen)
     if python is None:
@@ -67,20 +68,20 @@ def measured(name: str, *, quick: bool) -> Mapping[str, Figure]:
         check=False,
     )
     if done.returncode:
-        # Engines print pages about themselves: only where it helps.
+        # Engines print a lot, which only helps after a failure.
         sys.stderr.buffer.write(done.stderr)
         return missing(chosen, f"{FAILED}, its error stands above")
-    told = {row: Figure(**figure) for row, figure in json.loads(done.stdout).items()}
-    return {row.name: told.get(row.name, Figure(why="not measured")) for row in chosen.rows}
+    figures = {row: Figure(**figure) for row, figure in json.loads(done.stdout).items()}
+    return {row.name: figures.get(row.name, Figure(why="not measured")) for row in chosen.rows}
 
 
 def missing(chosen: Topic, why: str) -> Mapping[str, Figure]:
-    """All rows without figures."""
+    """Return all rows without figures."""
     return {row.name: Figure(why=why) for row in chosen.rows}
 
 
 def interpreter(chosen: Topic) -> str | None:
-    """Who can measure it here, if anyone can."""
+    """Return an interpreter that can measure the topic, or None."""
     if not chosen.venv:
         return sys.executable
     own = ROOT / "build" / chosen.venv / "bin" / "python"
@@ -91,7 +92,7 @@ def interpreter(chosen: Topic) -> str | None:
 
 
 def main() -> None:
-    """In the topic's process: measure, and write its figures as JSON."""
+    """Measure a topic, and write its figures as JSON."""
     answers = own_output()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topic", choices=TOPICS)

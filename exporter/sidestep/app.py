@@ -17,11 +17,11 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objectives
 from sidestep.config.settings import Config
+from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.slo import check as check_objectives
+from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression
 from sidestep.exposition.page_cache import Pages
@@ -34,13 +34,13 @@ from sidestep.exposition.parts import (
 )
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
-from sidestep.federation.computed_records import Present
+from sidestep.federation.counted_engines import CurrentRecords
 from sidestep.federation.sender import Forwarder
 from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
-from sidestep.ingest import event_loop as loops
-from sidestep.ingest import plugins as installed
+from sidestep.ingest import event_loop, plugins
+from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
@@ -51,7 +51,7 @@ from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
-from sidestep.transport.guard import Guard
+from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
 
@@ -66,20 +66,30 @@ NOT_DURABLE = (
 class Exporter:
     """One exporter, built from a Config and run by ``running``.
 
+    Args:
+        config: All settings.
+        collectors: Collectors of prometheus_client that the page includes.
+        dialects: Dialects of the engines that may connect.
+
     Attributes:
         registry: Engines and their series.
         series_filter: Filter of the families and labels that pages expose.
         metrics: Self-metrics of the exporter.
+        final_scrape: Detector of the scrape that has the last counts of all engines.
         addresses: Host and port of every HTTP listener, once running.
         endpoints: Ingest endpoints that engines connect to, once running.
         durability: Startup log text on counters across restarts and on the recovered snapshot.
     """
 
-    def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        collectors: Iterable[Collector] = (),
+        dialects: Dialects = DIALECTS,
+    ) -> None:
         self.config = config
-        shown = {"legacy": config.metrics_legacy, "common": config.metrics_common}
-        check_objectives(config.slo, common=config.metrics_common)
-        layouts = {name: compile_layout(dialect, **shown) for name, dialect in DIALECTS.items()}
+        objectives = resolve(config.slo, dialects, common=config.metrics_common)
+        layouts = dialects.layouts(legacy=config.metrics_legacy, common=config.metrics_common)
         rules = Rules(
             scheduled=config.intervals_scheduled,
             latency=config.intervals_inter_token,
@@ -89,14 +99,14 @@ class Exporter:
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.series_filter = series_filter(config)
         self.metrics = SelfMetrics()
-        self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
+        self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
         self.registry = Registry(
             layouts,
             config.buckets,
             rules,
             sampling,
             native_histograms(config),
-            objectives=Objectives(config.slo),
+            objectives=Objectives(objectives),
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
         )
@@ -111,15 +121,19 @@ class Exporter:
             boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
-            settings=engine_settings(config),
-            guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
+            source=forward_source(config),
+            durable=bool(config.state_dir),
+            settings=engine_settings(config, objectives),
+            guard=PeerGuard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
+            dialects=dialects,
         )
+        self.final_scrape = FinalScrape(self.intake, time.monotonic)
         check_forward_labels(config, layouts)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
         self._set_sample_rate()
         self.addresses: list[tuple[str, int]] = []
-        self.front = HttpServer(config.web_config_file, self.metrics)
+        self.http_server = HttpServer(config.web_config_file, self.metrics)
 
     @property
     def endpoints(self) -> list[str]:
@@ -134,7 +148,7 @@ class Exporter:
         host, port = self.addresses[0]
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
-        return f"{self.front.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
+        return f"{self.http_server.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
 
     def adjust(self, config: Config) -> None:
         """Apply the settings of ``config`` that can change while running, and log the others."""
@@ -175,8 +189,8 @@ class Exporter:
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
-            sources = installed.sources(self.config, self.intake, self.passthrough)
-            cut = (lambda: None) if forwarder is None else forwarder.cut
+            sources = plugins.sources(self.config, self.intake, self.passthrough)
+            cut = (lambda: None) if forwarder is None else forwarder.reconnect
             self.ingest.open(self.config.ingest_endpoint, sources, cut)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
@@ -198,25 +212,21 @@ class Exporter:
             self.passthrough,
             self.collectors,
             self.metrics,
-            self.endpoints,
             snapshots=snapshots,
+            final_scrape=self.final_scrape,
             series_filter=self.series_filter,
         )
         path, view = self.config.web_telemetry_path, self.config.web_default_view
         app = application(pages, path, lambda: bool(self.endpoints), view)
-        return self.front.serving(app, sockets)
+        return self.http_server.serving(app, sockets)
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:
         config = self.config
         if not config.forward:
             return None
-        source = config.forward_source or socket.gethostname()
-        if source.partition(".")[0] in ("", "localhost"):
-            raise ConfigError("--forward.source: this host has no unique name; set one")
-        self.intake.federation.own = source, self.intake.epoch
-        records = Present() if snapshots is None else snapshots.records
+        records = CurrentRecords() if snapshots is None else snapshots.records
         labels = dict(config.forward_label)
-        return Forwarder(self.intake, config.forward, source, records, labels)
+        return Forwarder(self.intake.federation, self.metrics, config.forward, records, labels)
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:
@@ -226,6 +236,20 @@ class Exporter:
         found = snapshots.recover()
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
+
+
+def forward_source(config: Config) -> str:
+    """Return the name under which the exporter forwards; empty if it does not.
+
+    Raises:
+        ConfigError: None is set, and the host's name is not unique.
+    """
+    if not config.forward:
+        return ""
+    source = config.forward_source or socket.gethostname()
+    if source.partition(".")[0] in ("", "localhost"):
+        raise ConfigError("--forward.source: this host has no unique name; set one")
+    return source
 
 
 def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -252,8 +276,17 @@ def on_hangup(exporter: Exporter, reload: Callable[[], Config]) -> None:
         exporter.adjust(config)
 
 
+async def _linger(shutdown: Shutdown, exporter: Exporter) -> None:
+    """Keep the exporter running until the last counts have been scraped."""
+    seconds, done = exporter.config.shutdown_linger, exporter.final_scrape.done
+    # Without a page there is no scrape to wait for.
+    if seconds and exporter.addresses and not (done() or shutdown.at_once.is_set()):
+        log.info("stopping after the next scrape, within %g s (--shutdown.linger)", seconds)
+        await shutdown.linger(seconds, done)
+
+
 async def serve(config: Config, reload: Callable[[], Config] | None = None) -> None:
-    """Run an exporter until SIGTERM or SIGINT, then drain and return.
+    """Run an exporter until SIGTERM or SIGINT, then drain and return; see ``--shutdown.linger``.
 
     Args:
         config: All settings.
@@ -274,12 +307,13 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
         log.info(
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
-            loops.NAME,
+            event_loop.NAME,
             compression.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.durability,
         )
         await shutdown.stop.wait()
+        await _linger(shutdown, exporter)
     shutdown.check()
     log.info("drained and stopped")

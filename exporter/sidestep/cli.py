@@ -29,7 +29,6 @@ from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
-BCRYPT_BYTES = 72
 REMOVED_COMMANDS = {
     "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
 }
@@ -64,10 +63,8 @@ def _settings(command: Command) -> Command:
 
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
-    default = setting.default
-    shown = ", ".join(default) if isinstance(default, tuple) else str(default)
-    text = f"{setting.help} [{setting.variable}; default: {shown.lower() or '-'}]"
-    if setting.switch:
+    text = f"{setting.help} [{setting.variable}; default: {setting.default_text}]"
+    if not setting.metavar:
         # Without default=None, click would pass False for an absent flag, overriding other sources.
         return click.option(
             f"--{setting.flag}", setting.key, flag_value=True, default=None, help=text
@@ -79,6 +76,17 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
         multiple=setting.repeatable,
         help=text,
     )
+
+
+_speed = click.option(
+    "--speed",
+    type=click.Choice(["real", "max"]),
+    default="real",
+    show_default=True,
+    help="real: with the recorded times, from the first item on. max: without pauses; items of one"
+    " process keep their order, those of several may not: then parts of a step count in other buckets"
+    " of vllm:iteration_tokens_total, and parallel samples on several engines may count as unknown.",
+)
 
 
 @cli.command()
@@ -95,7 +103,7 @@ def serve(**flags: Any) -> None:
 
 @cli.command()
 @click.option("--once", is_flag=True, help="Play the recording once, print the totals and exit.")
-@click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
+@_speed
 @_settings
 def demo(*, once: bool, speed: str, **flags: Any) -> None:
     """Start an exporter and play a recorded run of a real vLLM engine to it, over and over."""
@@ -118,7 +126,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
-@click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
+@_speed
 @click.option(
     "--namespace", default="replay", show_default=True, help="Prefix of the engines' identities."
 )
@@ -187,6 +195,8 @@ def keygen(name: str, out: Path) -> None:
 def hash_password() -> None:
     """Ask for a password, print its bcrypt hash for basic_auth_users."""
     import bcrypt
+
+    from sidestep.http.auth import BCRYPT_BYTES
 
     # No option for the password: other users can see command lines.
     given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True).encode()

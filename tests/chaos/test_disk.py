@@ -1,4 +1,4 @@
-"""Damaged files and a disk without room."""
+"""Faults of the disk: damaged files, and no space left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaos import disk
 
 
 def test_a_file_is_cut_or_has_one_bit_flipped(tmp_path: Path) -> None:
-    """Wherever the seed says, in each file that holds anything."""
+    """The seed decides where a file is cut, or which bit is flipped."""
     whole = bytes(range(256))
     path = tmp_path / "snapshot"
     (tmp_path / "empty.lock").touch()
@@ -26,13 +26,13 @@ def test_a_file_is_cut_or_has_one_bit_flipped(tmp_path: Path) -> None:
         assert [value.bit_count() for value in changed] == [1]
 
 
-def test_without_a_file_it_says_so(tmp_path: Path) -> None:
-    """A fault that did nothing must not look like one that was survived."""
+def test_nothing_to_damage_is_reported(tmp_path: Path) -> None:
+    """Without a file to damage, the description of the fault is empty."""
     assert disk.tear(tmp_path, Random(1), cut=True) == ""
 
 
-def test_a_full_disk_has_no_room(tmp_path: Path) -> None:
-    """Not for a byte, until the filler is gone."""
+def test_a_filled_disk_has_no_space(tmp_path: Path) -> None:
+    """A filled disk has no space for a byte until the filler is deleted."""
     with disk.small(tmp_path / "disk") as mounted:
         if not mounted:
             pytest.skip("needs root")

@@ -1,4 +1,4 @@
-"""The books that the exporter's page is held against, and what a difference comes to."""
+"""The oracle: the expected page, and the verdict on a page that differs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chaos.watch import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import decode_item, encode_item
+from sidestep.engines.items import encode_item
 from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 
 
-def books(traffic: Traffic, items: int) -> dict[str, float]:
-    """What the page must show for the first ``items``."""
+def expected_page(traffic: Traffic, items: int) -> dict[str, float]:
+    """Return the expected page after ``items`` items."""
     pages = (
         tally.page(engine, MODEL)
         for tally, engine in zip(traffic.tallies(items), ENGINES, strict=True)
@@ -30,44 +30,44 @@ def books(traffic: Traffic, items: int) -> dict[str, float]:
 
 
 class Applied:
-    """An exporter's series without an exporter."""
+    """Series of a registry without an exporter."""
 
     def __init__(self) -> None:
         self.registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
         self.applier = Applier(self.registry)
         self.engines = [self.registry.register(info) for info in infos()]
 
-    def take(self, traffic: Traffic, numbers: range) -> None:
-        """Apply these items, as they travel."""
+    def apply(self, traffic: Traffic, numbers: range) -> None:
+        """Encode, decode and apply these items."""
         for number in numbers:
-            item = decode_item(encode_item(traffic.item(number)[0]))
+            item = DIALECTS.decode(encode_item(traffic.item(number)[0]))
             self.applier.apply(self.engines[item.engine], item)
 
     @property
     def page(self) -> dict[str, float]:
-        """As the scraper reads it."""
+        """Page as the scraper parses it."""
         return parse(render(self.registry).decode(), MODEL)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_books_equal_the_page_after_any_number_of_items(seed: int) -> None:
-    """Every series, sums included, at cuts inside and between the cycles of the core's requests."""
+def test_the_expected_page_equals_the_real_one(seed: int) -> None:
+    """The expected page equals the real one after any number of items, sums included."""
     traffic, applied = Traffic(seed, 1), Applied()
     done = 0
     for items in (1, 7, 16, 100, len(PATTERN) * LENGTH * 9 + 5):
-        applied.take(traffic, range(done, items))
+        applied.apply(traffic, range(done, items))
         done = items
 
-        assert not compare(books(traffic, items), applied.page, derived_apart=False).worst
+        assert not compare(expected_page(traffic, items), applied.page, derived_apart=False).worst
 
 
-def test_the_books_know_what_a_killed_engine_leaves_open() -> None:
-    """The successor's first word cuts off the requests under way."""
+def test_the_expected_page_includes_a_killed_engine() -> None:
+    """The expected page includes the requests that a killed engine leaves open."""
     first, second = Traffic(3, 1), Traffic(4, 2)
     applied = Applied()
-    applied.take(first, range(50))
-    applied.take(second, range(40))
-    expected = books(second, 40)
+    applied.apply(first, range(50))
+    applied.apply(second, range(40))
+    expected = expected_page(second, 40)
     for tally, engine in zip(first.tallies(50, died=True), ENGINES, strict=True):
         for key, value in tally.page(engine, MODEL).items():
             expected[key] = expected.get(key, 0.0) + value
@@ -75,24 +75,24 @@ def test_the_books_know_what_a_killed_engine_leaves_open() -> None:
     assert not compare(expected, applied.page, derived_apart=False).worst
 
 
-def test_an_item_that_is_missing_or_twice_is_seen_in_the_series() -> None:
-    """Whichever item it is."""
+def test_a_missing_or_repeated_item_is_found() -> None:
+    """A missing or repeated item shows as lost or doubled, whichever it is."""
     traffic = Traffic(5, 1)
     for number in range(20):
         for times, expected in ((0, (1, 0)), (2, (0, 1))):
             applied = Applied()
-            applied.take(traffic, range(number))
+            applied.apply(traffic, range(number))
             for _ in range(times):
-                applied.take(traffic, range(number, number + 1))
-            applied.take(traffic, range(number + 1, 21))
-            found = compare(books(traffic, 21), applied.page, derived_apart=True)
+                applied.apply(traffic, range(number, number + 1))
+            applied.apply(traffic, range(number + 1, 21))
+            found = compare(expected_page(traffic, 21), applied.page, derived_apart=True)
 
             assert (found.lost, found.doubled) == expected
 
 
-def test_one_series_that_differs_is_enough() -> None:
-    """Although every counter that items raise is as it should be."""
-    pushed = books(Traffic(1, 1), 500)
+def test_one_differing_series_is_found() -> None:
+    """One differing series is a loss or a doubling even if all item counters agree."""
+    pushed = expected_page(Traffic(1, 1), 500)
     name = f'vllm:request_params_n_bucket{{engine="0",model_name="{MODEL}",le="1.0"}}'
 
     assert name in pushed
@@ -103,8 +103,8 @@ def test_one_series_that_differs_is_enough() -> None:
     assert (more.lost, more.doubled > 0) == (0, True)
 
 
-def test_a_value_belongs_to_the_first_bucket_it_does_not_pass() -> None:
-    """As Prometheus has it: a bound holds its own value."""
+def test_a_bound_belongs_to_its_bucket() -> None:
+    """A value equal to a bound belongs to that bucket, as in Prometheus."""
     tally = Tally()
     tally.observe("h", "chaos_wait", 0.125, 0.25, 9.0)
     page = tally.page("0", "m")
@@ -118,31 +118,37 @@ def test_a_value_belongs_to_the_first_bucket_it_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "reset", "folds", "broken"),
+    ("found", "reset", "folds", "starved", "broken"),
     [
-        ((0, 0, 0, 0), False, False, 0),
-        ((1, 0, 0, 0), False, False, 1),
-        ((1, 0, 0, 1), False, False, 0),
-        ((1, 0, 0, 1), False, True, 1),
-        ((0, 0, 3, 0), False, False, 1),
-        ((5, 0, 3, 0), True, False, 0),
-        ((0, 1, 0, 0), True, False, 1),
+        ((0, 0, 0, 0), False, False, False, 0),
+        ((1, 0, 0, 0), False, False, False, 1),
+        ((1, 0, 0, 1), False, False, False, 0),
+        ((1, 0, 0, 1), False, True, False, 1),
+        ((1, 0, 0, 1), False, True, True, 0),
+        ((2, 0, 0, 1), False, True, True, 1),
+        ((0, 0, 3, 0), False, False, True, 1),
+        ((5, 0, 3, 0), True, False, False, 0),
+        ((0, 1, 0, 0), True, False, True, 1),
     ],
 )
-def test_what_breaks_a_promise(
-    found: tuple[int, int, int, int], reset: bool, folds: bool, broken: int
+def test_broken_promises_are_listed(
+    found: tuple[int, int, int, int], reset: bool, folds: bool, starved: bool, broken: int
 ) -> None:
-    """Nothing twice, ever; nothing lost or back unless the exporter's state was lost with it."""
+    """Doubled items break a promise; lost ones and decreases do unless the exporter lost its state.
+
+    Counted drops break one as well where the machine gave the processes their cores.
+    """
     lost, doubled, decreases, counted = found
+    comparison = Comparison(lost, doubled, 0, ())
     lines = broken_promises(
-        Comparison(lost, doubled, 0, ()), decreases, counted, reset=reset, folds=folds
+        comparison, decreases, counted, reset=reset, folds=folds, starved=starved
     )
 
     assert len(list(lines)) == broken
 
 
-def test_percentiles_are_an_eighth_too_high_at_most() -> None:
-    """And never above the highest value."""
+def test_percentiles_are_at_most_an_eighth_too_high() -> None:
+    """Percentiles are too high by an eighth at most, and never above the maximum."""
     latencies = Latencies()
     for value in range(1, 100_001):
         latencies.note(value)

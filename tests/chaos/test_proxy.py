@@ -1,4 +1,4 @@
-"""The chaos proxy over real sockets: each mode does what it says."""
+"""The modes of the chaos proxy over real sockets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from chaos import proxy as chaos_proxy
 from chaos.proxy import CUT, Proxy, Streams
 
-Meet = Callable[[], AbstractAsyncContextManager[tuple[Proxy, Streams]]]
+from exporters import until
+
+Connect = Callable[[], AbstractAsyncContextManager[tuple[Proxy, Streams]]]
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say what was said."""
+    """Send back all that is received."""
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 16):
             writer.write(data)
@@ -25,8 +27,8 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def meet(request: pytest.FixtureRequest, tmp_path: Path) -> Meet:
-    """An echo behind a proxy, and a connection to it."""
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """Return a function that runs an echo server behind a proxy, with a connection to it."""
 
     @contextlib.asynccontextmanager
     async def run() -> AsyncIterator[tuple[Proxy, Streams]]:
@@ -49,60 +51,60 @@ def meet(request: pytest.FixtureRequest, tmp_path: Path) -> Meet:
 
 
 async def dial(proxy: Proxy) -> Streams:
-    """A connection to the proxy."""
+    """Connect to the proxy."""
     if proxy.near.startswith("ipc://"):
         return await asyncio.open_unix_connection(proxy.near.removeprefix("ipc://"))
     host, _, port = proxy.near.removeprefix("tcp://").rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
-async def say(streams: Streams, data: bytes) -> bytes:
-    """What comes back, up to as much as was said, or to the end."""
+async def echoed(streams: Streams, data: bytes) -> bytes:
+    """Send ``data`` and return the echo, or nothing if the connection ends before."""
     streams[1].write(data)
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         return await streams[0].readexactly(len(data))
     return b""
 
 
-async def test_it_passes_everything(meet: Meet) -> None:
-    """Both ways, however much."""
-    async with meet() as (_, streams):
+async def test_pass_transfers_everything(connect: Connect) -> None:
+    """Mode ``pass`` transfers any amount both ways."""
+    async with connect() as (_, streams):
         data = bytes(range(256)) * 400
 
-        assert await say(streams, data) == data
+        assert await echoed(streams, data) == data
 
 
-async def test_delay_holds_each_piece_back(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything arrives, and no sooner than the least delay both ways."""
+async def test_delay_holds_data_back(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mode ``delay`` delays data in both directions, and loses none."""
     monkeypatch.setattr(chaos_proxy, "DELAY", (0.05, 0.06))
-    async with meet() as (proxy, streams):
+    async with connect() as (proxy, streams):
         proxy.set("delay")
         loop = asyncio.get_running_loop()
         begin = loop.time()
 
-        assert await say(streams, b"ping") == b"ping"
+        assert await echoed(streams, b"ping") == b"ping"
         assert loop.time() - begin >= 0.1
 
 
 @pytest.mark.parametrize("mode", ["drop", "reset"])
-async def test_a_connection_ends_inside_what_is_said(meet: Meet, mode: chaos_proxy.Mode) -> None:
-    """Some bytes come through, never all; the next connection stands."""
-    async with meet() as (proxy, streams):
-        assert await say(streams, b"x") == b"x"
+async def test_drop_and_reset_end_a_connection(connect: Connect, mode: chaos_proxy.Mode) -> None:
+    """Modes ``drop`` and ``reset`` end a connection in the middle of data; the next one works."""
+    async with connect() as (proxy, streams):
+        assert await echoed(streams, b"x") == b"x"
         proxy.set(mode)
-        assert await say(streams, bytes(2 * CUT)) == b""
+        assert await echoed(streams, bytes(2 * CUT)) == b""
         assert proxy.counts[f"ended by {mode}"] == 1
         proxy.set("pass")
         again = await dial(proxy)
 
-        assert await say(again, b"ping") == b"ping"
+        assert await echoed(again, b"ping") == b"ping"
         again[1].close()
 
 
-async def test_a_reset_is_no_orderly_end(meet: Meet) -> None:
-    """Over tcp the peer gets an RST; a Unix socket has none."""
-    async with meet() as (proxy, streams):
-        assert await say(streams, b"x") == b"x"
+async def test_reset_sends_an_rst(connect: Connect) -> None:
+    """Mode ``reset`` sends an RST over TCP; a Unix socket has none."""
+    async with connect() as (proxy, streams):
+        assert await echoed(streams, b"x") == b"x"
         proxy.set("reset")
         streams[1].write(bytes(2 * CUT))
         if proxy.near.startswith("tcp://"):
@@ -112,62 +114,60 @@ async def test_a_reset_is_no_orderly_end(meet: Meet) -> None:
             assert len(await streams[0].read()) < 2 * CUT
 
 
-async def test_half_open_swallows_what_is_said_and_stays_deaf(meet: Meet) -> None:
-    """Behind bytes that are gone nothing comes through any more; new connections do."""
-    async with meet() as (proxy, streams):
+async def test_half_open_discards_data(connect: Connect) -> None:
+    """Mode ``half_open`` discards the data of a connection for good; new ones work."""
+    async with connect() as (proxy, streams):
         proxy.set("half_open")
         streams[1].write(b"lost")
-        while not proxy.counts["swallowed bytes"]:
-            await asyncio.sleep(0.005)
+        await until(lambda: proxy.counts["swallowed bytes"] > 0)
         proxy.set("pass")
         streams[1].write(b"more")
-        while proxy.counts["swallowed bytes"] < len(b"lostmore"):
-            await asyncio.sleep(0.005)
+        await until(lambda: proxy.counts["swallowed bytes"] >= len(b"lostmore"))
         again = await dial(proxy)
 
-        assert await say(again, b"ping") == b"ping"
+        assert await echoed(again, b"ping") == b"ping"
         again[1].close()
 
 
-async def test_throttle_lets_some_bytes_a_second_through(
-    meet: Meet, monkeypatch: pytest.MonkeyPatch
+async def test_throttle_limits_bytes_per_second(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them, in the time they take."""
+    """Mode ``throttle`` limits bytes per second, and loses none."""
     monkeypatch.setattr(chaos_proxy, "BYTES_A_SECOND", 100_000)
-    async with meet() as (proxy, streams):
+    async with connect() as (proxy, streams):
         proxy.set("throttle")
         loop = asyncio.get_running_loop()
         begin = loop.time()
         data = bytes(20_000)
 
-        assert await say(streams, data) == data
+        assert await echoed(streams, data) == data
         assert loop.time() - begin >= 0.2
 
 
-async def test_refuse_takes_nobody_and_ends_who_is_there(meet: Meet) -> None:
-    """Until it passes again."""
-    async with meet() as (proxy, streams):
-        assert await say(streams, b"x") == b"x"
+async def test_refuse_closes_and_refuses_connections(connect: Connect) -> None:
+    """Mode ``refuse`` closes all connections and accepts none until the next mode."""
+    async with connect() as (proxy, streams):
+        assert await echoed(streams, b"x") == b"x"
         proxy.set("refuse")
         assert await streams[0].read() == b""
         refused = await dial(proxy)
-        assert await say(refused, b"ping") == b""
+        assert await echoed(refused, b"ping") == b""
         proxy.set("pass")
         again = await dial(proxy)
 
-        assert await say(again, b"ping") == b"ping"
+        assert await echoed(again, b"ping") == b"ping"
         for one in (refused, again):
             one[1].close()
 
 
-async def test_the_schedule_follows_the_seed_and_ends_calm(
-    meet: Meet, monkeypatch: pytest.MonkeyPatch
+async def test_the_schedule_follows_the_seed(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of one seed do the same."""
+    """The seed decides the sequence of modes, and ``pass`` is the last one."""
     monkeypatch.setattr(chaos_proxy, "HOLD", (0.01, 0.02))
     seen: list[list[str]] = []
     for _ in range(2):
-        async with meet() as (proxy, _):
+        async with connect() as (proxy, _):
             modes: list[str] = []
             monkeypatch.setattr(proxy, "set", modes.append)
             await proxy.follow(0.2)

@@ -1,4 +1,4 @@
-"""The scraper: what it takes for a decrease."""
+"""The scraper of chaos runs, and its notion of a decrease."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ sidestep_items_total 9.0
 """
 
 
-def test_what_may_never_go_back_is_read() -> None:
-    """Counters and histograms of these engines; no gauge, nothing about the exporter itself."""
+def test_monotonic_series_are_read() -> None:
+    """Only counters and histograms of the run's engines are read."""
     assert parse(PAGE, "m") == {
         'vllm:a_total{engine="0",model_name="m"}': 5.0,
         'vllm:h_bucket{engine="0",model_name="m",le="+Inf"}': 2.0,
@@ -36,8 +36,8 @@ def test_what_may_never_go_back_is_read() -> None:
     assert total(PAGE, "sidestep_folded_items_total") == 0.0
 
 
-def test_a_series_that_goes_back_is_a_decrease() -> None:
-    """Once for each time; what then grows again is none."""
+def test_a_lower_value_is_a_decrease() -> None:
+    """A decrease counts once, and growth after it does not count."""
     monotony = Monotony()
 
     found = [monotony.look({"a": a, "b": b}, 0.0) for a, b in ((5, 1), (6, 1), (2, 0), (3, 4))]
@@ -47,8 +47,8 @@ def test_a_series_that_goes_back_is_a_decrease() -> None:
     assert (monotony.examples[0].series, monotony.examples[0].before) == ("a", 6)
 
 
-def test_a_series_that_comes_back_lower_is_a_decrease() -> None:
-    """However long it was away; one that comes back as it was is none."""
+def test_a_lower_value_after_an_absence_is_a_decrease() -> None:
+    """A series that reappears with a lower value has decreased, however long it was absent."""
     monotony = Monotony()
     monotony.look({"a": 5, "b": 5}, 0.0)
     monotony.look({}, 0.0)

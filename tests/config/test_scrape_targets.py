@@ -1,4 +1,4 @@
-"""What ``--scrape`` may say, and one line about what it may not."""
+"""Options of ``--scrape``, and error lines for invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAFE = "https://host/metrics"
 
 
 def test_a_target_has_options() -> None:
-    """Each of them once, in any order."""
+    """Each may be given once, in any order."""
     text = (
         f"{SAFE},interval=0.5, timeout=7,label.pod=p-0,label.az=b=c,ca=/ca.pem,cert=/c.pem,"
         "key=/k.pem,keepalive=true,header.X-Key=a@b,header.Authorization=Bearer @/run/token,"
@@ -43,14 +43,14 @@ def test_a_target_has_options() -> None:
 
 
 def test_nothing_but_the_url_is_needed() -> None:
-    """Its path is that of all exporters; a slow answer is waited for, no connection is kept."""
+    """The defaults are ``/metrics``, one second, a timeout of 60 seconds and no keepalive."""
     assert parse("http://HOST:8002") == Target("http://host:8002/metrics", 1.0, 60.0)
     assert parse("https://[::1]/a/B?c=d#e").url == "https://[::1]/a/B?c=d"
     assert parse(URL).keepalive is False
 
 
-def test_another_flag_has_another_form() -> None:
-    """A scheme, options and reserved labels of its own; the rest is the same."""
+def test_a_flag_can_have_its_own_form() -> None:
+    """A form has schemes, options and reserved labels; the common options stay the same."""
     form = Form(("http", "https", "grpc"), options=("model", "metrics"), reserved=frozenset({"m"}))
 
     found, own = target("grpc://host:8001,model=a,metrics=https://host,ca=/ca.pem", form)
@@ -101,14 +101,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "complaint"), WRONG)
-def test_a_wrong_one_says_what_to_do(text: object, complaint: str) -> None:
-    """In the words that complete an error line."""
+def test_an_invalid_target_has_an_error(text: object, complaint: str) -> None:
+    """The text completes an error line."""
     with pytest.raises(ValueError, match=re.escape(complaint)):
         parse(text)
 
 
 def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
-    """In the variable blanks separate, since commas do so within one."""
+    """In the variable blanks separate targets, since options have commas."""
     file = tmp_path / "sidestep.toml"
     file.write_text(f'scrape = ["{URL},interval=5", "http://b"]\n')
     flags = read({"scrape": (f"{URL},interval=5", "http://b")}, {})
@@ -119,8 +119,8 @@ def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
     assert read({}, {}).scrape == ()
 
 
-def test_one_target_cannot_be_given_twice() -> None:
-    """Nor more of them than anybody has."""
+def test_targets_are_distinct_and_few() -> None:
+    """A URL may occur once; its host ignores case."""
     with pytest.raises(ConfigError, match=f"^scrape: {URL} is given twice"):
         read({"scrape": (URL, f"{URL.replace('host', 'HOST')},interval=2")}, {})
     with pytest.raises(ConfigError, match="no more than 64 targets"):
@@ -134,10 +134,12 @@ def test_one_target_cannot_be_given_twice() -> None:
         f"{URL},header.a=s3cret,header.a=s3cret",
         "http://me:s3cret@host/metrics",
         f"{URL},heder.Authorization=s3cret",
+        f"{URL}?token=s3cret&s3cret,every=1",
+        f"{URL}?s3cret,label.a=b,label.a=b",
     ],
 )
-def test_no_error_line_tells_a_secret(text: str) -> None:
-    """Neither one that was given as it should be, nor one in the URL, nor behind a slip."""
+def test_no_error_line_has_a_secret(text: str) -> None:
+    """Valid headers, passwords and queries in URLs, and values of misspelled options are masked."""
     with pytest.raises(ConfigError, match=r"^--scrape 'http://") as error:
         read({"scrape": (text,)}, {})
 
@@ -145,14 +147,25 @@ def test_no_error_line_tells_a_secret(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_target_does_not_show_its_secrets() -> None:
-    """Wherever it is printed."""
+def test_two_targets_that_differ_in_the_query_have_one_name() -> None:
+    """A query may be a secret, so the name has none of it; a URL that occurs twice is still an error."""
+    found = read({"scrape": (f"{URL}?token=s3cret", f"{URL}?token=other")}, {})
+
+    assert [one.name for one in found.scrape] == [f"{URL}?***"] * 2
+    assert [one.url for one in found.scrape] == [f"{URL}?token=s3cret", f"{URL}?token=other"]
+    with pytest.raises(ConfigError, match=r"^scrape: .*\?\*\*\* is given twice") as error:
+        read({"scrape": (f"{URL}?token=s3cret",) * 2}, {})
+    assert "s3cret" not in str(error.value)
+
+
+def test_the_repr_of_a_target_has_no_secret() -> None:
+    """Values of headers are left out."""
     assert "s3cret" not in repr(parse(f"{URL},header.Authorization=s3cret"))
 
 
 @given(st.text(max_size=60) | st.text(",=-.:/@0129ab", max_size=40).map(lambda end: URL + end))
 def test_any_text_is_a_target_or_an_error_line(text: str) -> None:
-    """And nothing else."""
+    """No other exception is raised."""
     try:
         found = parse(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The charts, rendered by Go's templates, and what is in them."""
+"""The Helm charts, rendered with Go's templates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES = sorted(CHART.glob("ci/*-values.yaml"))
 def rendered(
     chart: Path, *values: Path, library: Path | None = None, name: str = "release"
 ) -> list[Resource]:
-    """What Helm would apply."""
+    """Render a chart as Helm does."""
     more = [f"-name={name}", *([f"-library={library}"] if library else [])]
     done = subprocess.run(
         [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
@@ -44,13 +44,13 @@ def rendered(
     return resources(done.stdout)
 
 
-def of(found: list[Resource], kind: str) -> list[Resource]:
-    """Resources of a kind."""
+def of_kind(found: list[Resource], kind: str) -> list[Resource]:
+    """Return the resources of a kind."""
     return [one for one in found if one["kind"] == kind]
 
 
-def held(instance: object, schema: Path, directory: Path) -> int:
-    """Exit code of a JSON schema's check."""
+def schema_exit_code(instance: object, schema: Path, directory: Path) -> int:
+    """Return the exit code of a JSON schema check."""
     file = directory / "values.json"
     file.write_text(json.dumps(instance))
     done = subprocess.run(
@@ -60,13 +60,13 @@ def held(instance: object, schema: Path, directory: Path) -> int:
 
 
 def values(path: Path) -> dict[str, Any]:
-    """Of a chart, or to be laid over them."""
+    """Read the values of a chart, or values to override them."""
     found: dict[str, Any] = yaml.safe_load(path.read_text())
     return found
 
 
-def test_what_is_generated_is_current() -> None:
-    """``make docs`` would change nothing."""
+def test_generated_templates_are_current() -> None:
+    """``make docs`` would not change the generated templates."""
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "charts.py", "--check"],
         capture_output=True,
@@ -77,8 +77,8 @@ def test_what_is_generated_is_current() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_charts_are_this_release() -> None:
-    """Both charts, and the image that they take."""
+def test_charts_have_this_releases_version() -> None:
+    """Both charts and their images have this release's version."""
     for chart in (LIBRARY, CHART):
         described = values(chart / "Chart.yaml")
         assert (described["version"], described["appVersion"]) == (__version__, __version__)
@@ -88,7 +88,7 @@ def test_charts_are_this_release() -> None:
 
 @pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
 def test_every_flag_and_variable_exists(file: Path) -> None:
-    """As the command has them."""
+    """All flags and variables in the chart are known to the command."""
     found = [
         one for given in rendered(CHART, file) for _, pod in pods(given) for one in sidesteps(pod)
     ]
@@ -99,18 +99,19 @@ def test_every_flag_and_variable_exists(file: Path) -> None:
 
 
 def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
-    """Word for word but for the policy that pulls images: one of them cannot be forgotten."""
+    """The library chart and the kustomize component inject the same, except for the pull policy."""
     found = rendered(ENGINE, library=LIBRARY)
     ((_, pod),) = [one for deployment in found for one in pods(deployment)]
     for container in pod["initContainers"]:
         assert container.pop("imagePullPolicy") == "IfNotPresent"
 
-    assert pod == template()
     validate(found, tmp_path)
+    assert pod.pop("terminationGracePeriodSeconds") == 48
+    assert pod == template()
 
 
 def test_the_library_forwards_as_the_component_does(tmp_path: Path) -> None:
-    """Word for word, and the keys are there before the exporter that needs them."""
+    """With an endpoint to forward to, both inject the same, and the keys come before the exporter."""
     file = tmp_path / "values.yaml"
     endpoint = "tcp://sidestep-aggregator:9858"
     file.write_text(yaml.safe_dump({"sidestep-lib": {"forward": {"endpoint": endpoint}}}))
@@ -121,6 +122,7 @@ def test_the_library_forwards_as_the_component_does(tmp_path: Path) -> None:
     names = [one["name"] for one in pod["initContainers"]]
 
     assert names.index("sidestep-keys") < names.index("sidestep")
+    del pod["terminationGracePeriodSeconds"]
     for key in ("initContainers", "volumes"):
         assert {one["name"]: one for one in pod.pop(key)} == {
             one["name"]: one for one in expected.pop(key)
@@ -128,8 +130,20 @@ def test_the_library_forwards_as_the_component_does(tmp_path: Path) -> None:
     assert pod == expected
 
 
-def test_the_library_without_the_plugin_is_for_engines_that_are_polled(tmp_path: Path) -> None:
-    """One container less, one volume less, and what to poll."""
+def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Path) -> None:
+    """The grace period is the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
+    file = tmp_path / "values.yaml"
+    file.write_text(
+        yaml.safe_dump({"sidestep-lib": {"engineStopSeconds": 100, "lingerSeconds": 31}})
+    )
+    ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
+
+    assert pod["terminationGracePeriodSeconds"] == 133
+    assert "--shutdown.linger=31" in named(pod["initContainers"], "sidestep")["args"]
+
+
+def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
+    """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
     file = tmp_path / "values.yaml"
     polled = {"plugin": {"enabled": False}, "extraArgs": ["--triton=http://127.0.0.1:8000"]}
     file.write_text(yaml.safe_dump({"sidestep-lib": polled}))
@@ -141,8 +155,8 @@ def test_the_library_without_the_plugin_is_for_engines_that_are_polled(tmp_path:
 
 
 @pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
-def test_the_chart_makes_what_schemas_allow(file: Path, tmp_path: Path) -> None:
-    """Kubernetes' own, and the operator's."""
+def test_rendered_resources_are_valid(file: Path, tmp_path: Path) -> None:
+    """Every resource is valid by the schemas of Kubernetes and the operators, and has a unique name."""
     found = rendered(CHART, file)
 
     validate(found, tmp_path)
@@ -150,23 +164,21 @@ def test_the_chart_makes_what_schemas_allow(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
-def test_the_schemas_of_values_take_what_is_there_and_no_typing_errors(
-    chart: Path, tmp_path: Path
-) -> None:
-    """Defaults and examples are valid, an unknown key is not."""
+def test_schemas_of_values_refuse_unknown_keys(chart: Path, tmp_path: Path) -> None:
+    """Defaults and examples are valid values, an unknown key is not."""
     schema = chart / "values.schema.json"
     defaults = values(chart / "values.yaml")
 
-    assert held(defaults, schema, tmp_path) == 0
+    assert schema_exit_code(defaults, schema, tmp_path) == 0
     for example in chart.glob("ci/*-values.yaml"):
-        assert held({**defaults, **values(example)}, schema, tmp_path) == 0
-    assert held({**defaults, "extraArg": []}, schema, tmp_path) == 1
+        assert schema_exit_code({**defaults, **values(example)}, schema, tmp_path) == 0
+    assert schema_exit_code({**defaults, "extraArg": []}, schema, tmp_path) == 1
     described = json.loads(schema.read_text())["properties"]
     assert set(defaults) == set(described) - {"global"}
 
 
 def test_an_aggregator_needs_its_keys(tmp_path: Path) -> None:
-    """Neither the schema nor the template makes one that everybody may feed."""
+    """Schema and template both refuse an aggregator without a secret for its keys."""
     file = tmp_path / "values.yaml"
     file.write_text("aggregator: {enabled: true}")
     defaults = values(CHART / "values.yaml")
@@ -175,17 +187,17 @@ def test_an_aggregator_needs_its_keys(tmp_path: Path) -> None:
         [tool("helm-render"), CHART, file], capture_output=True, text=True, check=False
     )
 
-    assert held(asked, CHART / "values.schema.json", tmp_path) == 1
+    assert schema_exit_code(asked, CHART / "values.schema.json", tmp_path) == 1
     assert (done.returncode, "aggregator.keySecret: name the secret" in done.stderr) == (1, True)
 
 
 def test_the_chart_runs_the_aggregator_that_kustomize_runs() -> None:
-    """But for labels of the release, and what Helm alone says."""
+    """The aggregator of chart and kustomization are equal, except for the release's labels."""
     found = rendered(CHART, CHART / "ci" / "forward-values.yaml", name="sidestep")
     plain = resources((ROOT / "deploy/kustomize/aggregator/aggregator.yaml").read_text())
     ours = {one["kind"]: one for one in plain}
     theirs = {
-        one["kind"]: unreleased(one)
+        one["kind"]: without_release(one)
         for one in found
         if one["metadata"]["name"] == "sidestep-aggregator"
     }
@@ -197,15 +209,15 @@ def test_the_chart_runs_the_aggregator_that_kustomize_runs() -> None:
     assert {**monitor, "metadata": None} == {**example, "metadata": None}
 
 
-def unreleased(given: Any) -> Any:
-    """A resource without what a release adds to it."""
+def without_release(given: Any) -> Any:
+    """Remove from a resource what a release adds to it."""
     added = {"namespace", "imagePullPolicy", "annotations"} | {
         f"app.kubernetes.io/{name}" for name in ("instance", "version", "managed-by")
     }
     if isinstance(given, list):
-        return [unreleased(one) for one in given]
+        return [without_release(one) for one in given]
     if isinstance(given, dict):
-        return {key: unreleased(one) for key, one in given.items() if key not in added}
+        return {key: without_release(one) for key, one in given.items() if key not in added}
     return given
 
 
@@ -226,15 +238,15 @@ def unreleased(given: Any) -> Any:
     ],
     ids=["memory", "claim", "existing"],
 )
-def test_the_aggregators_state_lies_where_it_was_asked_for(
+def test_the_aggregators_state_is_on_the_chosen_volume(
     asked: dict[str, Any], claims: int, volume: Resource, tmp_path: Path
 ) -> None:
-    """In memory, on a claim of the release's that outlives it, or on one that is there."""
+    """State is in memory, on a claim that outlives the release, or on an existing claim."""
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump({"aggregator": asked}))
     found = rendered(CHART, CHART / "ci" / "least-values.yaml", file)
-    made = of(found, "PersistentVolumeClaim")
-    ((_, pod),) = pods(of(found, "Deployment")[0])
+    made = of_kind(found, "PersistentVolumeClaim")
+    ((_, pod),) = pods(of_kind(found, "Deployment")[0])
 
     assert len(made) == claims
     for one in made:
@@ -243,15 +255,15 @@ def test_the_aggregators_state_lies_where_it_was_asked_for(
     assert named(pod["volumes"], "state") == {"name": "state", **volume}
 
 
-def test_dashboards_and_rules_arrive_as_they_are() -> None:
-    """With their own braces, which a template would take for its own."""
+def test_dashboards_and_rules_are_rendered_unchanged() -> None:
+    """Dashboards and rules are rendered unchanged, braces included."""
     found = rendered(CHART, CHART / "ci" / "default-values.yaml")
     boards = {
         key: json.loads(text)
-        for config in of(found, "ConfigMap")
+        for config in of_kind(found, "ConfigMap")
         for key, text in config["data"].items()
     }
-    rules = {one["metadata"]["name"]: one["spec"] for one in of(found, "PrometheusRule")}
+    rules = {one["metadata"]["name"]: one["spec"] for one in of_kind(found, "PrometheusRule")}
 
     assert boards == {
         f"sidestep-{path.name}": json.loads(path.read_text())
@@ -260,13 +272,13 @@ def test_dashboards_and_rules_arrive_as_they_are() -> None:
     assert rules == {
         f"release-sidestep-{path.stem}": values(path) for path in ROOT.glob("deploy/rules/*.yaml")
     }
-    # One resource of the API takes a megabyte.
+    # The API server accepts a resource of up to a megabyte.
     assert all(len(json.dumps(one)) < 1_000_000 for one in found)
 
 
-def test_a_network_policy_closes_our_port_and_no_other() -> None:
-    """Whoever a policy selects takes nothing else: engines would be cut off."""
-    policy, aggregator = of(
+def test_the_network_policy_restricts_only_the_exporters_port() -> None:
+    """The policy restricts the exporter's port, and leaves all other ports of an engine open."""
+    policy, aggregator = of_kind(
         rendered(CHART, CHART / "ci" / "aggregator-values.yaml"), "NetworkPolicy"
     )
     ours, others = policy["spec"]["ingress"]
@@ -283,11 +295,11 @@ def test_a_network_policy_closes_our_port_and_no_other() -> None:
     assert aggregator["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
 
 
-def test_engines_and_aggregator_are_not_scraped_by_one_monitor() -> None:
-    """Both show all engines: every sum would be twice what it is."""
+def test_the_monitor_of_engines_does_not_select_the_aggregator() -> None:
+    """The monitor of engines does not select the aggregator, which would double every sum."""
     found = rendered(CHART, CHART / "ci" / "aggregator-values.yaml")
-    (monitor,) = of(found, "PodMonitor")
-    (deployment,) = of(found, "Deployment")
+    (monitor,) = of_kind(found, "PodMonitor")
+    (deployment,) = of_kind(found, "Deployment")
     ((_, pod),) = pods(deployment)
     scraped = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
 

@@ -1,4 +1,4 @@
-"""Deployments as others have them, in files of their own style: the components fit, and change nothing else."""
+"""The components on deployments of other projects, in different kinds and YAML styles."""
 
 from __future__ import annotations
 
@@ -14,72 +14,100 @@ from schemas import validate
 DEPLOYMENTS = ROOT / "tests" / "data" / "deployments"
 FILES = sorted(DEPLOYMENTS.iterdir())
 KSERVE = {path for path in FILES if path.stem.endswith("inference_service")}
+INJECTED = {"Deployment", "StatefulSet", "LeaderWorkerSet"}
 OPTIONAL = {"DaemonSet", "Job"}
 
 
-def engines(one: Resource) -> bool:
-    """Whether it says, or is taken to say, that it runs engines."""
+def is_engine(one: Resource) -> bool:
+    """Return whether a resource is to be injected, by its label or its kind."""
     said: str | None = one["metadata"].get("labels", {}).get("sidestep/inject")
-    return said == "true" if one["kind"] in OPTIONAL else said != "false"
+    return (
+        said == "true" if one["kind"] in OPTIONAL else one["kind"] in INJECTED and said != "false"
+    )
 
 
-def alone(directory: Path, file: Path) -> list[Resource]:
-    """A file's resources, as kustomize reads them."""
+def plain(directory: Path, file: Path) -> list[Resource]:
+    """Render a file's resources without a component."""
     (directory / "kustomization.yaml").write_text(f"resources: [{file.name}]\n")
     return kustomized(directory)
 
 
-def applied(directory: Path, file: Path, component: str) -> tuple[list[Resource], list[Resource]]:
-    """A file's resources without and with the component."""
+def plain_and_injected(
+    directory: Path, file: Path, component: str
+) -> tuple[list[Resource], list[Resource]]:
+    """Render a file's resources without and with the component."""
     shutil.copy(file, directory)
-    return alone(directory, file), built(directory, component, file.name)
+    return plain(directory, file), built(directory, component, file.name)
 
 
 @pytest.mark.parametrize("component", ["component", "forward"])
 @pytest.mark.parametrize(
     "file", [one for one in FILES if one not in KSERVE], ids=lambda path: path.stem
 )
-def test_engines_get_all_of_it_and_all_else_stays(
-    file: Path, component: str, tmp_path: Path
-) -> None:
-    """Whatever kind, names, quotes and order there are."""
-    before, after = applied(tmp_path, file, component)
+def test_only_engines_are_changed(file: Path, component: str, tmp_path: Path) -> None:
+    """Every engine gets all of the component; other resources and fields stay unchanged."""
+    before, after = plain_and_injected(tmp_path, file, component)
     whole = template(component)
 
     assert len(before) == len(after)
     for was, now in zip(before, after, strict=True):
         assert {**was, "spec": None} == {**now, "spec": None}
-        if engines(was) and any(pods(was)):
+        if is_engine(was) and any(pods(was)):
             assert_injected(was, now, whole)
         else:
             assert was == now
-    assert any(engines(one) and any(pods(one)) for one in after)
+    assert any(is_engine(one) and any(pods(one)) for one in after)
 
 
 @pytest.mark.parametrize("file", sorted(KSERVE), ids=lambda path: path.stem)
-def test_kserves_services_as_well(file: Path, tmp_path: Path) -> None:
-    """By the component that is for them; KServe makes pods of it."""
-    before, after = applied(tmp_path, file, "kserve")
+def test_kserve_services_are_injected(file: Path, tmp_path: Path) -> None:
+    """KServe's services get the same by a component of their own."""
+    before, after = plain_and_injected(tmp_path, file, "kserve")
     whole = template()
 
     for was, now in zip(before, after, strict=True):
         assert_injected(was, now, whole)
 
 
+@pytest.mark.parametrize("labelled", ["prefill", "worker"])
+def test_templates_without_a_label_are_named_as_skipped(labelled: str, tmp_path: Path) -> None:
+    """A service names in its annotations which of prefill and worker have no sidecar, and the label that adds it."""
+    (skipped,) = {"prefill", "worker"} - {labelled}
+    file = tmp_path / "llm.yaml"
+    text = (DEPLOYMENTS / "llm_inference_service.yaml").read_text()
+    file.write_text(text.replace(f'sidestep/{skipped}: "true"', 'team: "a"'))
+    (was,), (now,) = plain(tmp_path, file), built(tmp_path, "kserve", file.name)
+
+    assert now["spec"][skipped] == was["spec"][skipped]
+    assert now["spec"][labelled] != was["spec"][labelled]
+    (annotation,) = now["metadata"]["annotations"].items()
+    assert annotation[0] == f"sidestep/{skipped}"
+    assert f'label this service sidestep/{skipped}: "true"' in annotation[1]
+
+
+def test_a_completely_injected_service_has_no_annotation(tmp_path: Path) -> None:
+    """A service whose labels name all its templates has no annotation, and neither has one without sidestep."""
+    file = tmp_path / "llm.yaml"
+    text = (DEPLOYMENTS / "llm_inference_service.yaml").read_text()
+    for given in (text, text.replace("labels: {", 'labels: {sidestep/inject: "false", ')):
+        file.write_text(given)
+        assert "annotations" not in built(tmp_path, "kserve", file.name)[0]["metadata"]
+
+
 @pytest.mark.parametrize("component", ["component", "forward"])
-def test_schemas_allow_what_comes_out(component: str, tmp_path: Path) -> None:
-    """Kubernetes', strictly, and those of the operators that there are."""
+def test_injected_resources_are_valid(component: str, tmp_path: Path) -> None:
+    """Injected resources are valid by the schemas of Kubernetes and the operators."""
     found: list[Resource] = []
     for file in FILES:
         directory = tmp_path / file.stem
         directory.mkdir()
-        found += applied(directory, file, "kserve" if file in KSERVE else component)[1]
+        found += plain_and_injected(directory, file, "kserve" if file in KSERVE else component)[1]
 
     validate(found, tmp_path)
 
 
-def test_images_and_prefixes_reach_what_is_injected(tmp_path: Path) -> None:
-    """By the same lines as for anything else in a kustomization, whatever kind it is."""
+def test_images_and_prefixes_apply_to_what_is_injected(tmp_path: Path) -> None:
+    """``images``, ``namespace`` and ``namePrefix`` of a kustomization apply to what is injected."""
     for name, component in (
         ("leader_and_workers.yaml", "forward"),
         ("inference_service.yaml", "kserve"),
@@ -117,7 +145,7 @@ def test_images_and_prefixes_reach_what_is_injected(tmp_path: Path) -> None:
 def test_schemas_refuse_what_the_api_server_would(
     file: str, right: str, wrong: str, tmp_path: Path
 ) -> None:
-    """A leader without a template that does not say so, and typing errors in all kinds that have a schema."""
+    """Schemas refuse typing errors, and a leader without a template unless it is labelled."""
     text = (DEPLOYMENTS / file).read_text()
     assert right in text
     given = tmp_path / file

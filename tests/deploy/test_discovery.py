@@ -1,4 +1,4 @@
-"""A real Prometheus that asks Kubernetes for pods: it finds the sidecar, which is an init container, and nothing else."""
+"""Discovery of the sidecar by a real Prometheus with Kubernetes service discovery."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ END: Resource = {
     "apiVersion": "v1",
     "metadata": {**VERSION, "annotations": {"k8s.io/initial-events-end": "true"}},
 }
-"""What tells a client that it has all there was."""
+"""The bookmark after which a client has all initial events."""
 
 
 @asynccontextmanager
 async def kubernetes(*found: Resource) -> AsyncIterator[str]:
-    """The URL of an API that knows these pods, and that nothing ever changes."""
+    """Run an API server that lists these pods; yield its URL."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
@@ -41,7 +41,8 @@ async def kubernetes(*found: Resource) -> AsyncIterator[str]:
             events = [{"type": "ADDED", "object": one} for one in found]
             for event in [*events, {"type": "BOOKMARK", "object": END}]:
                 await stream.write(json.dumps(event).encode() + b"\n")
-        await asyncio.sleep(3600)
+        # Nothing changes until the client goes.
+        await asyncio.Event().wait()
         return stream
 
     app = web.Application()
@@ -56,7 +57,7 @@ async def kubernetes(*found: Resource) -> AsyncIterator[str]:
 
 
 def pod(specification: Resource, name: str, port: int) -> Resource:
-    """One that runs, on this host, whose sidecar listens at ``port``."""
+    """Return a running pod on this host whose sidecar listens on ``port``."""
     specification = copy.deepcopy(specification)
     for container in specification["initContainers"]:
         for one in container.get("ports", ()):
@@ -77,7 +78,7 @@ def pod(specification: Resource, name: str, port: int) -> Resource:
 
 
 async def test_prometheus_finds_the_sidecar_by_its_ports_name(tmp_path: Path, start: Start) -> None:
-    """With our example's configuration, of a pod as the component makes it."""
+    """The example configuration finds the sidecar, an init container, and no other target."""
     binary = BINARIES["3"]
     if binary is None:
         pytest.skip("Debian 12's Prometheus was built without Kubernetes (make tools)")
@@ -105,5 +106,5 @@ async def test_prometheus_finds_the_sidecar_by_its_ports_name(tmp_path: Path, st
 
     told = series["metric"]
     assert (told["namespace"], told["pod"], told["job"]) == ("llm", "decode-0", "sidestep")
-    # None of what Kubernetes says is also said by the exporter.
+    # No label of the target is also one of the exporter's.
     assert not [name for name in told if name.startswith("exported_")]

@@ -1,17 +1,15 @@
-"""Examples that users copy: valid, and asking for metrics that exist."""
+"""The examples: valid resources, whose queries use metrics that exist."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from manifests import ROOT, resources, template
+from promtool import assert_query, needs_promtool
 from schemas import validate
 from sidestep.engines.dialects import DIALECTS
 
@@ -29,20 +27,36 @@ PORT = template()["initContainers"][1]["ports"][0]
 
 
 def text(name: str) -> str:
-    """Of an example."""
+    """Read an example."""
     return (ROOT / "deploy" / "examples" / name).read_text()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_metrics_exist(path: Path) -> None:
-    """In the catalogue, by their whole names."""
+    """Every metric in an example is in the catalogue."""
     queries = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
 
     assert set(re.findall(r"\b(?:vllm:|sglang:|sidestep_)\w+", queries)) <= FAMILIES
 
 
+def test_files_named_in_comments_exist() -> None:
+    """Every file that a comment of an example or an overlay names is in ``deploy``."""
+    deploy = ROOT / "deploy"
+    there = {path.name for path in deploy.rglob("*")}
+    files = [path for path in deploy.rglob("*.y*ml") if "templates" not in path.parts]
+    named = {
+        (path.name, name)
+        for path in files
+        for line in path.read_text().splitlines()
+        for name in re.findall(r"\b[\w-]+\.ya?ml\b", line.partition("# ")[2])
+    }
+
+    assert {("hpa-saturation.yaml", "adapter-values.yaml")} <= named
+    assert {(path, name) for path, name in named if name not in there} == set()
+
+
 def test_resources_are_valid(tmp_path: Path) -> None:
-    """As the schemas of Kubernetes and of its operators have them."""
+    """Resources are valid by the schemas of Kubernetes and the operators."""
     found = [one for name in RESOURCES for one in resources(text(name))]
 
     validate(found, tmp_path)
@@ -60,16 +74,16 @@ IN_FLIGHT = {
     for pod in "abc"
     for engine in "01"
 }
-"""Three pods of two ranks each."""
+"""Series of three pods with two ranks each."""
 KNOWN = {
     f'sidestep_saturation_ratio{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': values
     for pod, engine, values in (("a", "0", "0.6+0x4"), ("a", "1", "0.9+0x4"), ("b", "0", "0.7+0x4"))
 }
-"""Of the third nobody knows yet what it can serve."""
+"""Saturation ratios; the third pod is starting and has none."""
 
 
 def query(name: str) -> str:
-    """Of KEDA's only trigger."""
+    """Return the query of KEDA's only trigger."""
     (trigger,) = resources(text(name))[0]["spec"]["triggers"]
     assert trigger["metadata"]["ignoreNullValues"] == "false"
     found: str = trigger["metadata"]["query"]
@@ -77,7 +91,7 @@ def query(name: str) -> str:
 
 
 def adapted(metric: str) -> str:
-    """The adapter's query of a metric, as it asks for all pods."""
+    """Return the adapter's query of a metric for all pods."""
     rules = yaml.safe_load(text("adapter-values.yaml"))["rules"]["custom"]
     (rule,) = [rule for rule in rules if rule["name"]["as"] == metric]
     found: str = rule["metricsQuery"]
@@ -86,53 +100,31 @@ def adapted(metric: str) -> str:
     )
 
 
-def asked(directory: Path, series: dict[str, str], expr: str, wanted: dict[str, float]) -> None:
-    """Hold that ``expr`` has the samples ``wanted``, by labels, over ``series``."""
-    look = {
-        "expr": f"round({expr}, 0.001)",
-        "eval_time": "1m",
-        "exp_samples": [{"labels": labels, "value": value} for labels, value in wanted.items()],
-    }
-    inputs = [{"series": one, "values": values} for one, values in series.items()]
-    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": [look]}
-    file = directory / "test.yaml"
-    file.write_text(json.dumps({"tests": [test]}))
-    done = subprocess.run(
-        [str(shutil.which("promtool")), "test", "rules", file],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
-    """KEDA takes one value, and an empty answer is no zero; the adapter's one for each pod."""
+@needs_promtool
+def test_autoscaler_queries_give_one_value(tmp_path: Path) -> None:
+    """KEDA's query gives one value, the adapter's one for each pod."""
     each = {f'{{namespace="default", pod="{pod}"}}': 12.0 for pod in "abc"}
 
-    asked(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 36.0})
-    asked(tmp_path, IN_FLIGHT, adapted("inference_requests_in_flight"), each)
+    assert_query(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 36.0})
+    assert_query(tmp_path, IN_FLIGHT, adapted("inference_requests_in_flight"), each)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_who_does_not_know_its_saturation_counts_as_the_others(tmp_path: Path) -> None:
-    """A new pod must not be scaled away for that, and before anybody knows there is a number, too."""
+@needs_promtool
+def test_one_hot_pod_does_not_stand_for_others(tmp_path: Path) -> None:
+    """Each pod counts with its own ratio, the highest of its ranks; a pod that is starting has no load."""
     saturated = query("keda-saturation.yaml")
     metric = adapted("inference_saturation_ratio")
 
-    asked(tmp_path, IN_FLIGHT | KNOWN, saturated, {"{}": 2.4})
-    asked(tmp_path, IN_FLIGHT, saturated, {"{}": 0.288})
-    asked(tmp_path, {}, saturated, {})
+    assert_query(tmp_path, KNOWN, saturated, {"{}": 1.6})
+    assert_query(tmp_path, IN_FLIGHT, saturated, {})
     each = {
         f'{{namespace="default", pod="{pod}"}}': value for pod, value in (("a", 0.9), ("b", 0.7))
     }
-    asked(tmp_path, IN_FLIGHT | KNOWN, metric, each)
+    assert_query(tmp_path, KNOWN, metric, each)
 
 
-def test_autoscalers_ask_for_what_the_adapter_makes() -> None:
-    """By the names that it gives."""
+def test_autoscalers_use_the_adapters_metrics() -> None:
+    """The autoscalers use exactly the metrics that the adapter provides."""
     rules = yaml.safe_load(text("adapter-values.yaml"))["rules"]["custom"]
     wanted = {
         metric["pods"]["metric"]["name"]
@@ -144,8 +136,8 @@ def test_autoscalers_ask_for_what_the_adapter_makes() -> None:
     assert wanted == {rule["name"]["as"] for rule in rules}
 
 
-def test_who_scrapes_knows_the_port() -> None:
-    """By name or number, and the picker gets the pod's view."""
+def test_scrapers_use_the_sidecars_port() -> None:
+    """Monitor, scrape configuration and endpoint picker use the sidecar's port."""
     (monitor,) = resources(text("podmonitor.yaml"))
     (picker,) = resources(text("endpoint-picker.yaml"))
     parameters = picker["plugins"][0]["parameters"]

@@ -1,4 +1,4 @@
-"""Agents that write into one store, as docs/fleet.md has them: no scrape is missing, whoever is away meanwhile."""
+"""Prometheus agents that write into one store, as docs/fleet.md sets them up."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TOKENS = "vllm:generation_tokens_total"
 
 
 def agent(directory: Path, shard: int, store: int, urls: list[str]) -> Path:
-    """Our configuration, with this shard, this store, these targets and little patience.
+    """Write the configuration of an agent with this shard, store and targets, and short intervals.
 
-    A page that is read too late for its scrape has counted: a second is enough on a busy machine.
+    The page counts a scrape even if its answer is too late, so the timeout is a whole second.
     """
     text = (FLEET / "agent.yml").read_text()
     for ours, its in (
@@ -46,7 +46,7 @@ def agent(directory: Path, shard: int, store: int, urls: list[str]) -> Path:
 
 @asynccontextmanager
 async def counting() -> AsyncIterator[str]:
-    """The URL of a page that counts who has read it, whatever else this process has to do."""
+    """Run a page that counts its requests in a process of its own; yield its URL."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, counting_page.__file__, stdout=asyncio.subprocess.PIPE
     )
@@ -59,36 +59,30 @@ async def counting() -> AsyncIterator[str]:
 
 
 async def running(stack: AsyncExitStack, server: Prometheus) -> None:
-    """Start it; the stack stops it."""
+    """Start a server that the stack stops."""
     stack.push_async_callback(asyncio.to_thread, server.stop)
     await asyncio.to_thread(server.start)
 
 
 async def scraped(agents: list[Prometheus]) -> float:
-    """Samples that agents have got so far."""
-    pages = [await asyncio.to_thread(one.page, "/metrics") for one in agents]
-    return sum(
-        float(line.split()[1])
-        for page in pages
-        for line in page.splitlines()
-        if line.startswith("prometheus_agent_samples_appended_total")
-    )
+    """Return the samples that the agents have appended so far; an agent has no count before its first."""
+    pages = [parse(await asyncio.to_thread(one.page, "/metrics")) for one in agents]
+    name = "prometheus_agent_samples_appended"
+    return sum(sum(page[name].samples.values()) for page in pages if name in page)
 
 
-async def test_the_store_has_every_scrape_although_it_was_away(
-    tmp_path: Path, start: Start
-) -> None:
-    """Agents go on meanwhile, and bring it all: no scrape is missing or there twice, and totals agree."""
+async def test_an_outage_of_the_store_loses_no_scrape(tmp_path: Path, start: Start) -> None:
+    """After an outage of the store, every scrape is there once, and totals agree."""
     found = {version: binary for version, binary in BINARIES.items() if binary is not None}
     if not found:
         pytest.skip("there is no Prometheus (make tools)")
     async with asyncio.TaskGroup() as versions:
         for version, binary in found.items():
-            versions.create_task(away(version, binary, tmp_path / version, start))
+            versions.create_task(outage(version, binary, tmp_path / version, start))
 
 
-async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
-    """The test, with one version in all roles."""
+async def outage(version: str, binary: str, tmp_path: Path, start: Start) -> None:
+    """Run the test with one version in all roles."""
     endpoint = f"ipc://{tmp_path}/ingest/ingest.ipc"
     async with AsyncExitStack() as stack:
         exporter = await stack.enter_async_context(start(ingest_endpoint=(endpoint,)))

@@ -1,4 +1,4 @@
-"""Leaves without a page and the exporter that has it: their manifests, and real processes that do what these say."""
+"""Forwarding: manifests of downstream exporters and of the aggregator, and processes that follow them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
@@ -31,6 +30,7 @@ from manifests import (
 )
 from pages import parse
 from peers import count, publisher
+from ports import free_ports
 from sidestep.config.parsing import source
 from sidestep.transport import keys
 
@@ -38,74 +38,78 @@ TOKENS = "vllm:generation_tokens"
 
 
 def container(component: str, name: str) -> Resource:
-    """Of what a component injects."""
+    """Return a container that a component injects."""
     return named(template(component)["initContainers"], name)
 
 
 def aggregator() -> dict[str, Resource]:
-    """Resources of ours, by kind."""
+    """Return the aggregator's resources by kind."""
     found = resources((KUSTOMIZE / "aggregator" / "aggregator.yaml").read_text())
     return {one["kind"]: one for one in found}
 
 
-def root() -> Resource:
-    """The aggregator's container."""
+def aggregator_container() -> Resource:
+    """Return the aggregator's container."""
     ((_, pod),) = pods(aggregator()["Deployment"])
     found: Resource = pod["containers"][0]
     return found
 
 
 def environ(given: Resource, pod: str, more: Mapping[str, str] = {}) -> dict[str, str]:
-    """Variables of a container in a pod of the namespace llm."""
+    """Return the variables of a container in a pod of the namespace llm."""
     fields = {"metadata.namespace": "llm", "metadata.name": pod}
     return manifests.environ(given, fields, more)
 
 
-def test_a_leaf_has_no_page_and_nothing_that_asks_it_for_one() -> None:
-    """Neither a port that Prometheus would find, nor a probe over HTTP."""
-    leaf = container("forward", "sidestep")
-    config = settings(leaf, {**defaults(), **environ(leaf, "p-0")})
+def test_a_downstream_exporter_has_no_page() -> None:
+    """A downstream exporter has no page, no port and no probe over HTTP."""
+    downstream = container("forward", "sidestep")
+    config = settings(downstream, {**defaults(), **environ(downstream, "p-0")})
 
     assert config.web_listen_address == ()
-    assert "ports" not in leaf
-    assert "httpGet" not in str(leaf)
-    assert config.ingest_endpoint == (f"ipc://{leaf['startupProbe']['exec']['command'][-1]}",)
+    assert "ports" not in downstream
+    assert "httpGet" not in str(downstream)
+    assert config.ingest_endpoint == (f"ipc://{downstream['startupProbe']['exec']['command'][-1]}",)
     assert config.forward_label == (("namespace", "llm"), ("pod", "p-0"))
 
 
-def test_a_leafs_name_fits_whatever_pods_are_called() -> None:
-    """Namespaces and pods' host names have 63 characters at most, and two namespaces may have equal pods."""
-    leaf = container("forward", "sidestep")
+def test_the_longest_pod_names_make_a_valid_source() -> None:
+    """The source name is valid for the longest names of namespace and pod."""
+    downstream = container("forward", "sidestep")
     longest = {"POD_NAMESPACE": "n" * 63, "POD_NAME": "p" * 63}
-    text = named(leaf["env"], "SIDESTEP_FORWARD_SOURCE")["value"]
+    text = named(downstream["env"], "SIDESTEP_FORWARD_SOURCE")["value"]
     given = re.sub(r"\$\((\w+)\)", lambda name: longest[name[1]], text)
 
     assert set(re.findall(r"\$\((\w+)\)", text)) == set(longest)
     assert source(given) == given
 
 
-def test_leaf_and_aggregator_meet() -> None:
-    """By the service's name and port; keys lie where they are looked for, and are copied from what is mounted."""
-    leaf, copying = (container("forward", name) for name in ("sidestep", "sidestep-keys"))
+def test_a_downstream_exporter_reaches_the_aggregator() -> None:
+    """A downstream exporter uses the service's name and port, and finds its keys."""
+    downstream, copying = (container("forward", name) for name in ("sidestep", "sidestep-keys"))
     service = aggregator()["Service"]
     port = named(service["spec"]["ports"], "ingest")
     mounts = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
-    found = environ(leaf, "p-0")
+    found = environ(downstream, "p-0")
     target, *sources = copying["command"][4:]
 
     assert found["SIDESTEP_FORWARD"] == f"tcp://{service['metadata']['name']}:{port['port']}"
-    assert named(root()["ports"], port["targetPort"])["containerPort"] == port["port"]
-    assert settings(root(), defaults()).ingest_endpoint == (f"tcp://*:{port['port']}",)
+    assert (
+        named(aggregator_container()["ports"], port["targetPort"])["containerPort"] == port["port"]
+    )
+    assert settings(aggregator_container(), defaults()).ingest_endpoint == (
+        f"tcp://*:{port['port']}",
+    )
     assert target == mounts["sidestep-keys"]
-    assert named(leaf["volumeMounts"], "sidestep-keys")["mountPath"] == target
+    assert named(downstream["volumeMounts"], "sidestep-keys")["mountPath"] == target
     assert {str(Path(one).parent) for one in sources} == {mounts["sidestep-forward"]}
     assert {found["SIDESTEP_SERVER_KEY"], found["SIDESTEP_CLIENT_KEY"]} == {
         f"{target}/{Path(one).name}" for one in sources
     }
 
 
-def test_secrets_are_those_that_the_document_makes() -> None:
-    """By the commands that users copy: names, and the files in them."""
+def test_secrets_match_the_documented_commands() -> None:
+    """Secrets and their files are those that the commands in docs/kubernetes.md create."""
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     made = {
         line.split()[4]: set(re.findall(r"--from-file=(\S+)", line))
@@ -118,13 +122,17 @@ def test_secrets_are_those_that_the_document_makes() -> None:
     forward = named(template("forward")["volumes"], "sidestep-forward")["secret"]
 
     assert made == {
-        mounted["key"]["secretName"]: {Path(settings(root(), defaults()).ingest_curve_key).name},
+        mounted["key"]["secretName"]: {
+            Path(settings(aggregator_container(), defaults()).ingest_curve_key).name
+        },
         mounted["authorized"]["secretName"]: {"sidecar.pub"},
         forward["secretName"]: copied,
     }
-    # By the group that fsGroup gives them; and, where there is none, by everybody who has the volume.
+    # Readable by the group of fsGroup, or, in a pod without one, by all containers with the volume.
     assert {one["defaultMode"] for one in mounted.values()} == {0o440}
-    assert pod["securityContext"]["fsGroup"] == root()["securityContext"]["runAsGroup"]
+    assert (
+        pod["securityContext"]["fsGroup"] == aggregator_container()["securityContext"]["runAsGroup"]
+    )
     assert forward["defaultMode"] == 0o444
     holders = [
         one["name"]
@@ -134,20 +142,20 @@ def test_secrets_are_those_that_the_document_makes() -> None:
     assert holders == ["sidestep-keys"]
 
 
-def test_all_containers_are_as_hard_as_the_sidecar() -> None:
-    """And those of an engine's pod leave it in its class."""
+def test_all_containers_are_hardened() -> None:
+    """All containers have the sidecar's security context and keep the pod's QoS class."""
     sidecar = container("component", "sidestep")
     given = template("forward")["initContainers"]
 
-    for one in [*given, root()]:
+    for one in [*given, aggregator_container()]:
         assert one["securityContext"] == sidecar["securityContext"]
     for one in given:
         assert one["resources"]["requests"] == one["resources"]["limits"]
-        assert one["image"] == sidecar["image"] == root()["image"]
+        assert one["image"] == sidecar["image"] == aggregator_container()["image"]
 
 
-def test_the_aggregator_is_no_engine() -> None:
-    """Where one kustomization has both, it stays as it is."""
+def test_nothing_is_injected_into_the_aggregator() -> None:
+    """Nothing is injected into the aggregator."""
     found = kustomized(KUSTOMIZE / "overlays" / "leaderworkerset-forward")
     (deployment,) = [one for one in found if one["kind"] == "Deployment"]
 
@@ -155,15 +163,15 @@ def test_the_aggregator_is_no_engine() -> None:
 
 
 class Cluster:
-    """Directories in place of volumes and secrets, processes in place of containers.
+    """Directories in place of volumes and secrets, and processes in place of containers.
 
     Args:
-        directory: Of all of them.
+        directory: Directory for all of them.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ports = [free_port() for _ in range(2)]
+        self.ports = free_ports(2)
         secrets = directory / "secrets"
         secrets.mkdir()
         for name in ("exporter", "sidecar"):
@@ -175,11 +183,11 @@ class Cluster:
 
     @property
     def page(self) -> str:
-        """Where the aggregator is scraped."""
+        """URL of the aggregator's metrics page."""
         return f"http://127.0.0.1:{self.ports[0]}/metrics"
 
     def secret(self, name: str, directory: Path, file: str, mode: int) -> None:
-        """Mount a file as kubelet does: behind two links."""
+        """Mount a file as the kubelet does: behind two links."""
         data = self.directory / "etc" / "sidestep" / name / "..2026"
         data.mkdir(parents=True, exist_ok=True)
         (data / file).write_bytes((directory / file).read_bytes())
@@ -190,7 +198,7 @@ class Cluster:
         (data.parent / file).symlink_to(f"..data/{file}")
 
     def here(self, pod: str, text: str) -> str:
-        """A manifest's text with what is in a pod put somewhere on this host."""
+        """Replace addresses and paths of a manifest by those on this host."""
         own = self.directory / pod
         for theirs, its in (
             ("tcp://*:9858", f"tcp://127.0.0.1:{self.ports[1]}"),
@@ -207,7 +215,7 @@ class Cluster:
     async def running(
         self, given: Resource, pod: str, more: Mapping[str, str] = {}
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A container of ours; asked to end as Kubernetes does, and it does."""
+        """Run a container of sidestep, and stop it as Kubernetes does."""
         (self.directory / pod / "run-keys").mkdir(parents=True, exist_ok=True)
         found = {**defaults(), **environ(given, pod, more)}
         found["SIDESTEP_WEB_LISTEN_ADDRESS"] = f"127.0.0.1:{self.ports[0]}"
@@ -222,10 +230,10 @@ class Cluster:
             assert await process.wait() == 0
 
     @asynccontextmanager
-    async def leaf(
+    async def pod(
         self, component: str, pod: str, more: Mapping[str, str] = {}
     ) -> AsyncIterator[str]:
-        """The init containers of a pod in their order; where its engine pushes."""
+        """Run the init containers of a pod in order; yield the endpoint for its engine."""
         given = container(component, "sidestep")
         copying = [self.here(pod, one) for one in container(component, "sidestep-keys")["command"]]
         (self.directory / pod / "run-keys").mkdir(parents=True, exist_ok=True)
@@ -238,7 +246,7 @@ class Cluster:
             yield f"ipc://{probe[-1]}"
 
     async def until(self, wanted: Mapping[frozenset[tuple[str, str]], float]) -> None:
-        """Return when the page has these tokens, by what labels say beside the engine's own."""
+        """Wait until the page has these token counts, by the labels that forwarding adds."""
         found: Any = None
         try:
             async with asyncio.timeout(60):
@@ -264,39 +272,32 @@ class Cluster:
 
 
 async def exit_code(command: list[str]) -> int:
-    """Of one that ends by itself."""
+    """Run a command to its end and return its exit code."""
     return await (await asyncio.create_subprocess_exec(*command)).wait()
 
 
-def free_port() -> int:
-    """One that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
-
-
-def of(**labels: str) -> frozenset[tuple[str, str]]:
-    """Labels of a series."""
+def added_labels(**labels: str) -> frozenset[tuple[str, str]]:
+    """Return the labels that forwarding adds to a series."""
     return frozenset({"namespace": "llm", **labels}.items())
 
 
 async def test_pods_of_a_group_are_on_one_page(tmp_path: Path) -> None:
-    """Each with its name, over keys from secrets; a pod that is made anew goes on counting, and so does an aggregator."""
+    """Pods of a group share one page, whose counters survive new pods and a new aggregator."""
     cluster = Cluster(tmp_path)
-    async with cluster.running(root(), "root"):
+    async with cluster.running(aggregator_container(), "aggregator"):
         async with (
-            cluster.leaf("forward", "g-0") as leader,
-            cluster.leaf("forward", "g-0-1") as worker,
+            cluster.pod("forward", "g-0") as leader,
+            cluster.pod("forward", "g-0-1") as worker,
         ):
             with closing(publisher(leader)) as one, closing(publisher(worker)) as other:
                 one.push(count(5))
                 other.push(count(7))
-                await cluster.until({of(pod="g-0"): 5.0, of(pod="g-0-1"): 7.0})
-        # Its volumes go with a pod.
+                await cluster.until({added_labels(pod="g-0"): 5.0, added_labels(pod="g-0-1"): 7.0})
+        # A pod's volumes are deleted with it.
         shutil.rmtree(tmp_path / "g-0-1")
-        async with cluster.leaf("forward", "g-0-1") as worker:
+        async with cluster.pod("forward", "g-0-1") as worker:
             with closing(publisher(worker)) as other:
                 other.push(count(3))
-                await cluster.until({of(pod="g-0"): 5.0, of(pod="g-0-1"): 10.0})
-    async with cluster.running(root(), "root"):
-        await cluster.until({of(pod="g-0"): 5.0, of(pod="g-0-1"): 10.0})
+                await cluster.until({added_labels(pod="g-0"): 5.0, added_labels(pod="g-0-1"): 10.0})
+    async with cluster.running(aggregator_container(), "aggregator"):
+        await cluster.until({added_labels(pod="g-0"): 5.0, added_labels(pod="g-0-1"): 10.0})

@@ -1,9 +1,10 @@
-"""The components: what they add to whose pods, and that they change nothing else."""
+"""The kustomize components: what they add to which pods, and that they change nothing else."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ OVERLAYS = sorted(path.parent for path in KUSTOMIZE.glob("overlays/*/kustomizati
 
 
 def engines() -> list[Resource]:
-    """Pods as others have them, in every mixture of what a component has to find its place in."""
+    """Return pods with every combination of fields that a component has to patch."""
     variables: list[Any] = [
         None,
         [],
@@ -63,8 +64,8 @@ def engines() -> list[Resource]:
     return found
 
 
-def workload(kind: str, name: str, pod: Resource, **more: Any) -> Resource:
-    """Of any of the kinds that the component knows."""
+def workload(kind: str, name: str, pod: Resource) -> Resource:
+    """Return a workload of a kind that the component supports."""
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
     api = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}.get(kind, "apps/v1")
     spec: Resource = {"selector": {"matchLabels": {"app": name}}, "template": template}
@@ -72,12 +73,12 @@ def workload(kind: str, name: str, pod: Resource, **more: Any) -> Resource:
         spec = {"leaderWorkerTemplate": {"leaderTemplate": template, "workerTemplate": template}}
     if kind == "StatefulSet":
         spec["serviceName"] = name
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, **more}, "spec": spec}
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def applied(directory: Path, component: str, *given: Resource) -> dict[str, Resource]:
-    """By name, after the one line that a user writes."""
-    # Names with quotes, as JSON has them, and without; JSON has no anchors.
+    """Render resources with a component; return them by name."""
+    # Names are quoted in JSON and plain in YAML. The copy has no shared objects, which YAML would write as anchors.
     texts = [
         json.dumps(one) if n % 2 else yaml.safe_dump(json.loads(json.dumps(one)))
         for n, one in enumerate(given)
@@ -87,8 +88,8 @@ def applied(directory: Path, component: str, *given: Resource) -> dict[str, Reso
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_any_engine_gets_all_of_it_and_keeps_what_it_had(component: str, tmp_path: Path) -> None:
-    """Deployments, StatefulSets and LeaderWorkerSets, whatever their pods have already."""
+def test_engines_of_any_shape_are_injected(component: str, tmp_path: Path) -> None:
+    """Every engine gets all of the component and keeps its own fields."""
     kinds = itertools.cycle(["Deployment", "StatefulSet", "LeaderWorkerSet"])
     given = [
         workload(kind, f"w{number}", pod)
@@ -102,24 +103,8 @@ def test_any_engine_gets_all_of_it_and_keeps_what_it_had(component: str, tmp_pat
     validate(found.values(), tmp_path)
 
 
-def test_who_is_no_engine_says_so(tmp_path: Path) -> None:
-    """By a label; and other kinds are never touched."""
-    pod = {"containers": [{"name": "router", "image": "theirs"}]}
-    router = workload("Deployment", "router", pod, labels={"sidestep/inject": "false"})
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
-    job["spec"] = {"template": {"spec": pod}}
-    workers = workload("LeaderWorkerSet", "lws", pod, labels={"sidestep/leader": "none"})
-    del workers["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    found = applied(tmp_path, "component", router, job, workers)
-
-    assert found["router"] == router
-    assert found["job"] == job
-    assert set(found["lws"]["spec"]["leaderWorkerTemplate"]) == {"workerTemplate"}
-    assert set(found) == {"router", "job", "lws"}
-
-
 def test_triton_itself_is_not_changed(tmp_path: Path) -> None:
-    """It is polled: no plugin, no variable, no group."""
+    """Triton is polled: its container gets no plugin, variable or group."""
     pod = {"containers": [{"name": "triton", "image": "theirs"}]}
     found = applied(tmp_path, "triton", workload("Deployment", "triton", pod))["triton"]
     ((_, after),) = pods(found)
@@ -129,9 +114,41 @@ def test_triton_itself_is_not_changed(tmp_path: Path) -> None:
     assert "securityContext" not in after
 
 
+def test_only_engines_of_production_stack_are_injected() -> None:
+    """Routers, servers of caches and lookups, and the controller of adapters are left unchanged."""
+    found = kustomized(KUSTOMIZE / "overlays" / "production-stack")
+    injected = {
+        one["metadata"]["name"]
+        for one in found
+        for _, pod in pods(one)
+        if "sidestep" in {each["name"] for each in pod.get("initContainers", ())}
+    }
+
+    assert len(found) == 5
+    assert injected == {"stack-qwen3-deployment-vllm"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_grace_periods_suffice_for_engine_and_sidecar(overlay: Path) -> None:
+    """A pod's grace period has the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
+    for one in kustomized(overlay):
+        for _, pod in pods(one):
+            if not any(sidesteps(pod)):
+                continue
+            engine = pod["containers"][0]
+            command = " ".join([*engine.get("command", ()), *engine.get("args", ())])
+            timeout = re.search(r"--shutdown-timeout[= ](\d+)", command)
+            stops = int(timeout[1]) if timeout else 30 * ("tritonserver" in command)
+            arguments = " ".join(arg for each in sidesteps(pod) for arg in each.get("args", ()))
+            (linger,) = re.findall(r"--shutdown.linger=(\d+)", arguments)
+
+            # Kubernetes' default is 30 s.
+            assert pod.get("terminationGracePeriodSeconds", 30) >= stops + int(linger) + 2
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_overlays_inject_into_every_engine(overlay: Path, tmp_path: Path) -> None:
-    """Each pod but those that are labelled has the sidecar, its flags exist, and the schemas allow it."""
+    """Every pod of an overlay has the sidecar unless it is labelled, and all of it is valid."""
     found = kustomized(overlay)
     theirs = [one for path in overlay.rglob("*.yaml") for one in resources(path.read_text())]
     kinds = {one["kind"] for one in theirs} - {"Kustomization"}

@@ -1,4 +1,4 @@
-"""The plugin as a directory: found and loaded by an engine whose environment has never heard of sidestep."""
+"""The plugin as a directory, loaded by an engine in whose environment sidestep is not installed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ from manifests import ROOT, named, template
 from sidestep import __version__
 
 BROUGHT = (msgspec, zmq)
-"""What the plugin needs and engines have themselves."""
+"""Dependencies of the plugin that engines have themselves."""
 FIND = """
 import json, sys
 from importlib.metadata import entry_points, version
 import sidestep_adapters.sglang.collectors, sidestep_adapters.vllm.stats, sidestep_adapters.vllm.frontend
 found = {g: [e.name for e in entry_points(group=g)] for g in ("vllm.stat_logger_plugins", "sglang.srt.plugins")}
 print(json.dumps([found, version("sidestep"), sidestep_adapters.__file__, sys.path]))
+"""
+LOG = """
+import logging, sys
+from sidestep_adapters.publisher.environment import set_up_log
+logging.getLogger("engine").addHandler(logging.StreamHandler(sys.stdout))
+logging.getLogger("engine").setLevel("INFO")
+set_up_log("engine")
+set_up_log("engine")
 """
 PUSH = """
 import sys
@@ -41,7 +49,7 @@ publisher.close()
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the image has it: the distribution without its dependencies."""
+    """Install the distribution without its dependencies into a directory, as the image has it."""
     directory = tmp_path_factory.mktemp("plugin")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     built = directory / "wheel"
@@ -56,7 +64,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with what engines bring along, and nothing of ours."""
+    """Return the interpreter of an environment with engines' dependencies but without sidestep."""
     directory = tmp_path_factory.mktemp("engine")
     venv.create(directory, with_pip=False, symlinks=True)
     (packages,) = directory.glob("lib/python*/site-packages")
@@ -70,7 +78,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(engine: Path, code: str, **environ: str) -> str:
-    """What a program of the engine's prints."""
+    """Run a program with the engine's interpreter and return its output."""
     done = subprocess.run(
         [engine, "-c", code],
         capture_output=True,
@@ -84,15 +92,15 @@ def run(engine: Path, code: str, **environ: str) -> str:
     return done.stdout
 
 
-def test_an_engine_without_it_knows_nothing(engine: Path) -> None:
-    """So that what the next test finds is the directory's."""
+def test_an_engine_without_the_directory_finds_no_plugin(engine: Path) -> None:
+    """Without the directory, the engine finds no plugin."""
     code = "from importlib.metadata import entry_points as e; print([*e(group='vllm.stat_logger_plugins')])"
 
     assert run(engine, code).strip() == "[]"
 
 
-def test_engines_find_it_by_its_entry_points(engine: Path, plugin: Path) -> None:
-    """Both groups, of this release, from that directory; the engine's own path stays behind it."""
+def test_engines_find_the_plugin_by_its_entry_points(engine: Path, plugin: Path) -> None:
+    """Engines find the plugin's entry points in the directory, which comes first on the path."""
     found, version, file, path = json.loads(run(engine, FIND, PYTHONPATH=str(plugin)))
 
     assert found == {"vllm.stat_logger_plugins": ["sidestep"], "sglang.srt.plugins": ["sidestep"]}
@@ -100,17 +108,30 @@ def test_engines_find_it_by_its_entry_points(engine: Path, plugin: Path) -> None
     assert path[1] == str(plugin)
 
 
-def test_it_brings_nothing_that_an_engine_has_itself(plugin: Path) -> None:
-    """A directory that Python looks at first would put its own releases before the engine's."""
+@pytest.mark.parametrize(("more", "warned"), [("", True), (":", True), (":/theirs", False)])
+def test_a_path_that_hides_the_images_is_logged(
+    engine: Path, plugin: Path, more: str, warned: bool
+) -> None:
+    """The engine's log says that a PYTHONPATH of its image does not apply, unless the manifest has one."""
+    line = (
+        f"sidestep: PYTHONPATH is only {plugin}: a PYTHONPATH of the engine's image does not apply"
+    )
+    said = run(engine, LOG, PYTHONPATH=f"{plugin}{more}")
+
+    assert said.count(line) == warned
+
+
+def test_the_directory_has_only_sidesteps_packages(plugin: Path) -> None:
+    """The directory has no package that could replace one of the engine's."""
     names = {one.name for one in plugin.iterdir() if one.suffix != ".dist-info"}
 
     assert names - {"bin"} == {"sidestep", "sidestep_adapters"}
 
 
-async def test_it_reaches_the_exporter_of_the_manifest(
+async def test_the_plugin_reaches_the_exporter_of_the_manifest(
     engine: Path, plugin: Path, tmp_path: Path, start: Start
 ) -> None:
-    """Over a volume that everybody may write to, with the manifest's variables and endpoint."""
+    """The plugin reaches the exporter over a shared volume, with the manifest's variables."""
     volume = tmp_path / "emptyDir"
     volume.mkdir(mode=0o777)
     volume.chmod(0o777)

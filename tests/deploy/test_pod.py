@@ -1,4 +1,4 @@
-"""What is injected: one exporter that Kubernetes can run, beside an engine that cannot tell the difference."""
+"""The injected containers: a sidecar that Kubernetes can run, and an unchanged engine."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
 def mebibytes(text: str) -> int:
-    """Of a quantity that we write."""
+    """Parse a quantity in Mi."""
     assert text.endswith("Mi")
     return int(text.removesuffix("Mi"))
 
 
-def test_every_flag_exists_and_every_value_is_taken() -> None:
-    """The manifest's, and those the image has in its environment."""
+def test_flags_and_settings_are_valid() -> None:
+    """Flags of the manifest and settings of the image are valid."""
     config = settings(SIDECAR, defaults())
 
     assert config.ingest_ipc_group == str(SIDECAR["securityContext"]["runAsGroup"])
     assert config.web_listen_address == (("", SIDECAR["ports"][0]["containerPort"]),)
 
 
-def test_the_image_sets_settings_that_exist() -> None:
-    """A variable with a typing error would say nothing."""
+def test_variables_of_the_image_are_settings() -> None:
+    """Every variable in the Dockerfile is a setting; the command would ignore a misspelled one."""
     set_there = set(re.findall(r"\b(SIDESTEP_[A-Z_]+)=", DOCKERFILE))
 
     assert set_there - {setting.variable for setting in SETTINGS} == set()
     assert {"SIDESTEP_STATE_DIR", "SIDESTEP_WEB_LISTEN_ADDRESS"} < set_there
 
 
-def test_engine_and_exporter_meet() -> None:
-    """At one path, on a volume that both have, in a directory below what everybody may write to."""
+def test_engine_and_exporter_share_an_endpoint() -> None:
+    """Engine and exporter have the same endpoint, in a directory on a volume that both mount."""
     endpoint = named(ENGINE["env"], "SIDESTEP_ENDPOINT")["value"]
     volume = named(template()["volumes"], "sidestep-socket")
     mounts = [named(each["volumeMounts"], "sidestep-socket") for each in (ENGINE, SIDECAR)]
@@ -52,8 +52,8 @@ def test_engine_and_exporter_meet() -> None:
     assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_the_plugin_gets_where_python_looks() -> None:
-    """What the one container copies is what the other one mounts and names."""
+def test_the_plugin_is_on_the_engines_pythonpath() -> None:
+    """The engine's PYTHONPATH is the directory into which the init container copies the plugin."""
     source, target = PLUGIN["command"][2:]
     paths = named(ENGINE["env"], "PYTHONPATH")["value"]
     mount = named(ENGINE["volumeMounts"], "sidestep-plugin")
@@ -63,8 +63,8 @@ def test_the_plugin_gets_where_python_looks() -> None:
     assert f"--target {source.removesuffix('/.')} " in DOCKERFILE
 
 
-def test_state_outlives_the_process_in_memory() -> None:
-    """The snapshot lies on a volume that only this container has."""
+def test_the_snapshot_is_on_a_memory_volume() -> None:
+    """The snapshot is on a memory volume that outlives the container."""
     mount = named(SIDECAR["volumeMounts"], "sidestep-state")
 
     assert settings(SIDECAR, defaults()).state_dir.startswith(mount["mountPath"] + "/")
@@ -73,7 +73,7 @@ def test_state_outlives_the_process_in_memory() -> None:
 
 @pytest.mark.parametrize("container", [SIDECAR, PLUGIN], ids=lambda one: one["name"])
 def test_containers_are_hardened(container: Resource) -> None:
-    """All that the restricted profile of Kubernetes asks for, and no way to write but volumes."""
+    """Containers fulfil the restricted Pod Security Standard, with a read-only file system."""
     assert container["securityContext"] == {
         "runAsNonRoot": True,
         "runAsUser": 65532,
@@ -88,48 +88,50 @@ def test_containers_are_hardened(container: Resource) -> None:
 
 @pytest.mark.parametrize("container", [SIDECAR, PLUGIN], ids=lambda one: one["name"])
 def test_an_engines_pod_stays_guaranteed(container: Resource) -> None:
-    """Its CPUs stay pinned: every container has limits, and requests are the same."""
+    """Requests equal limits, so the pod keeps the QoS class Guaranteed."""
     resources = container["resources"]
 
     assert set(resources["limits"]) == {"cpu", "memory"}
     assert resources["requests"] == resources["limits"]
 
 
-def test_the_exporter_stops_growing_before_it_is_killed() -> None:
-    """A quarter is left between its own limit and the container's, less what its volumes hold."""
+def test_the_memory_limit_is_below_the_containers() -> None:
+    """The exporter's memory limit leaves a quarter of the container's."""
     config = settings(SIDECAR, defaults())
     limit = mebibytes(SIDECAR["resources"]["limits"]["memory"])
 
     assert config.limits_memory_soft < config.limits_memory_hard <= limit * 3 / 4
 
 
-def test_it_starts_before_the_engine_and_ends_after_it() -> None:
-    """A native sidecar, looked after by all three probes, that waits for one more scrape."""
-    probes = {
-        name: SIDECAR[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
-    }
+def test_the_sidecar_starts_before_the_engine_and_ends_after_it() -> None:
+    """A native sidecar lingers after SIGTERM for a scrape, at an interval of 15 s; a hook would run too early."""
+    probes = {name: SIDECAR[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness")}
 
     assert SIDECAR["restartPolicy"] == "Always"
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "startup": "/-/ready",
-        "readiness": "/-/ready",
         "liveness": "/-/healthy",
     }
     assert {probe["port"] for probe in probes.values()} == {SIDECAR["ports"][0]["name"]}
-    # Kubernetes' own 30 s are enough where the engine takes half of them.
-    assert int(SIDECAR["lifecycle"]["preStop"]["exec"]["command"][1]) in range(15, 25)
+    assert "lifecycle" not in SIDECAR
+    assert settings(SIDECAR, defaults()).shutdown_linger == 16.0
 
 
-def test_images_are_this_release() -> None:
-    """Neither latest nor another one."""
+def test_a_slow_sidecar_does_not_take_the_engine_out_of_service() -> None:
+    """The sidecar has no readiness probe, which Kubernetes counts for the pod."""
+    assert "readinessProbe" not in SIDECAR
+
+
+def test_images_have_this_releases_version() -> None:
+    """Images have this release's version."""
     images = {SIDECAR["image"], PLUGIN["image"]}
 
     assert images == {f"sidestep:{__version__}"}
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
 
 
-def test_hadolint_has_nothing_to_say() -> None:
-    """All its rules."""
+def test_hadolint_finds_nothing() -> None:
+    """The Dockerfile follows all rules of hadolint."""
     done = subprocess.run(
         [tool("hadolint"), ROOT / "deploy" / "Dockerfile"],
         capture_output=True,

@@ -14,8 +14,8 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import Item, SglangStats, encode_item
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
@@ -40,16 +40,16 @@ PAIRS = {
     "sidestep_requests_waiting": "vllm:num_requests_waiting",
     "sidestep_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
 }
-"""What of a vLLM engine must agree but for the bounds."""
+"""Common names and vLLM's names of histograms that agree except for their bounds."""
 
 
 def engine(name: str, labels: dict[str, str]) -> EngineInfo:
-    """One of SGLang's collectors."""
+    """Return one of SGLang's collectors."""
     return EngineInfo(name, "sglang", labels)
 
 
 def items() -> list[Item]:
-    """What SGLang's processes say of a few requests."""
+    """Return items that SGLang's processes send for a few requests."""
 
     def family(name: str, kind: str, labels: list[str], *samples: Sample) -> Family:
         return Family(name, kind, labels, list(samples))  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ ENGINES = [engine("tokenizer", TOKENIZER), engine("scheduler", SCHEDULER)]
 
 
 def applied(*, common: bool = True) -> Registry:
-    """A registry that has heard it all."""
+    """Return a registry to which all items were applied."""
     registry = Registry(
         {n: compile_layout(DIALECTS[n], common=common) for n in ("vllm", "sglang")}, {}
     )
@@ -109,7 +109,7 @@ def applied(*, common: bool = True) -> Registry:
 
 
 def names(page: str) -> set[str]:
-    """Families of a page that have a common name."""
+    """Return the families of a page that have a common name."""
     known = {row.name.removesuffix("_total") for row in DIALECTS["vllm"].common_rows}
     return known & parse(page).keys()
 
@@ -146,8 +146,8 @@ async def test_vllms_are_its_own_numbers(start: Start) -> None:
             assert found == expected
 
 
-def test_sglangs_come_from_what_its_collectors_are_told() -> None:
-    """Each child of a family counts, each weight, and of the prefix cache only its hits."""
+def test_sglangs_numbers_are_those_of_its_collectors() -> None:
+    """Every child and weight counts; of the prefix cache's tokens, only hits count as found."""
     page = parse(render(applied()).decode())
 
     def value(name: str, **labels: str) -> float:
@@ -171,14 +171,14 @@ def test_sglangs_come_from_what_its_collectors_are_told() -> None:
     assert value("sidestep_kv_cache_usage_ratio") == 0.5
 
 
-def test_they_are_there_when_asked_for_only() -> None:
-    """Without the option no family has two names."""
+def test_common_names_need_their_flag() -> None:
+    """Without it, no family has two names."""
     assert names(render(applied(common=False)).decode()) == set()
     assert names(render(applied()).decode()) != set()
 
 
-def test_an_engine_has_only_what_its_kind_tells() -> None:
-    """A tokenizer shows no queue, a scheduler no tokens of requests."""
+def test_a_collector_has_only_the_families_of_its_kind() -> None:
+    """A tokenizer has no queue, a scheduler no tokens of requests."""
     page = parse(render(applied()).decode())
 
     def ranks(family: str) -> set[bool]:
@@ -190,7 +190,7 @@ def test_an_engine_has_only_what_its_kind_tells() -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
-    """As the engine's has no quantiles, so has the page's none."""
+    """A summary has no quantiles, on the engine's page or on the exporter's."""
     registry = applied()
     told = Sample(["decode"], observations=[0.5, 1.0])
     family = Family("sglang:eplb_balancedness", "summary", ["forward_mode"], [told])
@@ -206,8 +206,8 @@ def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
 
 
 @pytest.mark.parametrize("common", [False, True])
-def test_what_was_folded_has_them_too(common: bool) -> None:
-    """A sender folds for either exporter, before it knows which one comes."""
+def test_folded_items_feed_common_names(common: bool) -> None:
+    """A sender folds before it knows whether the exporter exposes them."""
     folder = ItemFolder()
     for item in items():
         assert folder.fold(encode_item(item), ENGINES)
@@ -221,7 +221,7 @@ def test_what_was_folded_has_them_too(common: bool) -> None:
 
 
 def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
-    """A registry with one engine, and its name."""
+    """Return a registry with one engine, its applier, and the engine's name."""
     registry = Registry(
         {n: compile_layout(DIALECTS[n], common=True) for n in ("sglang", "stream")}, {}
     )
@@ -230,13 +230,13 @@ def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]
 
 
 def page_of(registry: Registry) -> dict[str, Any]:
-    """All that is shown."""
+    """Return all families of the page."""
     return dict(parse(render(registry).decode()))
 
 
 @pytest.mark.parametrize("name", ["own", "sglang:eplb_balancedness"])
 def test_a_summary_with_bounds_is_refused(name: str) -> None:
-    """It has no buckets to show; the page goes on."""
+    """A summary has no buckets; the page stays valid."""
     registry, applier, who = fed(**TOKENIZER)
     told = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
     with contextlib.suppress(WireError):
@@ -246,7 +246,7 @@ def test_a_summary_with_bounds_is_refused(name: str) -> None:
 
 
 def test_a_streams_family_keeps_its_labels() -> None:
-    """What its events feed has a medium, whatever a stranger says of it first."""
+    """A Samples item that names the family first cannot remove the label medium."""
     registry, applier, who = fed("stream", engine="0", model_name="m")
     name = "sidestep_kv_cached_block_lifetime_seconds"
     told = Family(name, "histogram", [], [Sample(observations=[1.0])])
@@ -256,14 +256,14 @@ def test_a_streams_family_keeps_its_labels() -> None:
 
 
 def requests(count: float, *labels: str) -> Samples:
-    """Requests of a tokenizer, whose release or flags decide the labels."""
+    """Return requests of a tokenizer, whose release or flags decide the labels."""
     told = Family("sglang:num_requests_total", "counter", list(labels))
     told.samples = [Sample(["x"] * len(labels), count)]
     return Samples(0, 1.0, [told])
 
 
-def test_a_process_that_begins_may_have_other_labels() -> None:
-    """The family begins anew with them; a process that goes on may not change its mind."""
+def test_a_new_process_may_send_other_labels() -> None:
+    """The family restarts at 0 with them; a running process cannot change its labels."""
     registry, applier, who = fed(**TOKENIZER)
     engine = registry.engines[who]
     applier.apply(engine, requests(2))
@@ -281,7 +281,7 @@ def test_a_process_that_begins_may_have_other_labels() -> None:
 
 
 def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
-    """An engine that was started with other buckets shows those."""
+    """An engine that restarts with other buckets exposes those."""
     registry, applier, who = fed(**TOKENIZER)
     applier.apply(registry.engines[who], items()[0])
     bounds = {"sglang_time_to_first_token": [1.0, 2.0]}
@@ -297,7 +297,7 @@ def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
 
 
 def test_counts_by_other_bounds_are_moved() -> None:
-    """Each lands by its upper bound, also where the operator's are as many."""
+    """Each bucket moves by its upper bound, even if the operator has as many bounds."""
     registry, applier, who = fed()
     name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
     told = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
@@ -310,8 +310,8 @@ def test_counts_by_other_bounds_are_moved() -> None:
     assert sum(child.counts) == 6
 
 
-def test_labels_of_another_kind_of_engine_are_nobodys_own() -> None:
-    """A process without labels cannot look like a tokenizer."""
+def test_an_item_cannot_add_labels_of_another_collector() -> None:
+    """A process without labels cannot imitate a tokenizer."""
     registry, applier, who = fed()
     with pytest.raises(WireError, match="bad_label"):
         applier.apply(
@@ -319,8 +319,8 @@ def test_labels_of_another_kind_of_engine_are_nobodys_own() -> None:
         )
 
 
-def test_an_engine_that_is_fed_keeps_its_dialect() -> None:
-    """Another stream cannot make another engine of it; once nobody feeds it any more, it can."""
+def test_an_engine_with_a_stream_keeps_its_dialect() -> None:
+    """Another stream cannot change it; once no stream feeds the engine, a Hello can."""
     registry, _, who = fed("stream", engine="0", model_name="m")
     registry.engines[who].streams.add(1)
     other = EngineInfo(who, "sglang", {"engine": "0", "model_name": "m"})

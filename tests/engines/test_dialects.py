@@ -1,4 +1,4 @@
-"""What generic tables say of engines' dialects."""
+"""Agreement between settings and the engines' dialects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from sidestep.config.triton_servers import OWN_LABELS
 from sidestep.engines.triton.rows import ROWS
 
 
-def test_no_option_of_a_triton_server_may_take_a_label_of_its_families() -> None:
-    """The settings know nothing of the engines, so their list is compared here."""
+def test_options_of_a_triton_server_exclude_labels_of_its_families() -> None:
+    """The settings cannot import the rows, so this test compares their list of labels."""
     assert {label for row in ROWS for label in row.labels} == OWN_LABELS

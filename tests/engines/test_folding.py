@@ -1,4 +1,4 @@
-"""What finds the ring full is counted as if it had arrived."""
+"""Items that do not fit into a full ring count as if they had arrived."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, ItemFolder
-from sidestep.engines.items import VllmSleep, VllmStep, encode_item
-from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import SchedulerStats, VllmSleep, VllmStep
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES
@@ -37,29 +37,26 @@ INTERVALS = (
     "vllm:request_",
     "sidestep_",
 )
-"""Of requests and blocks that were under way: these are lost, and counted."""
+"""Families of requests and blocks that were in flight: folding loses these, and counts them."""
 SPREAD = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
-"""Of questions whose samples several engines have: each stream folds its own."""
+"""Families of requests whose samples several engines have: each stream folds its own."""
 
 
 def fold(fed: Fed, some: list[Step], rate: float | None = None) -> None:
-    """Send a part of a recording as what it comes to."""
-    folders: dict[str, ItemFolder] = {}
+    """Fold a part of a recording, each stream by itself, and send the results."""
+    folded: dict[str, list[bytes]] = {}
     for stream, engines, item in some:
         if item is None:
-            fed.greet(stream, engines)
-            continue
-        folder = folders.setdefault(stream, ItemFolder())
-        folder.kv_sample_rate = rate
-        assert folder.fold(item, engines)
-    for stream, folder in folders.items():
-        folded = folder.seal()
-        fed.aggregate(stream, folded.items, folded.frames)
+            fed.send_hello(stream, engines)
+        else:
+            folded.setdefault(stream, []).append(item)
+    for stream, items in folded.items():
+        fed.fold(stream, items, rate)
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
-def test_counts_are_the_same(run: str) -> None:
-    """The middle of a run, folded: every counter, gauge and bucket, but for requests under way."""
+def test_a_folded_part_of_a_run_counts(run: str) -> None:
+    """Every counter, gauge and bucket is equal, except for requests in flight."""
     recorded = list(steps(run))
     third = len(recorded) // 3
     whole, folded = Fed(), Fed()
@@ -75,7 +72,7 @@ def test_counts_are_the_same(run: str) -> None:
 
 @pytest.mark.parametrize("run", CORE_RUNS)
 def test_a_whole_run_can_be_folded(run: str) -> None:
-    """With all of its requests in it nothing is lost: the page is the very same."""
+    """No interval is cut off, so the page is the same."""
     recorded = list(steps(run))
     whole, folded = Fed(), Fed()
     whole.feed(recorded)
@@ -88,25 +85,22 @@ def test_a_whole_run_can_be_folded(run: str) -> None:
 
 
 def events(*found: object, stamp: float = 0.0) -> bytes:
-    """An item of request events."""
+    """Return an encoded item of request events."""
     return encode_item(RequestEvents(0, stamp, 7, list(found)))  # type: ignore[arg-type]
 
 
-def test_requests_under_way_are_counted_once() -> None:
-    """Begun before and during it, ended during and after it: each that spans an end, once."""
+def test_requests_cut_off_by_folding_are_counted_once() -> None:
+    """A request counts once, whichever end of the folded part cuts it off."""
     fed = Fed()
-    fed.greet("s", [ENGINE])
+    fed.send_hello("s", [ENGINE])
     fed.items("s", [events(*(Queued(n, 1.0) for n in (1, 2, 3)))])
-    folder = ItemFolder()
-    for item in (
+    folded = (
         events(*(Queued(n, 2.0) for n in (4, 5))),
         events(*(Scheduled(n, 2.5) for n in (1, 4, 5))),
         events(Iteration(2.5, 3.0, 3.0, [Output(3.0, [1, 4, 5])])),
         events(Finished(1, 4.0, 4.0, 0, 1, 1), Finished(4, 4.0, 4.0, 0, 1, 1)),
-    ):
-        assert folder.fold(item, [ENGINE])
-    folded = folder.seal()
-    fed.aggregate("s", folded.items, folded.frames)
+    )
+    fed.fold("s", folded)
     # 2, 3 and 5 are in the scheduler; 2 is told of before the sender says who is there.
     fed.items("s", [events(Finished(2, 5.0, 5.0, 0, 1, 1))])
     fed.items("s", [events(*(Alive(n, 5.0, 0) for n in (3, 5)))])
@@ -127,8 +121,8 @@ def test_requests_under_way_are_counted_once() -> None:
 
 @given(st.data())
 @settings(max_examples=100)
-def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> None:
-    """Any cut of a stream of steps into sent and folded parts comes to the same sums."""
+def test_any_cut_into_sent_and_folded_parts_has_the_same_sums(data: st.DataObject) -> None:
+    """No token or latency is lost."""
     random = Random(data.draw(st.integers(0, 2**32)))
     made = [
         VllmStep(0, float(n), 1.0, SchedulerStats(num_running_reqs=n), IterationStats(
@@ -137,14 +131,14 @@ def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> No
     ]  # fmt: skip
     items = [encode_item(item) for item in made]
     fed = Fed()
-    fed.greet("s", [ENGINE])
+    fed.send_hello("s", [ENGINE])
     at = 0
     while at < len(items):
         count = data.draw(st.integers(1, len(items)))
         part = items[at : at + count]
         at += count
         if data.draw(st.booleans()):
-            fold(fed, [("s", [ENGINE], item) for item in part])
+            fed.fold("s", part)
         else:
             fed.items("s", part)
     (engine,) = fed.intake.registry.engines.values()
@@ -165,17 +159,14 @@ def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> No
 
 
 def test_a_gauge_yields_to_a_newer_one_only() -> None:
-    """What another front end has said meanwhile stands; a sleep is true until it is told anew."""
-    folder = ItemFolder()
-    folder.fold(encode_item(VllmStep(0, 5.0, 1.0, SchedulerStats(num_running_reqs=5))), [ENGINE])
-    folder.fold(encode_item(VllmSleep(0, 5.0, 1, 1)), [ENGINE])
-    folded = folder.seal()
+    """A newer value of another front end stands; a sleep state holds until its next report."""
     fed = Fed()
-    fed.greet("other", [ENGINE])
+    fed.send_hello("other", [ENGINE])
     newer = VllmStep(0, 6.0, 1.0, SchedulerStats(num_running_reqs=6))
     fed.items("other", [encode_item(newer)])
-    fed.greet("s", [ENGINE])
-    fed.aggregate("s", folded.items, folded.frames)
+    fed.send_hello("s", [ENGINE])
+    older = VllmStep(0, 5.0, 1.0, SchedulerStats(num_running_reqs=5))
+    fed.fold("s", [encode_item(older), encode_item(VllmSleep(0, 5.0, 1, 1))])
     (engine,) = fed.intake.registry.engines.values()
     running = engine.layout.find("vllm:num_requests_running").slots[0]
     sleeping = engine.layout.handled["sleep_state"].slots
@@ -184,8 +175,8 @@ def test_a_gauge_yields_to_a_newer_one_only() -> None:
     assert [engine.values[slot] for slot in sleeping[:3]] == [0, 1, 0]
 
 
-def test_what_the_exporter_has_set_is_folded_by() -> None:
-    """Its bucket bounds, so that nothing has to be moved."""
+def test_a_folder_uses_the_exporters_bounds() -> None:
+    """The exporter then has no counts to move."""
     folder = ItemFolder()
     folder.settings = Settings({"inter_token_latency": [0.5, 1.0]})
     item = IterationStats(1, inter_token_latencies_iter=[0.1, 0.7, 3.0])
@@ -194,7 +185,7 @@ def test_what_the_exporter_has_set_is_folded_by() -> None:
     for overrides, moved in (({"inter_token_latency": (0.5, 1.0)}, 0), ({}, 3)):
         fed = Fed()
         fed.intake.registry.overrides = overrides
-        fed.greet("s", [ENGINE])
+        fed.send_hello("s", [ENGINE])
         fed.aggregate("s", folded.items, folded.frames)
         counters = fed.intake.metrics.counters()
         found = {n: v for n, _, v in counters if n == "sidestep_rebucketed_observations_total"}
@@ -208,10 +199,10 @@ def test_what_the_exporter_has_set_is_folded_by() -> None:
     st.lists(st.floats(0, 100), min_size=1, max_size=6, unique=True).map(sorted),
     st.lists(st.floats(0, 120), max_size=50),
 )
-def test_moved_counts_are_never_lower_than_they_were(
+def test_moved_counts_never_land_below_their_value(
     bounds: list[float], wanted: list[float], values: list[float]
 ) -> None:
-    """None is lost, and none lands in a bucket below its value."""
+    """No observation is lost."""
     histogram = Histogram(tuple(bounds))
     histogram.observe_many(list(values))
     moved = rebucket(tuple(bounds), histogram.counts, tuple(wanted))
@@ -221,8 +212,8 @@ def test_moved_counts_are_never_lower_than_they_were(
         assert sum(moved[: index + 1]) <= sum(value <= bound for value in values)
 
 
-def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
-    """Families that describe themselves may grow; each goes by itself then."""
+def test_a_record_too_large_for_a_frame_is_split() -> None:
+    """Each self-described family then has its own frame."""
     folder = ItemFolder()
     bounds = [float(n) for n in range(250)]
     pushed: Counter[str] = Counter()
@@ -234,7 +225,7 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
         pushed[name] += 60 * 251 * (1 << 35)
     folded = folder.seal()
     fed = Fed()
-    fed.greet("s", [ENGINE])
+    fed.send_hello("s", [ENGINE])
     for records in folded.frames:
         fed.aggregate("s", 1, [records])
     (engine,) = fed.intake.registry.engines.values()
@@ -248,8 +239,8 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
         assert sum(sum(c.counts) for c in shown if isinstance(c, Histogram)) == count
 
 
-def test_what_cannot_be_counted_is_said() -> None:
-    """The item's place is used up, as it would be in the exporter."""
+def test_an_item_that_cannot_be_folded_is_reported() -> None:
+    """An item that cannot be folded is reported and uses up its sequence number, as in the exporter."""
     folder = ItemFolder()
 
     assert not folder.fold(b"\xc0", [ENGINE])

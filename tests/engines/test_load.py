@@ -1,4 +1,4 @@
-"""What the exporter reads of engines' load, and what pages show of it."""
+"""The saturation ratio: its inputs from engines' series, and the pages that expose it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import pytest
 from exporters import Start, until
 from pages import get, parse
 from peers import count, publisher
-from ramped import AHEAD, SMALL, overload, play
+from ramped import AHEAD, SHORT, SMALL, overload, play
 from ramps import Simulation
 from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
 from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.messages import LIMITS, EngineInfo
 from sidestep.protocol.self_described import Sample
 from vllm_bench import Bench, step, tokens
 
@@ -29,17 +28,17 @@ NAME = "sidestep_saturation_ratio"
 
 
 async def ratio(url: str) -> list[float]:
-    """On the page."""
+    """Return the samples of the page."""
     page = parse(await get(url))
     return [*page[NAME].samples.values()] if NAME in page else []
 
 
-async def test_overloaded_engines_are_seen_on_every_page(start: Start) -> None:
-    """Pushed over a real socket; the pod's view has the highest."""
+async def test_every_page_has_the_ratio_of_overloaded_engines(start: Start) -> None:
+    """The pod view has the highest."""
     async with start() as exporter:
         await overload(exporter)
         (first,) = await ratio(exporter.url)
-        await play(exporter, Simulation(SMALL, lambda _: 8.0, 1).looks(650, 5.0), "other")
+        await play(exporter, Simulation(SMALL, SHORT, lambda _: 8.0, 1).looks(650, 5.0), "other")
         both = await ratio(exporter.url)
         pod = await ratio(exporter.url.replace("/metrics", "/metrics/pod"))
 
@@ -49,8 +48,8 @@ async def test_overloaded_engines_are_seen_on_every_page(start: Start) -> None:
     assert pod == [max(both)] != [first]
 
 
-async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) -> None:
-    """Who counts computes it, and whoever is told of the engine shows the same."""
+async def test_the_ratio_is_forwarded(start: Start, tmp_path: Path) -> None:
+    """The exporter that receives the items computes it; upstream exposes the same value."""
     path = f"ipc://{tmp_path}/root/i.ipc"
     leaf_flags = {"forward": path, "forward_interval": "0.05", "web_listen_address": ("",)}
     async with start(ingest_endpoint=(path,)) as root, start(**leaf_flags) as leaf:
@@ -69,8 +68,8 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
     assert shown == wanted
 
 
-async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path) -> None:
-    """Not even with the counters of the one before: no series is better than a wrong one."""
+async def test_a_new_exporter_has_no_ratio(start: Start, tmp_path: Path) -> None:
+    """Even with the counters of a snapshot: no series is better than a wrong one."""
     async with start(state_dir=str(tmp_path / "state")) as exporter:
         await overload(exporter)
         assert await ratio(exporter.url)
@@ -84,7 +83,7 @@ async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path)
 
 
 def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
-    """The ratio of engine 0 after a full batch has made 100 tokens a second for that long."""
+    """Return the ratio after ``seconds`` with 4 requests in the batch, 2 that begin and a step a second."""
     loads = LoadTracker(bench.registry)
     for second in range(seconds):
         scheduler = SchedulerStats(num_running_reqs=4, num_waiting_reqs=waiting)
@@ -98,20 +97,67 @@ def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
 
 @pytest.fixture
 def fed() -> Bench:
-    """One engine with a stream."""
+    """Return a registry with one engine that a stream feeds."""
     bench = Bench()
     bench.engine().streams.add(1)
     return bench
 
 
-def test_a_full_engine_whose_queue_stays_is_asked_for_what_it_can(fed: Bench) -> None:
-    """As much comes as goes."""
-    assert looked(fed, seconds=500) == pytest.approx(1.0, abs=0.01)
-    assert fed.value(NAME) == pytest.approx(1.0, abs=0.01)
+def test_an_engine_with_a_constant_queue_is_saturated(fed: Bench) -> None:
+    """Requests arrive as fast as they end."""
+    assert looked(fed, seconds=500) == 1.0
+    assert fed.value(NAME) == 1.0
 
 
-def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Bench) -> None:
-    """Deferred requests wait for something passing."""
+def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: Bench) -> None:
+    """The engine's Hello has its slots; steps that never were shorter are no load."""
+    engine = fed.engine(info={LIMITS: {"max_running_requests": "16"}})
+    engine.streams.add(1)
+
+    assert looked(fed, seconds=200, waiting=0) == 0.25
+    assert fed.value("sidestep_max_running_requests") == 16
+    assert fed.value("sidestep_shortest_step_seconds") == 1.0
+
+
+@pytest.mark.parametrize("most", ["", "-1", "0", "many", "9" * 30])
+def test_slots_that_are_no_number_are_unknown(fed: Bench, most: str) -> None:
+    """Then only a queue and the KV cache say how full the batch is."""
+    fed.engine(info={LIMITS: {"max_running_requests": most}}).streams.add(1)
+
+    assert looked(fed, seconds=200, waiting=0) == 0.0
+    assert fed.values("sidestep_max_running_requests") == {}
+
+
+def test_kv_blocks_in_use_fill_the_batch(fed: Bench) -> None:
+    """Cached blocks that no request uses do not count as used in the engine's own gauge."""
+    fed.engine(info={LIMITS: {"max_running_requests": "16"}}).streams.add(1)
+    loads = LoadTracker(fed.registry)
+    for second in range(200):
+        scheduler = SchedulerStats(num_running_reqs=4, kv_cache_usage=0.75)
+        fed.apply(step(scheduler, tokens(100), stamp=second + 1.0))
+        loads.update(float(second))
+
+    assert fed.value(NAME) == 0.75
+
+
+def test_the_shortest_step_has_its_time(fed: Bench) -> None:
+    """The time says how old it is."""
+    engine = fed.engines["0"]
+    loads = LoadTracker(fed.registry)
+    for second in range(100):
+        # 20 steps per second at first, 10 later.
+        for part in range(20 if second < 50 else 10):
+            stamp = second + part / (20 if second < 50 else 10)
+            fed.apply(step(SchedulerStats(num_running_reqs=4), tokens(4), stamp=stamp))
+        engine.last_seen = 1e9 + second
+        loads.update(float(second))
+
+    assert fed.value("sidestep_shortest_step_seconds") == pytest.approx(0.05, rel=0.1)
+    assert 1e9 < fed.value("sidestep_shortest_step_timestamp_seconds") <= 1e9 + 50
+
+
+def test_deferred_requests_do_not_make_a_batch_full(fed: Bench) -> None:
+    """They wait for an adapter or a transfer."""
     loads = LoadTracker(fed.registry)
     for second in range(500):
         scheduler = SchedulerStats(num_running_reqs=4, num_skipped_waiting_reqs=3)
@@ -120,11 +166,11 @@ def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Benc
         fed.apply(step(scheduler, iteration, stamp=second + 1.0))
         loads.update(float(second))
 
-    assert fed.values(NAME) == {}
+    assert fed.value(NAME) == 0.0
 
 
-def test_a_silent_engine_is_not_followed(fed: Bench) -> None:
-    """While nobody feeds it nothing is learned; once its gauges are gone all is forgotten."""
+def test_a_silent_engine_is_not_tracked(fed: Bench) -> None:
+    """Without a stream nothing is learned; when gauges expire, the estimate is deleted."""
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
@@ -139,8 +185,8 @@ def test_a_silent_engine_is_not_followed(fed: Bench) -> None:
     assert engine.saturation is None
 
 
-def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
-    """Its gauges are unknown until they tell."""
+def test_the_estimate_of_a_restarted_engine_starts_anew(fed: Bench) -> None:
+    """Its gauges are unknown until its first report."""
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
@@ -152,12 +198,12 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
     assert fed.values(NAME) == {}
 
 
-def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
-    """It falls while nothing comes, item or not; an idle engine costs no page."""
-    looked(fed, seconds=500)
+def test_a_page_is_rendered_again_only_if_a_ratio_changed(fed: Bench) -> None:
+    """The ratio changes without items; a constant one costs no page."""
+    looked(fed, seconds=50)
     loads, engine = LoadTracker(fed.registry), fed.engines["0"]
     first = engine.version
-    for second in range(500, 3000):
+    for second in range(50, 3000):
         loads.update(float(second))
     before = engine.version
     assert before > first
@@ -166,8 +212,8 @@ def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
     assert engine.version == before
 
 
-def test_many_engines_are_looked_at_some_at_a_time() -> None:
-    """Each about once a second, none twice, and never all at once."""
+def test_many_engines_are_updated_in_batches() -> None:
+    """Each is updated about once a second, and never all in one call."""
     bench = Bench()
     for number in range(3 * BATCH + 1):
         engine = bench.engine(str(number))
@@ -182,17 +228,17 @@ def test_many_engines_are_looked_at_some_at_a_time() -> None:
     loads.update(1.0 + INTERVAL)
 
 
-def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
-    """That one does."""
+def test_federated_engines_are_not_tracked(fed: Bench) -> None:
+    """Their own exporter sends the ratio."""
     fed.engines["0"].federated = True
     looked(fed, seconds=200)
 
     assert fed.engines["0"].saturation is None
 
 
-def test_triton_and_streams_are_not_followed() -> None:
-    """They tell of no batch."""
-    registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
+def test_triton_and_streams_have_no_ratio() -> None:
+    """They report no batch."""
+    registry = Registry(DIALECTS.layouts(), {})
     for dialect in ("triton", "stream"):
         labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
@@ -201,29 +247,40 @@ def test_triton_and_streams_are_not_followed() -> None:
     assert [engine.saturation for engine in registry.engines.values()] == [None, None]
 
 
-def sglang_tick(second: int) -> tuple[Any, ...]:
-    """A second of a scheduler whose batch is full: 2 requests begin, 100 tokens are made."""
+def sglang_tick(second: int, waiting: int) -> tuple[Any, ...]:
+    """Apply one second of a scheduler with half of its slots taken: 2 requests begin, in 10 steps."""
     return (
         stats(
             second + 1.0,
             num_running_reqs=QueueCount(4),
-            num_queue_reqs=QueueCount(3),
+            num_queue_reqs=QueueCount(waiting),
+            max_running_requests=8,
         ),
         family("sglang:queue_time_seconds", "histogram", [], Sample(observations=[0.5, 0.5])),
-        family("sglang:realtime_tokens_total", "counter", ["mode"], Sample(["decode"], 100)),
+        family(
+            "sglang:cuda_graph_passes_total",
+            "counter",
+            ["mode"],
+            Sample(["decode_cuda_graph"], 9),
+            Sample(["prefill_none"], 1),
+        ),
     )
 
 
-def test_sglang_tells_as_much() -> None:
-    """Of its schedulers; the same ratio by other series."""
+@pytest.mark.parametrize(("waiting", "wanted"), [(3, 1.0), (0, 0.5)])
+def test_sglangs_schedulers_have_a_ratio(waiting: int, wanted: float) -> None:
+    """The inputs come from other series."""
     bench = SglangBench(SCHEDULER)
     engine = bench.registry.engines["s"]
     engine.streams.add(1)
     loads = LoadTracker(bench.registry)
     for second in range(500):
-        bench.apply(*sglang_tick(second))
+        bench.apply(*sglang_tick(second, waiting))
         loads.update(float(second))
 
     assert engine.saturation is not None
-    assert engine.saturation.ratio == pytest.approx(1.0, abs=0.01)
-    assert [*parse(bench.text)[NAME].samples.values()] == [engine.saturation.ratio]
+    assert engine.saturation.ratio == pytest.approx(wanted, abs=0.01)
+    assert engine.saturation.shortest.seconds == pytest.approx(0.1)
+    page = parse(bench.text)
+    assert [*page[NAME].samples.values()] == [engine.saturation.ratio]
+    assert [*page["sidestep_max_running_requests"].samples.values()] == [8]

@@ -1,4 +1,4 @@
-"""SGLang's items into series: what only its rows do, told by items alone."""
+"""SGLang's items applied to series: handlers, folding and snapshots."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from collectors import seen
 from intakes import Fed
 from pages import parse
 from sglang_bench import SCHEDULER, Bench, family, stats
-from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item, encode_item
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
@@ -33,8 +34,8 @@ TTFT = "sglang:time_to_first_token_seconds"
 # The scheduler's stats.
 
 
-def test_queues_are_counted_in_all_and_by_priority() -> None:
-    """The total has no such label; SGLang shows the same twice."""
+def test_queues_count_all_requests_and_by_priority() -> None:
+    """The total has no label priority, as on SGLang's page."""
     bench = Bench()
     bench.apply(
         stats(num_queue_reqs=QueueCount(6, {"0": 2, "7": 4}), num_running_reqs=QueueCount(3))
@@ -45,8 +46,8 @@ def test_queues_are_counted_in_all_and_by_priority() -> None:
     assert 'priority=""' not in bench.text
 
 
-def test_a_priority_that_nobody_has_any_more_is_zero() -> None:
-    """It stays, as on SGLang's own page; a queue that is not told of goes."""
+def test_a_priority_without_requests_is_zero() -> None:
+    """A priority without requests stays, as on SGLang's page; a queue that the report omits has no samples."""
     bench = Bench()
     bench.apply(
         stats(1.0, num_queue_reqs=QueueCount(6, {"0": 2, "7": 4})),
@@ -59,8 +60,8 @@ def test_a_priority_that_nobody_has_any_more_is_zero() -> None:
     assert bench.samples("sglang:num_queue_reqs") == {}
 
 
-def test_too_many_priorities_are_one() -> None:
-    """No request is left out, nor one counted in the total."""
+def test_priorities_over_the_limit_share_a_series() -> None:
+    """No request is lost, and the total stays right."""
     bench = Bench()
     count = MAX_OPEN_VALUES + 9
     bench.apply(stats(num_queue_reqs=QueueCount(count, {str(n): 1 for n in range(count)})))
@@ -72,8 +73,8 @@ def test_too_many_priorities_are_one() -> None:
     assert bench.registry.limited["label_values"] == 10
 
 
-def test_a_priority_cannot_pass_for_the_total() -> None:
-    """An empty one would be the same series."""
+def test_an_empty_priority_does_not_change_the_total() -> None:
+    """An empty priority has no series, because it would be that of the total."""
     bench = Bench()
     bench.apply(stats(num_queue_reqs=QueueCount(5, {"": 3})))
 
@@ -81,7 +82,7 @@ def test_a_priority_cannot_pass_for_the_total() -> None:
 
 
 def test_routing_keys_fall_into_buckets() -> None:
-    """Each in one, above ``gt`` and up to ``le``; a report without them leaves the last."""
+    """Each is in one, above ``gt`` and up to ``le``; a report without keys changes none."""
     bench = Bench()
     bench.apply(stats(1.0, routing_key_all_req_counts=[1, 1, 2, 3, 4, 200, 201, 0]))
     expected = {("0", "1"): 3, ("1", "2"): 1, ("2", "3"): 1, ("3", "5"): 1,
@@ -97,8 +98,8 @@ def test_routing_keys_fall_into_buckets() -> None:
 
 
 @pytest.mark.parametrize("features", [[], ["lora", "hicache"]])
-def test_gauges_of_an_option_are_shown_with_it(features: list[str]) -> None:
-    """Their fields are sent, whatever is on."""
+def test_gauges_of_an_option_need_the_option(features: list[str]) -> None:
+    """SGLang sends their fields in any case."""
     info = EngineInfo("s", "sglang", SCHEDULER.labels, features=features)
     bench = Bench(info)
     bench.apply(stats(lora_pool_slots_used=1, hicache_host_used_tokens=2, token_usage=0.5))
@@ -112,8 +113,8 @@ def test_gauges_of_an_option_are_shown_with_it(features: list[str]) -> None:
     assert len(bench.families("sglang:lora_pool_slots_used")) == (1 if features else 0)
 
 
-def test_an_older_report_is_passed_over() -> None:
-    """Two streams may feed one engine, and a frame may come again."""
+def test_an_older_report_is_ignored() -> None:
+    """Two streams may feed one engine, and a frame may arrive twice."""
     bench = Bench()
     bench.apply(
         stats(2.0, token_usage=0.5, num_queue_reqs=QueueCount(2)),
@@ -124,8 +125,8 @@ def test_an_older_report_is_passed_over() -> None:
     assert bench.samples("sglang:num_queue_reqs") == {(): 2}
 
 
-def test_what_a_report_does_not_say_has_no_sample() -> None:
-    """Also where an earlier one did: NaN is SGLang's word for what is not known."""
+def test_a_missing_field_has_no_sample() -> None:
+    """An earlier value is removed: SGLang's NaN means unknown."""
     bench = Bench()
     bench.apply(stats(1.0, fwd_occupancy=50.0, token_usage=0.5), stats(2.0, token_usage=0.25))
 
@@ -134,7 +135,7 @@ def test_what_a_report_does_not_say_has_no_sample() -> None:
 
 
 def test_items_of_another_dialect_are_refused() -> None:
-    """Either way round."""
+    """Each dialect refuses the items of the other."""
     bench = Bench(SCHEDULER, VLLM)
     with pytest.raises(WireError, match="another dialect"):
         bench.apply(VllmStep(0, 1.0, 1.0))
@@ -145,8 +146,8 @@ def test_items_of_another_dialect_are_refused() -> None:
 # Families that describe themselves.
 
 
-def test_a_family_of_two_dialects_is_there_once() -> None:
-    """One HELP, one TYPE, and the samples of both."""
+def test_a_family_of_two_dialects_is_one_family() -> None:
+    """A family of two dialects has one HELP, one TYPE and the samples of both."""
     bench = Bench(TOKENIZER, VLLM)
     name = "sidestep_refused_observations_total"
     bench.apply(family(ITL, "histogram", [], Sample([], observations=[-1.0, 0.5])), to="t")
@@ -162,7 +163,7 @@ def test_a_family_of_two_dialects_is_there_once() -> None:
 
 
 def test_a_tokenizer_may_add_labels_of_requests() -> None:
-    """Of its own engine only: another's has the row's alone."""
+    """Only its own engine gets them; the engine cannot drop them later."""
     other = EngineInfo("u", "sglang", {"engine_type": "decode", "model_name": "m"})
     bench = Bench(TOKENIZER, other)
     seen_once = Sample(["true", "a", "3"], observations=[0.3])
@@ -184,8 +185,8 @@ def test_a_tokenizer_may_add_labels_of_requests() -> None:
 
 
 @pytest.mark.parametrize("labels", [["is_streaming", "model_name"], ["is_streaming", "le"]])
-def test_labels_that_are_taken_cannot_be_added(labels: list[str]) -> None:
-    """Neither an engine's own nor the page's."""
+def test_reserved_labels_cannot_be_added(labels: list[str]) -> None:
+    """Neither labels of the engine nor those of a page."""
     bench = Bench(TOKENIZER)
     with pytest.raises(WireError) as caught:
         bench.apply(family(TTFT, "histogram", labels, Sample(["true", "x"])), to="t")
@@ -193,8 +194,8 @@ def test_labels_that_are_taken_cannot_be_added(labels: list[str]) -> None:
     assert caught.value.reason == "bad_label"
 
 
-def test_a_rank_may_not_add_labels() -> None:
-    """Its rows say all that there is."""
+def test_a_scheduler_may_not_add_labels() -> None:
+    """Its rows name all labels."""
     item = family("sglang:queue_time_seconds", "histogram", ["tenant"], Sample(["a"]))
     with pytest.raises(WireError) as caught:
         Bench().apply(item)
@@ -203,7 +204,7 @@ def test_a_rank_may_not_add_labels() -> None:
 
 
 def test_an_older_release_has_fewer_labels() -> None:
-    """What starts at 0 by the row's own values is not shown then."""
+    """The row's known label values do not start at 0 then."""
     bench = Bench()
     name = "sglang:prefill_effective_tokens_total"
     bench.apply(family(name, "counter", [], Sample([], 5.0)))
@@ -213,7 +214,7 @@ def test_an_older_release_has_fewer_labels() -> None:
 
 
 def test_known_values_start_at_zero_with_the_first() -> None:
-    """As the engine has them."""
+    """The engine starts them all with the first value."""
     bench = Bench()
     name = "sglang:prefill_effective_tokens_total"
     assert bench.samples(name) == {}
@@ -231,8 +232,8 @@ def test_known_values_start_at_zero_with_the_first() -> None:
     ("old", "name"),
     [("sglang:ttft_seconds", TTFT), ("sglang:time_per_output_token_seconds", ITL)],
 )
-def test_old_names_show_the_same_children(old: str, name: str) -> None:
-    """When they are asked for: as text and as JSON, with labels that a sender added."""
+def test_old_names_have_the_same_children(old: str, name: str) -> None:
+    """With --metrics.legacy: as text and as JSON, with labels that a sender added."""
     labels = ["is_streaming", "tenant"] if name == TTFT else ["tenant"]
     sample = Sample(["true", "a"][-len(labels) :], observations=[0.3, 0.01], weights=[2, 3])
     bench = Bench(TOKENIZER, legacy=True)
@@ -250,8 +251,8 @@ def test_old_names_show_the_same_children(old: str, name: str) -> None:
     assert old not in render(Bench(TOKENIZER).registry).decode()
 
 
-def test_old_names_of_queues_are_shown_alike() -> None:
-    """By priority, too."""
+def test_old_names_of_queues_have_priorities() -> None:
+    """They have the same series as the current names."""
     bench = Bench(legacy=True)
     bench.apply(stats(num_prefill_bootstrap_queue_reqs=QueueCount(3, {"1": 3})))
     found = bench.samples("sglang:num_prefill_prealloc_queue_reqs")
@@ -262,8 +263,8 @@ def test_old_names_of_queues_are_shown_alike() -> None:
 # What feeds another family besides.
 
 
-def test_what_is_added_besides_keeps_weights_and_moves_counts() -> None:
-    """Counts by other bounds are never lower than they were; sums are the same."""
+def test_a_common_name_keeps_weights_and_moves_counts() -> None:
+    """Counts with other bounds move up, never down; sums are equal."""
     bench = Bench(TOKENIZER, common=True)
     bench.apply(
         family(ITL, "histogram", [], Sample([], observations=[0.02, 0.2], weights=[3, 1])), to="t"
@@ -289,8 +290,8 @@ def test_what_is_added_besides_keeps_weights_and_moves_counts() -> None:
     assert value(f"{common}_bucket", le="0.025") == 7
 
 
-def test_a_counter_adds_only_chosen_children_besides() -> None:
-    """A child of no value is none of them."""
+def test_a_common_counter_adds_only_the_chosen_children() -> None:
+    """A child without the label is none of them."""
     bench = Bench(common=True)
     name = "sglang:prefill_effective_tokens_total"
     found, looked_up = (
@@ -311,8 +312,8 @@ def test_a_counter_adds_only_chosen_children_besides() -> None:
     assert values(found) == [40]
 
 
-def test_histograms_of_known_values_have_a_slot_each() -> None:
-    """As text, as JSON, and through a record."""
+def test_a_histogram_by_known_values_has_a_slot_for_each() -> None:
+    """Every known value has a slot of its own as text, as JSON, and in a record."""
     bench = Bench(TOKENIZER, common=True)
     bench.apply(
         family(
@@ -387,14 +388,14 @@ told = st.lists(reports | tokens | own | uses | latencies, max_size=12)
 
 
 @given(reports)
-def test_reports_come_out_as_they_went_in(report: SglangStats) -> None:
-    """Whatever is within the limits."""
-    assert decode_item(encode_item(report)) == report
+def test_reports_are_encoded_and_decoded(report: SglangStats) -> None:
+    """Any report within the limits is equal afterwards."""
+    assert DIALECTS.decode(encode_item(report)) == report
 
 
 @given(st.lists(st.tuples(texts, st.floats(0, 1e4), st.integers(1, COUNT_LIMIT)), max_size=9))
-def test_weights_come_out_as_they_went_in(found: list[tuple[str, float, int]]) -> None:
-    """With observations, counts and totals beside them."""
+def test_weights_are_encoded_and_decoded(found: list[tuple[str, float, int]]) -> None:
+    """So are observations, counts and totals."""
     samples = [
         Sample(
             [label], observations=[value, value], weights=[weight, 1], counts=[weight], total=value
@@ -403,7 +404,7 @@ def test_weights_come_out_as_they_went_in(found: list[tuple[str, float, int]]) -
     ]
     item = family("sglang:x_seconds", "histogram", ["k"], *samples, bounds=[1.0])
 
-    assert decode_item(encode_item(item)) == item
+    assert DIALECTS.decode(encode_item(item)) == item
 
 
 @pytest.mark.parametrize(
@@ -418,8 +419,8 @@ def test_weights_come_out_as_they_went_in(found: list[tuple[str, float, int]]) -
         Sample([], counts=[1, 2], total=1.0),
     ],
 )
-def test_samples_at_odds_with_themselves_are_refused(sample: Sample) -> None:
-    """And nothing of them is counted."""
+def test_contradictory_samples_are_refused(sample: Sample) -> None:
+    """Nothing of them is counted."""
     bench = Bench(TOKENIZER)
     before = bench.text
     with pytest.raises(WireError):
@@ -455,35 +456,31 @@ def test_folding_counts_as_if_all_had_arrived(first: list[Item], second: list[It
     """
     whole, folded = Fed(), Fed()
     for fed in (whole, folded):
-        fed.greet("s", [SCHEDULER, TOKENIZER])
+        fed.send_hello("s", [SCHEDULER, TOKENIZER])
         fed.items("s", of_two(first))
     whole.items("s", of_two(second, 100.0))
-    folder = ItemFolder()
-    for item in of_two(second, 100.0):
-        assert folder.fold(item, [SCHEDULER, TOKENIZER])
-    result = folder.seal()
-    if result.items:
-        folded.aggregate("s", result.items, result.frames)
+    if second:
+        folded.fold("s", of_two(second, 100.0))
 
     assert approximately(whole) == approximately(folded)
     assert whole.rejected == folded.rejected == {}
 
 
 @given(told)
-def test_a_restarted_exporter_goes_on(items: list[Item]) -> None:
-    """From its snapshot, once the streams have greeted it: the very same page."""
+def test_a_snapshot_restores_the_page(items: list[Item]) -> None:
+    """Once the streams have sent their Hello, the page is the same."""
     fed = Fed()
-    fed.greet("s", [SCHEDULER, TOKENIZER])
+    fed.send_hello("s", [SCHEDULER, TOKENIZER])
     fed.items("s", of_two(items))
     pieces = fed.snapshot()
-    other = fed.reborn(pieces)
+    other = fed.restarted(pieces)
 
     assert approximately(fed) == approximately(other)
     assert fed.rejected == other.rejected == {}
 
 
 def approximately(fed: Fed) -> dict[str, Any]:
-    """SGLang's families; sums were added up in another order."""
+    """Return SGLang's families; sums were added in another order."""
     return {
         name: (
             family.kind,
@@ -497,33 +494,28 @@ def approximately(fed: Fed) -> dict[str, Any]:
     }
 
 
-def test_an_older_folded_report_yields_to_a_newer() -> None:
-    """Each queue by priority as well."""
-    folder = ItemFolder()
-    older = stats(5.0, num_queue_reqs=QueueCount(5, {"0": 5}), token_usage=0.5)
-    assert folder.fold(encode_item(older), [SCHEDULER])
-    result = folder.seal()
+def test_an_older_folded_report_is_ignored() -> None:
+    """This holds for queues by priority, too."""
     fed = Fed()
-    fed.greet("other", [SCHEDULER])
+    fed.send_hello("other", [SCHEDULER])
     newer = stats(6.0, num_queue_reqs=QueueCount(1, {"1": 1}), token_usage=0.25)
     fed.items("other", [encode_item(newer)])
-    fed.greet("s", [SCHEDULER])
-    fed.aggregate("s", result.items, result.frames)
+    fed.send_hello("s", [SCHEDULER])
+    older = stats(5.0, num_queue_reqs=QueueCount(5, {"0": 5}), token_usage=0.5)
+    fed.fold("s", [encode_item(older)])
     page = seen(fed.page)
 
     assert list(page["sglang:token_usage"].samples.values()) == [0.25]
     assert sorted(page["sglang:num_queue_reqs"].samples.values()) == [1, 1]
 
 
-def test_what_was_folded_without_a_report_leaves_the_last() -> None:
-    """Counters alone say nothing of the queues."""
-    folder, fed = ItemFolder(), Fed()
-    fed.greet("s", [SCHEDULER])
+def test_folded_counters_leave_the_last_report() -> None:
+    """Counters alone do not change the queues."""
+    fed = Fed()
+    fed.send_hello("s", [SCHEDULER])
     fed.items("s", [encode_item(stats(5.0, num_queue_reqs=QueueCount(5), token_usage=0.5))])
     counted = family("sglang:realtime_tokens_total", "counter", ["mode"], Sample(["decode"], 3.0))
-    assert folder.fold(encode_item(counted), [SCHEDULER])
-    result = folder.seal()
-    fed.aggregate("s", result.items, result.frames)
+    fed.fold("s", [encode_item(counted)])
     page = seen(fed.page)
 
     assert list(page["sglang:num_queue_reqs"].samples.values()) == [5]
@@ -531,19 +523,16 @@ def test_what_was_folded_without_a_report_leaves_the_last() -> None:
     assert list(page["sglang:realtime_tokens"].samples.values()) == [3]
 
 
-def test_no_family_has_more_children_than_may_be_folded() -> None:
-    """The most that an engine can have: each queue its priorities, the rest, and the total."""
-    folder, fed = ItemFolder(), Fed()
+def test_the_largest_family_can_be_folded() -> None:
+    """A queue has all its priorities, the others' series and the total."""
+    fed = Fed()
     many = {str(n): 1 for n in range(128)}
     item = stats(num_queue_reqs=QueueCount(128, many), num_running_reqs=QueueCount(128, many))
     children = [Sample([str(n), "x"], 1.0) for n in range(3 * MAX_OPEN_VALUES)]
     name = "sglang:dp_cooperation_realtime_tokens_total"
     wide = family(name, "counter", ["mode", "num_prefill_ranks"], *children)
-    for one in (item, wide):
-        assert folder.fold(encode_item(one), [SCHEDULER])
-    fed.greet("s", [SCHEDULER])
-    result = folder.seal()
-    fed.aggregate("s", result.items, result.frames)
+    fed.send_hello("s", [SCHEDULER])
+    fed.fold("s", [encode_item(one) for one in (item, wide)])
     (engine,) = fed.intake.registry.engines.values()
     sizes = [len(children) for children in engine.keyed]
     sizes += [len(family.children) for family in engine.open_families.values()]

@@ -26,12 +26,12 @@ RUNS = {
 
 
 def recording(run: str) -> Path:
-    """What the plugin sent in ``run``."""
+    """Return the path of the recording of ``run``."""
     return DATA / f"{run}.rec.gz"
 
 
 def different(run: str, page: str) -> list[tuple[str, str]]:
-    """What ``page`` and the engine's after ``run`` differ in beyond what they may."""
+    """Return how ``page`` differs from the engine's after ``run``, beyond what is allowed."""
     engines = parse(page_of_engine(f"page_{run}"))
     return list(differences(engines, parse(page), engines, TOLERANCE))
 
@@ -72,7 +72,7 @@ async def test_the_command_plays_a_recording(start: Start) -> None:
 
 
 def fitting(page: dict[str, Family]) -> dict[str, Family]:
-    """SGLang's ``page`` as ours would be."""
+    """Return SGLang's ``page`` as the exporter's would be."""
     changed = {
         name: Family(page[name].kind, dict.fromkeys(page[name].samples, 0.0))
         for name, (rule, _) in ALLOWED.items()
@@ -83,7 +83,7 @@ def fitting(page: dict[str, Family]) -> dict[str, Family]:
 
 
 def moved(family: Family, by: float) -> Family:
-    """``family`` with all its samples moved."""
+    """Return ``family`` with ``by`` added to all its samples."""
     return Family(family.kind, {key: value + by for key, value in family.samples.items()})
 
 
@@ -105,10 +105,10 @@ def moved(family: Family, by: float) -> Family:
         ("sglang:new", lambda _: Family("gauge", {("sglang:new", ()): 0.0})),
     ],
 )
-def test_a_page_that_is_wrong_in_one_place_is_found_out(
+def test_the_comparison_finds_any_single_difference(
     family: str, change: Callable[[Family | None], Family | None]
 ) -> None:
-    """The comparison lets pass what the table allows, and nothing else."""
+    """The comparison allows the differences that the table lists, and no others."""
     engines = parse(page_of_engine("page_sglang"))
     ours = fitting(engines)
     assert [] == list(differences(engines, ours, engines, TOLERANCE))
@@ -119,8 +119,8 @@ def test_a_page_that_is_wrong_in_one_place_is_found_out(
     assert {family} == {name for name, _ in differences(engines, wrong, engines, TOLERANCE)}
 
 
-def test_between_two_pages_an_idle_engine_ticks() -> None:
-    """What grew meanwhile may be anything from the first to the second, and no more."""
+def test_a_growing_counter_may_lie_between_two_pages() -> None:
+    """Any value from the first page's to the second's is allowed."""
     name = "sglang:scheduler_idle_seconds"
     since = parse(page_of_engine("page_sglang"))
     theirs = {**since, name: moved(since[name], 2)}

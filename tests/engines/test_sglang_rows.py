@@ -1,10 +1,9 @@
-"""SGLang's tables: every family of the engine, as the engine has it."""
+"""SGLang's rows: every family of the engine, with the engine's kind, labels and bounds."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,21 @@ import pytest
 
 from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
-from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, Sampled
-from sidestep.engines import dialects
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import SglangStats, decode_item, encode_item
+from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows
 from sidestep.engines.sglang import rows as sglang
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
-from sidestep.engines.vllm import own_rows
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS, REFUSED_OBSERVATIONS, saturation
 from sidestep.errors import WireError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "sglang" / "metrics.json"
-ROWS = {row.name: row for row in dialects.DIALECTS["sglang"].rows_for(legacy=True)}
+ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 QUEUES = [row for row in LIVE.values() if row.omits_empty_labels]
+SATURATION = {row.name for row in saturation()}
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
 
 BY_HAND = {
@@ -39,7 +37,7 @@ BY_HAND = {
 
 
 def reference() -> list[dict[str, Any]]:
-    """Every family of the engine's language models, as it was read off its source."""
+    """Return every family of the engine's language models, as read off its source."""
     if not REFERENCE.exists():
         pytest.skip("the reference of the engine's families is not here")
     told = json.loads(REFERENCE.read_text())["metrics"]
@@ -47,11 +45,12 @@ def reference() -> list[dict[str, Any]]:
 
 
 def test_every_family_of_the_engine_has_a_row() -> None:
-    """One row each, and none missing but those that nothing fills; nor is there any other but ours."""
+    """Only families that nothing fills have none; seven rows are this project's own."""
     names = {entry["name"] for entry in reference()}
     ours = {
-        own_rows.REFUSED.name,
-        own_rows.SATURATION.name,
+        REFUSED_OBSERVATIONS.name,
+        MAX_RUNNING_REQUESTS,
+        *SATURATION,
         objectives.SLO_REQUESTS,
         objectives.SLO_UNDECIDED,
     }
@@ -60,7 +59,7 @@ def test_every_family_of_the_engine_has_a_row() -> None:
     assert ours == LIVE.keys() - names
 
 
-def test_rows_say_what_the_engine_says() -> None:
+def test_rows_agree_with_the_engine() -> None:
     """Kind, label names and bucket bounds are the engine's."""
     wrong: list[tuple[object, ...]] = []
     for entry in reference():
@@ -89,8 +88,8 @@ def test_rows_say_what_the_engine_says() -> None:
     assert [] == wrong
 
 
-def test_every_name_that_has_gone_is_accounted_for() -> None:
-    """Hidden until asked for, or named with the reason why not."""
+def test_every_removed_name_is_accounted_for() -> None:
+    """Every removed name is a hidden row, or listed with the reason why not."""
     if not REFERENCE.exists():
         pytest.skip("the reference of the engine's families is not here")
     gone = {entry["name"] for entry in json.loads(REFERENCE.read_text())["removed_since_0_5_4"]}
@@ -100,12 +99,12 @@ def test_every_name_that_has_gone_is_accounted_for() -> None:
 
 
 def test_dead_families_have_no_row() -> None:
-    """They would show a 0 that means nothing."""
+    """They would expose a meaningless 0."""
     assert dict(sglang.DEAD).keys().isdisjoint(ROWS)
 
 
-def test_hidden_rows_show_a_live_one_again() -> None:
-    """Same kind, labels and bounds: the children are the same ones."""
+def test_hidden_rows_are_aliases_of_live_ones() -> None:
+    """They have the same kind, labels and bounds."""
     hidden = [row for row in ROWS.values() if row.status == "hidden"]
 
     assert {"num_prefill_prealloc_queue_reqs", "time_per_output_token_seconds", "ttft_seconds"} == {
@@ -124,28 +123,10 @@ def _form(row: Row) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def test_hidden_rows_are_shown_only_when_asked_for() -> None:
-    """Without the switch none of them is in the plan."""
-    names = {placed.row.name for placed in compile_layout(DIALECTS["sglang"]).assignments}
-    all_names = {
-        placed.row.name for placed in compile_layout(DIALECTS["sglang"], legacy=True).assignments
-    }
-
-    assert LIVE.keys() == names
-    assert ROWS.keys() == all_names
-
-
-def test_no_family_takes_a_name_of_another() -> None:
-    """Neither as itself nor as a sample or as OpenMetrics' family of a counter."""
-    names = Counter(name for row in ROWS.values() for name in exposed_names(row.name, row.kind))
-
-    assert [] == [name for name, count in names.items() if count > 1]
-
-
-def test_rows_bring_the_labels_of_their_engines() -> None:
-    """Each row has all that its kind of engine brings; no kind's labels are another row's own."""
+def test_rows_have_the_labels_of_their_collectors() -> None:
+    """No collector's labels are another row's own."""
     layout = compile_layout(DIALECTS["sglang"])
-    kinds = {row.shared for row in ROWS.values() if row is not own_rows.REFUSED}
+    kinds = {row.shared for row in ROWS.values() if row is not REFUSED_OBSERVATIONS}
 
     for row in ROWS.values():
         assert set(row.shared) <= set(row.labels)
@@ -157,9 +138,10 @@ def test_rows_bring_the_labels_of_their_engines() -> None:
 
 
 def test_every_field_of_the_stats_has_its_row() -> None:
-    """As a path, or through a function of its kind."""
+    """Every field is a row's path or read by a handler."""
     read = set[str]()
-    for row in (row for row in LIVE.values() if row.name.startswith("sglang:")):
+    stats = (row for row in LIVE.values() if row.name.startswith(("sglang:", MAX_RUNNING_REQUESTS)))
+    for row in stats:
         if isinstance(row.source, str):
             read.add(row.source.removeprefix("stats."))
         elif isinstance(row.source, Handler):
@@ -172,7 +154,7 @@ def test_every_field_of_the_stats_has_its_row() -> None:
 
 
 def test_queues_are_gauges_by_priority() -> None:
-    """Seven of them; without priorities the label is not there."""
+    """There are seven; without priorities the label is absent."""
     assert len(QUEUES) == 7
     for row in QUEUES:
         assert Handler(f"queue:{row.name.removeprefix('sglang:')}") == row.source
@@ -180,7 +162,7 @@ def test_queues_are_gauges_by_priority() -> None:
 
 
 def test_options_hide_their_gauges() -> None:
-    """Their fields are sent with all others, whatever is on."""
+    """SGLang sends their fields in any case."""
     gated = {name.removeprefix("sglang:") for name in compile_layout(DIALECTS["sglang"]).gated}
 
     assert gated == {
@@ -197,41 +179,32 @@ def test_options_hide_their_gauges() -> None:
 
 
 def test_refused_observations_are_one_family_of_all_dialects() -> None:
-    """The very same row: the page has it once."""
+    """They share one row, so a page has the family once."""
     rows = [
-        next(row for row in dialect.rows if row.name == own_rows.REFUSED.name)
-        for dialect in dialects.DIALECTS.values()
+        next(row for row in dialect.rows if row.name == REFUSED_OBSERVATIONS.name)
+        for dialect in DIALECTS.values()
         if not dialect.has_own_namespace
     ]
 
-    assert all(row is own_rows.REFUSED for row in rows)
+    assert all(row is REFUSED_OBSERVATIONS for row in rows)
 
 
-def test_bucket_families_are_rows_and_can_be_set() -> None:
-    """Each is some row's, and what an operator may write instead."""
+def test_bucket_families_belong_to_rows_and_can_be_set() -> None:
+    """Their default bounds are valid settings."""
     assert {row.buckets for row in LIVE.values()} - {""} == SGLANG.keys()
     for family, bounds in SGLANG.items():
         assert bounds == checked(family, bounds) == DEFAULTS[family]
 
 
-def test_help_is_a_sentence_of_one_line() -> None:
-    """A newline would be escaped, and an empty HELP helps nobody."""
-    for row in ROWS.values():
-        assert row.help.endswith(".")
-        assert "\n" not in row.help
-    texts = Counter(row.help for row in LIVE.values())
-    assert [] == [text for text, count in texts.items() if count > 1]
-
-
-def test_what_is_not_of_the_stats_describes_itself() -> None:
-    """One way for each of the engine's families; ours is computed."""
+def test_other_rows_are_self_described() -> None:
+    """Only the saturation is computed."""
     for row in LIVE.values():
-        if row is not sglang.SATURATION:
+        if row.name not in SATURATION:
             assert isinstance(row.source, Sampled | Handler | str)
 
 
-def test_stats_travel_as_they_are() -> None:
-    """What the engine did not say stays unsaid."""
+def test_stats_are_encoded_and_decoded() -> None:
+    """A field that the engine omits stays absent."""
     stats = SchedulerStats(
         num_running_reqs=QueueCount(3, {"0": 1, "7": 2}),
         gen_throughput=17.5,
@@ -240,7 +213,7 @@ def test_stats_travel_as_they_are() -> None:
     )
     item = SglangStats(0, 1.0, 2.0, stats)
 
-    decoded = decode_item(encode_item(item))
+    decoded = DIALECTS.decode(encode_item(item))
 
     assert item == decoded
     assert stats.fwd_occupancy is None
@@ -258,16 +231,16 @@ def test_stats_travel_as_they_are() -> None:
     ],
 )
 def test_stats_out_of_bounds_are_refused(stats: SchedulerStats) -> None:
-    """No number that a page could not show, and no more than one engine has."""
+    """Numbers must be finite and lists bounded."""
     with pytest.raises(WireError):
-        decode_item(encode_item(SglangStats(0, 1.0, 2.0, stats)))
+        DIALECTS.decode(encode_item(SglangStats(0, 1.0, 2.0, stats)))
 
 
-def test_an_older_engine_says_less() -> None:
-    """Fields at the end, which it does not know, are absent."""
+def test_an_older_engine_sends_fewer_fields() -> None:
+    """Missing fields at the end are absent."""
     raw = msgspec.msgpack.encode(["gs", 0, 1.0, 2.0, [[2], None, 1]])
 
-    item = decode_item(raw)
+    item = DIALECTS.decode(raw)
 
     assert isinstance(item, SglangStats)
     assert QueueCount(2) == item.stats.num_running_reqs

@@ -1,4 +1,4 @@
-"""``--slo`` from the command line to the page: what may be asked for, and what is seen over real sockets."""
+"""``--slo`` from the command line to the page, over real sockets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from promtool import PROMTOOL, complaints
 from sidestep.app import Exporter
 from sidestep.catalog.slo import Objective
 from sidestep.config.settings import Config, read
-from sidestep.engines.items import VllmStep
-from sidestep.engines.slo import check
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.slo import resolve
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.recording.replay import Replay
@@ -40,8 +41,8 @@ async def play(exporter: Exporter, *runs: Path) -> None:
         await asyncio.to_thread(player.run)
 
 
-def told(found: Mapping[str, Family], **labels: str) -> dict[tuple[str, str], float]:
-    """By objective and result, of the series with these labels together."""
+def slo_counts(found: Mapping[str, Family], **labels: str) -> dict[tuple[str, str], float]:
+    """Return the counts of the series with these labels, by objective and result."""
     results: dict[tuple[str, str], float] = {}
     family = found.get(REQUESTS)
     for (_, pairs), value in family.samples.items() if family else ():
@@ -52,9 +53,9 @@ def told(found: Mapping[str, Family], **labels: str) -> dict[tuple[str, str], fl
     return results
 
 
-def test_thresholds_are_seconds_however_they_are_written() -> None:
-    """Flags, the variable, and the three forms of the file say the same."""
-    expected = Objective("ttft", TTFT, 0.35)
+def test_thresholds_are_seconds_in_any_notation() -> None:
+    """Flags, the variable and the three forms in the file have the same result."""
+    expected = Objective("ttft", ("ttft",), 0.35)
     for text in ("ttft=350ms", "ttft=0.35", "ttft=.35s", "ttft=0.35s", " ttft=350.0ms"):
         assert read({"slo": (text,)}, {}).slo == (expected,)
     assert read({}, {"SIDESTEP_SLO": "ttft=350ms availability"}).slo == (
@@ -75,23 +76,23 @@ def test_thresholds_are_seconds_however_they_are_written() -> None:
     ],
 )
 def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
-    """As a table, or as flags are written; other tables stay what they are."""
+    """They are a table or written like flags; other tables are unaffected."""
     file = tmp_path / "sidestep.toml"
     file.write_text(text + "\n[log]\nlevel = 'debug'\n")
     config = read({"config_file": str(file)}, {})
 
     assert set(config.slo) == {
-        Objective("ttft", TTFT, 0.35),
+        Objective("ttft", ("ttft",), 0.35),
         Objective("availability"),
-        Objective("mine", ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"), 2.0),
+        Objective("mine", ("queue",), 2.0),
     }
     assert config.log_level == "debug"
 
 
 def configured(given: Mapping[str, Any]) -> Config:
-    """The configuration, checked as the exporter does at its start."""
+    """Return the configuration after the checks at the exporter's start."""
     config = read(given, {})
-    check(config.slo, common=config.metrics_common)
+    resolve(config.slo, DIALECTS, common=config.metrics_common)
     return config
 
 
@@ -125,7 +126,7 @@ def configured(given: Mapping[str, Any]) -> Config:
     ],
 )
 def test_mistakes_are_one_line(given: str, said: str) -> None:
-    """It says what is wrong, and what to do."""
+    """The error names the mistake and the remedy."""
     with pytest.raises(ConfigError) as raised:
         configured({"slo": (given,)})
 
@@ -150,7 +151,7 @@ def test_mistakes_are_one_line(given: str, said: str) -> None:
     ],
 )
 def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
-    """Likewise, with the file's name."""
+    """An error in the file also has the file's name."""
     file = tmp_path / "sidestep.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as raised:
@@ -161,8 +162,8 @@ def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str)
     assert "\n" not in str(raised.value)
 
 
-def test_what_all_objectives_say_together() -> None:
-    """Each name once, and not too many: every one is two series an engine."""
+def test_objectives_are_unique_and_limited() -> None:
+    """Each objective costs two series per engine."""
     many = tuple(f"mine_{number}=1,family=ttft" for number in range(17))
     for given, said in (
         (("ttft=1", "ttft=2"), "slo: ttft is given twice; give each objective once"),
@@ -171,14 +172,14 @@ def test_what_all_objectives_say_together() -> None:
         with pytest.raises(ConfigError, match=said):
             read({"slo": given}, {})
     with pytest.raises(ConfigError, match=r"^slo: mine: 'a\\nb' is no histogram of seconds"):
-        check([Objective("mine", ("a\nb",), 1.0)], common=False)
+        resolve([Objective("mine", ("a\nb",), 1.0)], DIALECTS, common=False)
     common = {"metrics_common": True, "slo": ("mine=1,family=sidestep_request_queue_seconds",)}
     assert len(configured(common).slo) == 1
     assert len(read({"slo": many[:16]}, {}).slo) == 16
 
 
 def test_a_mistake_ends_the_command_with_one_line() -> None:
-    """And code 2, without a traceback."""
+    """The exit code is 2, without a traceback."""
     one_line(
         sidestep("serve", "--slo", "ttft=soon"), 2, "--slo 'ttft=soon': must be a time above 0"
     )
@@ -188,14 +189,14 @@ def test_a_mistake_ends_the_command_with_one_line() -> None:
 
 
 def test_a_change_needs_a_restart() -> None:
-    """SIGHUP says so: histograms that are there would have to be made anew."""
+    """SIGHUP logs this, since existing histograms would have to be rebuilt."""
     before, after = read({"slo": ("ttft=1",)}, {}), read({"slo": ("ttft=2",)}, {})
 
     assert before.adjusted(after) == (before, [], ["slo"])
 
 
-async def test_every_page_has_them(start: Start) -> None:
-    """Of both kinds of engines: the pages of all views and formats, JSON, and a page of that name alone."""
+async def test_every_page_has_the_counters(start: Start) -> None:
+    """All views and formats, JSON, and a page with this name alone, for both engines."""
     async with start(slo=SLO, histograms="both") as exporter:
         await play(exporter, MAIN_RUN, SPEC_RUN, DATA / "sglang.rec.gz")
         base = exporter.url.removesuffix("/metrics")
@@ -206,7 +207,7 @@ async def test_every_page_has_them(start: Start) -> None:
         opened = await get(exporter.url, Accept=accepted)
         typed = json.loads(await get(f"{base}/api/v1/metrics"))
 
-    expected = told(text)
+    expected = slo_counts(text)
     opened_families = text_string_to_metric_families(opened)  # type: ignore[no-untyped-call]
     (openmetrics,) = (one for one in opened_families if one.name == REQUESTS)
     (family,) = (f for f in typed if f["name"] == f"{REQUESTS}_total")
@@ -214,15 +215,15 @@ async def test_every_page_has_them(start: Start) -> None:
     assert sum(expected.values()) > 1000
     assert all(sum(expected[name, r] for r in ("good", "bad")) for name in ("ttft", "availability"))
     # Of SGLang one rank, which is all of this run.
-    assert told(pod) == told(alone) == expected
+    assert slo_counts(pod) == slo_counts(alone) == expected
     assert {s.value for s in openmetrics.samples} == set(text[REQUESTS].samples.values())
     assert sum(s["value"] for s in family["samples"]) == sum(expected.values())
     assert set(alone) >= {REQUESTS}
     assert "vllm:e2e_request_latency_seconds" not in alone
 
 
-async def test_all_that_is_observed_is_judged(start: Start) -> None:
-    """With a page whose buckets are thinned or gone: good and bad come to the histogram's count."""
+async def test_good_and_bad_add_up_to_the_histograms_count(start: Start) -> None:
+    """Even if the page's buckets are thinned or absent."""
     flags = {"metrics_bucket_thinning": "5", "metrics_deny": ("vllm:e2e_*",)}
     async with start(slo=SLO, **flags) as exporter:
         await play(exporter, MAIN_RUN)
@@ -231,7 +232,7 @@ async def test_all_that_is_observed_is_judged(start: Start) -> None:
     def count(name: str) -> float:
         return sum(v for (n, _), v in found[name].samples.items() if n == f"{name}_count")
 
-    counted = told(found)
+    counted = slo_counts(found)
     for name, family in (
         ("ttft", TTFT[0]),
         ("inter_token", "vllm:inter_token_latency_seconds"),
@@ -247,8 +248,8 @@ async def test_all_that_is_observed_is_judged(start: Start) -> None:
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (make tools)")
-async def test_promtool_takes_the_page(start: Start) -> None:
-    """It has nothing more to say of it than without objectives."""
+async def test_promtool_accepts_the_page(start: Start) -> None:
+    """Promtool has no more complaints about a page with objectives than without."""
     said = []
     for slo in (SLO, ()):
         async with start(slo=slo) as exporter:
@@ -259,8 +260,8 @@ async def test_promtool_takes_the_page(start: Start) -> None:
     assert said[0] == said[1]
 
 
-async def test_the_page_without_objectives_is_the_rest_of_it(start: Start) -> None:
-    """Line by line of the engines' families, of real runs, in whatever order processes came."""
+async def test_objectives_change_no_other_line(start: Start) -> None:
+    """Compared line by line for real runs, whatever the order of processes."""
     pages = []
     for slo in (SLO, ()):
         async with start(slo=slo) as exporter:
@@ -275,23 +276,23 @@ async def test_the_page_without_objectives_is_the_rest_of_it(start: Start) -> No
 
 
 def first_tokens(*latencies: float) -> VllmStep:
-    """A step in which requests got their first token so late."""
+    """Return a step in which requests got their first token after these seconds."""
     iteration = IterationStats(0, time_to_first_tokens_iter=list(latencies))
     return VllmStep(0, time.monotonic(), time.time(), None, iteration)
 
 
 async def results(url: str, wanted: Iterable[float]) -> None:
-    """Wait until the page has so many good and bad ones."""
+    """Wait until the page has these counts of good and bad."""
     async with asyncio.timeout(20):
         while True:
-            found = told(parse(await get(url)))
+            found = slo_counts(parse(await get(url)))
             if [found.get(("ttft", result)) for result in ("good", "bad")] == list(wanted):
                 return
             await asyncio.sleep(0.05)
 
 
 async def test_counters_outlive_a_killed_exporter(tmp_path: Path) -> None:
-    """A real process, killed, and another one with its state: what was pushed meanwhile is judged as well."""
+    """A real process is killed; its successor also counts what was pushed meanwhile."""
     arguments = (
         "serve", "--web.listen-address", "127.0.0.1:0",
         "--ingest.endpoint", f"ipc://{tmp_path}/i.ipc", "--state.dir", tmp_path / "state",
@@ -310,8 +311,8 @@ async def test_counters_outlive_a_killed_exporter(tmp_path: Path) -> None:
             await results(url, (3, 3))
 
 
-async def test_engines_hear_what_to_judge_by(start: Start) -> None:
-    """So that they can fold as the exporter would have counted; how requests end is in their counters."""
+async def test_engines_receive_the_objectives(start: Start) -> None:
+    """They fold as the exporter counts; availability needs no objective there."""
     async with start(slo=("ttft=350ms", "availability")) as exporter:
         with closing(publisher(exporter.endpoints[0])) as engine:
             await until(lambda: engine.connected)
@@ -322,8 +323,10 @@ async def test_engines_hear_what_to_judge_by(start: Start) -> None:
     ]
 
 
-async def test_what_a_leaf_counts_is_seen_at_the_root(start: Start, tmp_path: Path) -> None:
-    """Over sockets: as the leaf judges, whatever the root's own objectives are."""
+async def test_an_upstream_exporter_exposes_downstream_counters(
+    start: Start, tmp_path: Path
+) -> None:
+    """Over sockets, whatever its own objectives are."""
     endpoint = f"ipc://{tmp_path}/root/i.ipc"
     leaf: dict[str, Any] = {"forward": endpoint, "forward_interval": "0.05", "slo": ("ttft=350ms",)}
     async with start(ingest_endpoint=(endpoint,), slo=("ttft=9s", "e2e=1s")) as root:
@@ -331,6 +334,6 @@ async def test_what_a_leaf_counts_is_seen_at_the_root(start: Start, tmp_path: Pa
             with closing(publisher(last.endpoints[0])) as engine:
                 engine.push(first_tokens(0.1, 0.4, 5.0))
                 await results(root.url, (1, 2))
-        found = told(parse(await get(root.url)))
+        found = slo_counts(parse(await get(root.url)))
 
     assert found == {("ttft", "good"): 1, ("ttft", "bad"): 2}

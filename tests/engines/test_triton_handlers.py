@@ -1,9 +1,10 @@
-"""Looks at Triton's statistics into series: told by items alone, over every way to begin anew."""
+"""Triton's cumulative statistics applied to series, with every way in which they restart."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -14,10 +15,11 @@ from tools import docs
 
 from intakes import Fed
 from pages import Family, parse
-from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import VllmSleep, decode_item, encode_item
-from sidestep.engines.triton.fields import LEFT_OUT, READS
-from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
+from sidestep.engines.triton.fields import EXTENSION, LEFT_OUT, READS, WIRE
+from sidestep.engines.triton.handlers import STAGED_SIZES, TritonHandlers
+from sidestep.engines.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
 from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
 from sidestep.engines.triton.wire import (
     Batch,
@@ -28,6 +30,7 @@ from sidestep.engines.triton.wire import (
     Timed,
     TritonStats,
 )
+from sidestep.engines.vllm.wire import VllmSleep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
@@ -42,7 +45,7 @@ BIG = 2**64 - 1
 
 
 def stats(n: int = 1, **fields: Any) -> ModelStats:
-    """So many requests, each an execution of batch size 1 that took a microsecond."""
+    """Return ``n`` requests, each an execution of batch size 1 that took a microsecond."""
     timed = Timed(n, n * 1000)
     given: dict[str, Any] = {
         "last_inference": 1_000_000 * bool(n),
@@ -54,8 +57,8 @@ def stats(n: int = 1, **fields: Any) -> ModelStats:
     return ModelStats(**{**given, **fields})
 
 
-def has_begun_anew(new: ModelStats, old: ModelStats) -> bool:
-    """Whether ``new`` is no continuation of ``old``."""
+def was_reset(new: ModelStats, old: ModelStats) -> bool:
+    """Return whether ``new`` does not continue ``old``."""
     try:
         difference(new, old)
     except CountersResetError:
@@ -69,33 +72,33 @@ class Server:
     def __init__(self) -> None:
         self.fed = Fed()
         self.feed = ServerFeed(self.fed.intake, "triton t")
-        self.feed.heard(0.0)
+        self.feed.mark_seen(0.0)
         self.stamp = 10.0
         self.parsed: tuple[str, dict[str, Family]] = "", {}
 
-    def look(
+    def poll(
         self, found: ModelStats | None, *, info: EngineInfo = MODEL, wait: float = 1.0, **more: Any
     ) -> None:
-        """One second later, as another process would tell of it."""
+        """Apply the result of a poll one second after the last one."""
         self.stamp += wait
         item = TritonStats(0, self.stamp, 1e6 + self.stamp, found, **more)
-        self.feed.tell(info, decode_item(encode_item(item)))
+        self.feed.apply(info, DIALECTS.decode(encode_item(item)))
 
     def restart(self) -> None:
-        """The exporter, from its snapshot."""
-        self.fed = self.fed.reborn(self.fed.snapshot())
+        """Restart the exporter from its snapshot."""
+        self.fed = self.fed.restarted(self.fed.snapshot())
         self.feed = ServerFeed(self.fed.intake, "triton t")
-        self.feed.heard(0.0)
+        self.feed.mark_seen(0.0)
         while self.fed.intake.busy:
             self.fed.intake.work()
 
     @property
     def page(self) -> str:
-        """As Prometheus gets it."""
+        """Return the page as Prometheus gets it."""
         return render(self.fed.intake.registry).decode()
 
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
-        """Of one family, by the values of labels that are not the model's; no buckets."""
+        """Return a family's samples by labels that are not the model's, without buckets."""
         base = name.removesuffix("_total")
         page = self.page
         if page != self.parsed[0]:
@@ -110,14 +113,14 @@ class Server:
         return found
 
     def value(self, name: str) -> float | None:
-        """Of a family with one sample, if there is any."""
+        """Return the sample of a family that has one, if any."""
         return self.samples(name).get(())
 
 
-def test_the_first_look_is_all_since_the_model_was_loaded() -> None:
-    """As on Triton's own page, whenever the exporter comes."""
+def test_the_first_poll_counts_everything_since_the_model_was_loaded() -> None:
+    """The first poll counts what Triton's page counts, whenever the exporter starts."""
     server = Server()
-    server.look(stats(7))
+    server.poll(stats(7))
 
     assert server.value("nv_inference_request_success") == 7
     assert server.value("nv_inference_request_failure") == 0
@@ -128,23 +131,23 @@ def test_the_first_look_is_all_since_the_model_was_loaded() -> None:
 
 
 def test_nanoseconds_are_kept() -> None:
-    """Triton itself cuts each observation to a microsecond."""
+    """Triton truncates each observation to a microsecond."""
     server = Server()
-    server.look(stats(3, inference_stats=InferenceStats(Timed(3, 1_234_567), fail=Timed(1, 1))))
-    server.look(stats(4, inference_stats=InferenceStats(Timed(4, 1_234_568), fail=Timed(1, 1))))
+    server.poll(stats(3, inference_stats=InferenceStats(Timed(3, 1_234_567), fail=Timed(1, 1))))
+    server.poll(stats(4, inference_stats=InferenceStats(Timed(4, 1_234_568), fail=Timed(1, 1))))
 
     assert server.value("nv_inference_request_duration_us") == 1234.568
     assert server.value("sidestep_triton_failed_request_seconds_total") == 1e-9
 
 
 def test_64_bits_are_exact() -> None:
-    """The nanoseconds of a busy model pass what a float holds, and with restarts any word."""
+    """Nanoseconds of a busy model exceed a float's precision and, with restarts, 64 bits."""
     server = Server()
     for _ in range(3):
-        server.look(stats(1, inference_count=BIG, inference_stats=InferenceStats(Timed(BIG, BIG))))
-        server.look(stats(0))
+        server.poll(stats(1, inference_count=BIG, inference_stats=InferenceStats(Timed(BIG, BIG))))
+        server.poll(stats(0))
     server.restart()
-    server.look(stats(1))
+    server.poll(stats(1))
 
     assert f'nv_inference_count{{model="m",version="1"}} {3 * BIG + 1}\n' in server.page
     assert server.value("nv_inference_request_duration_us") == (3 * BIG + 1000) / 1000
@@ -164,69 +167,70 @@ def test_64_bits_are_exact() -> None:
         stats(9, last_inference=999_999),
         stats(9, last_inference=0),
         stats(9, response_stats=Responses(next=Timed(4, 1))),
+        stats(9, response_stats=Responses(next=Timed(5, 1), next_compute_output=Timed(5, 1))),
     ],
 )
-def test_whatever_is_lower_begins_anew(less: ModelStats) -> None:
-    """Any one field is enough; then all of the new numbers are new."""
+def test_any_lower_field_is_a_reset(less: ModelStats) -> None:
+    """All of the new numbers count then."""
     before = stats(
         9,
         inference_stats=msgspec.structs.replace(stats(9).inference_stats, fail=Timed(3)),
-        response_stats=Responses(next=Timed(5, 1)),
+        response_stats=Responses(next=Timed(5, 1), next_compute_output=Timed(5, 2)),
     )
     if less.response_stats is None:
         before = msgspec.structs.replace(before, response_stats=None)
     if less.inference_stats.fail.count == 0:
         before = msgspec.structs.replace(before, inference_stats=stats(9).inference_stats)
 
-    assert has_begun_anew(less, before)
-    assert not has_begun_anew(before, before)
+    assert was_reset(less, before)
+    assert not was_reset(before, before)
     server = Server()
-    server.look(before)
-    server.look(less)
+    server.poll(before)
+    server.poll(less)
     assert server.value("nv_inference_request_success") == 9 + less.inference_stats.success.count
     assert server.value("sidestep_triton_resets_total") == 1
 
 
 def test_a_clock_set_back_is_no_reset() -> None:
-    """The last inference is told by the server's clock, and requests went on."""
+    """The last inference has the server's clock, and requests continued."""
     server = Server()
-    server.look(stats(5))
-    server.look(stats(6, last_inference=900_000))
+    server.poll(stats(5))
+    server.poll(stats(6, last_inference=900_000))
 
     assert server.value("nv_inference_request_success") == 6
     assert server.value("sidestep_triton_resets_total") == 0
 
 
-def test_a_version_that_is_gone_is_not_shown_and_comes_back() -> None:
-    """Unloaded and loaded again: its totals go on, its statistics begin from 0."""
+def test_an_unloaded_version_is_hidden_until_it_returns() -> None:
+    """Its totals continue, while its statistics start at 0."""
     server = Server()
-    server.look(stats(5))
-    server.look(None)
-    server.feed.leave(MODEL.id)
+    server.poll(stats(5))
+    server.poll(None)
+    server.feed.unbind(MODEL.id)
     assert "nv_" not in server.page
-    server.fed.pass_time(400.0)
+    server.fed.advance(400.0)
     server.restart()
     assert "nv_" not in server.page
-    server.look(stats(9))
+    server.poll(stats(9))
 
     assert server.value("nv_inference_request_success") == 14
     assert server.value("sidestep_triton_resets_total") == 1
 
 
-def test_an_older_look_is_left_out() -> None:
-    """Two pollers of one server: what one saw before the other must not look like a restart."""
+def test_an_older_poll_is_ignored() -> None:
+    """With two pollers of one server, it would look like a restart."""
     server = Server()
-    server.look(stats(5))
-    server.look(stats(3), wait=-0.5)
+    server.poll(stats(5))
+    server.poll(stats(3), wait=-0.5)
 
     assert server.value("nv_inference_request_success") == 5
 
 
 def test_batch_sizes_are_exact() -> None:
-    """Each size counts in its bucket; the sum is of sizes, failed executions among them."""
+    """Each size is in its bucket; the sum is of sizes and includes failed executions."""
     server = Server()
     found = (Batch(1, 11), Batch(2, 25), Batch(3, 1), Batch(8, 1, 1, 2, 3), Batch(1000, 1))
-    server.look(stats(1, batch_stats=found))
+    server.poll(stats(1, batch_stats=found))
 
     assert server.samples("sidestep_triton_batch_size") == {("_count",): 39, ("_sum",): 1072}
     for bound, count in (("1.0", 11), ("2.0", 36), ("3.0", 37), ("512.0", 38), ("+Inf", 39)):
@@ -235,37 +239,55 @@ def test_batch_sizes_are_exact() -> None:
     executions = server.samples("sidestep_triton_batch_executions")
     assert executions == {("1",): 11, ("2",): 25, ("3",): 1, ("8",): 1, ("1000",): 1}
     assert server.samples("sidestep_triton_batch_seconds")["8",] == 6e-9
+    stages = server.samples("sidestep_triton_batch_stage_seconds")
+    assert {stage: n for (size, stage), n in stages.items() if size == "8"} == {
+        "compute_input": 1e-9,
+        "compute_infer": 2e-9,
+        "compute_output": 3e-9,
+    }
     assert server.value("sidestep_triton_busy_seconds_total") == 6e-9
 
 
-def test_many_batch_sizes_share_a_label() -> None:
-    """No execution is left out."""
+def test_batch_sizes_over_the_limit_share_a_series() -> None:
+    """No execution is lost, and its stages stay apart, after a restart of the exporter, too."""
     server = Server()
-    server.look(stats(1, batch_stats=tuple(Batch(size, 1) for size in range(1, 201))))
+
+    def poll(count: int) -> None:
+        sizes = range(1, 201)
+        server.poll(stats(1, batch_stats=tuple(Batch(n, count, 10, 20, 30) for n in sizes)))
+
+    poll(1)
     executions = server.samples("sidestep_triton_batch_executions")
 
     assert len(executions) == MAX_OPEN_VALUES + 1
     assert sum(executions.values()) == 200
     assert executions[OTHER,] == 200 - MAX_OPEN_VALUES
+    server.restart()
+    poll(2)
+    stages = server.samples("sidestep_triton_batch_stage_seconds")
+    assert len(stages) == 3 * (STAGED_SIZES + 1) <= MAX_OPEN_VALUES
+    for number, stage in enumerate(BATCH_STAGES, 1):
+        assert stages["1", stage] == pytest.approx(number * 1e-8)
+        assert stages[OTHER, stage] == pytest.approx((200 - STAGED_SIZES) * number * 1e-8)
 
 
 def test_an_ensemble_is_not_busy() -> None:
     """Its executions are its members'."""
     server = Server()
-    server.look(stats(1), info=EngineInfo("t/m/1", "triton", LABELS))
+    server.poll(stats(1), info=EngineInfo("t/m/1", "triton", LABELS))
 
     assert server.value("sidestep_triton_busy_seconds_total") is None
     assert server.value("nv_inference_request_failure") is None
     assert server.value("sidestep_triton_failed_requests_total") == 0
 
 
-def test_a_cache_is_shown_where_there_is_one() -> None:
-    """At 0 where the configuration has one, otherwise with its first use."""
+def test_cache_families_need_a_cache() -> None:
+    """They start at 0 if the configuration has one, otherwise with its first use."""
     server = Server()
-    server.look(stats(1), info=EngineInfo("t/m/1", "triton", LABELS, features=[CACHE]))
+    server.poll(stats(1), info=EngineInfo("t/m/1", "triton", LABELS, features=[CACHE]))
     assert server.value("nv_cache_num_hits_per_model") == 0
     cached = InferenceStats(Timed(3), cache_hit=Timed(2, 1500), cache_miss=Timed(1, 10))
-    server.look(stats(1, inference_stats=cached))
+    server.poll(stats(1, inference_stats=cached))
 
     assert server.value("nv_cache_num_hits_per_model") == 2
     assert server.value("nv_cache_hit_duration_per_model") == 1.5
@@ -273,12 +295,12 @@ def test_a_cache_is_shown_where_there_is_one() -> None:
 
 
 def test_intervals_have_means_not_distributions() -> None:
-    """Of what ended between two looks; where nothing did there is none."""
+    """They cover what ended between two polls; otherwise there is no sample."""
     server = Server()
     name = "sidestep_triton_interval_mean_seconds"
-    server.look(stats(5))
+    server.poll(stats(5))
     assert server.samples(name) == {}
-    server.look(stats(7, response_stats=Responses(Timed(2, 4000), Timed(8, 800))))
+    server.poll(stats(7, response_stats=Responses(Timed(2, 4000), Timed(8, 800))))
     found = server.samples(name)
     assert found == {
         **dict.fromkeys(
@@ -292,42 +314,45 @@ def test_intervals_have_means_not_distributions() -> None:
         ("first_response",): 2e-6,
         ("next_response",): 1e-7,
     }
-    server.look(stats(7, response_stats=Responses(Timed(2, 4000), Timed(8, 800))))
+    server.poll(stats(7, response_stats=Responses(Timed(2, 4000), Timed(8, 800))))
 
     assert server.samples(name) == {}
 
 
-def test_how_busy_a_model_is() -> None:
-    """Of the time that has passed and the instances there are."""
+def test_the_busy_ratio_is_of_time_and_instances() -> None:
+    """The busy ratio is the executions' time by the time that passed and the number of instances."""
     server = Server()
-    server.look(stats(0), instances=2)
+    server.poll(stats(0), instances=2)
     assert server.value("sidestep_triton_busy_ratio") is None
-    server.look(stats(1, batch_stats=(Batch(1, 1, 0, 10**9, 0),)), wait=4.0, instances=2)
+    server.poll(stats(1, batch_stats=(Batch(1, 1, 0, 10**9, 0),)), wait=4.0, instances=2)
     assert server.value("sidestep_triton_busy_ratio") == pytest.approx(0.125)
     assert server.value("sidestep_triton_instances") == 2
-    server.look(stats(2, batch_stats=(Batch(1, 2, 0, 2 * 10**9, 0),)))
+    server.poll(stats(2, batch_stats=(Batch(1, 2, 0, 2 * 10**9, 0),)))
 
     assert server.value("sidestep_triton_busy_ratio") is None
 
 
 def test_idle_time_and_the_last_inference() -> None:
-    """By the server's clock; without any there is no idle time."""
+    """They have the server's clock; without an inference there is no idle time."""
     server = Server()
-    server.look(stats(0))
+    server.poll(stats(0))
     assert server.value("sidestep_triton_last_inference_timestamp_seconds") == 0
     assert server.value("sidestep_triton_idle_seconds") is None
-    server.look(stats(1))
+    server.poll(stats(1))
 
     assert server.value("sidestep_triton_last_inference_timestamp_seconds") == 1000.0
     assert server.value("sidestep_triton_idle_seconds") == 1e6 + server.stamp - 1000.0
 
 
 def test_memory_and_responses() -> None:
-    """By type and id; by how they ended. What is not told any more goes."""
+    """Memory is by type and id, responses by outcome; what a poll omits is removed."""
     server = Server()
-    told = Responses(Timed(5, 10), Timed(20, 30), Timed(1, 2), Timed(5), Timed(1))
+    told = Responses(
+        Timed(5, 10), Timed(20, 30), Timed(1, 2), Timed(5), Timed(1),
+        Timed(6, 8), Timed(6, 2), Timed(25, 29), Timed(20, 3),
+    )  # fmt: skip
     memory = (Memory("CPU", 0, 123), Memory("GPU", 0, 4), Memory("GPU", 1, 5))
-    server.look(stats(1, response_stats=told, memory_usage=memory))
+    server.poll(stats(1, response_stats=told, memory_usage=memory))
 
     assert server.samples("sidestep_triton_memory_bytes") == {
         ("0", "CPU"): 123,
@@ -342,77 +367,121 @@ def test_memory_and_responses() -> None:
         ("cancel",): 1,
     }
     assert server.samples("sidestep_triton_response_seconds")["next",] == 3e-8
-    server.look(stats(2))
+    assert server.samples("sidestep_triton_response_stages") == {
+        ("first", "compute_infer"): 6,
+        ("first", "compute_output"): 6,
+        ("next", "compute_infer"): 25,
+        ("next", "compute_output"): 20,
+    }
+    assert server.samples("sidestep_triton_response_stage_seconds") == {
+        ("first", "compute_infer"): 8e-9,
+        ("first", "compute_output"): 2e-9,
+        ("next", "compute_infer"): 29e-9,
+        ("next", "compute_output"): 3e-9,
+    }
+    server.poll(stats(2))
     assert server.samples("sidestep_triton_memory_bytes") == {}
 
 
-def test_gauges_go_when_a_server_does_not_answer_or_is_not_there() -> None:
-    """Counters stay; they are shown again by the next look."""
+def test_stages_count_once_after_a_poll_without_them() -> None:
+    """The previous poll may be in the snapshot of a release that did not read them."""
     server = Server()
-    server.look(stats(1), instances=1)
-    server.feed.doubt()
+    outcomes = (Timed(5, 10), Timed(20, 30), Timed(), Timed(), Timed())
+    earlier = msgspec.msgpack.decode(msgspec.msgpack.encode(outcomes), type=Responses)
+    server.poll(stats(1, response_stats=earlier))
+    server.restart()
+    for _ in range(2):
+        server.poll(stats(1, response_stats=Responses(*outcomes, Timed(5, 9), Timed(5, 1))))
+
+    assert server.samples("sidestep_triton_response_stages")["first", "compute_infer"] == 5
+    assert server.samples("sidestep_triton_responses")["first",] == 5
+    assert server.value("sidestep_triton_resets_total") == 0
+
+
+def test_gauges_expire_while_a_server_does_not_answer() -> None:
+    """Counters stay; the next poll exposes the gauges again."""
+    server = Server()
+    server.poll(stats(1), instances=1)
+    server.feed.mark_stale()
     assert server.value("sidestep_triton_instances") is None
     assert server.value("nv_inference_count") == 1
-    server.look(stats(1), instances=1)
+    server.poll(stats(1), instances=1)
     assert server.value("sidestep_triton_instances") == 1
-    server.feed.lost(server.fed.now)
-    server.fed.pass_time(50.0)
+    server.feed.detach(server.fed.now)
+    server.fed.advance(50.0)
     assert server.value("sidestep_triton_instances") is None
-    server.feed.heard(server.fed.now)
-    server.look(stats(2), instances=1)
+    server.feed.mark_seen(server.fed.now)
+    server.poll(stats(2), instances=1)
 
     assert server.value("sidestep_triton_instances") == 1
     assert server.value("nv_inference_count") == 2
 
 
 def test_only_versions_of_models_have_statistics() -> None:
-    """And no other item is theirs."""
+    """Other items are refused for them."""
     server = Server()
     with pytest.raises(WireError):
-        server.look(stats(1), info=SERVER)
+        server.poll(stats(1), info=SERVER)
     with pytest.raises(WireError):
-        server.feed.tell(MODEL, VllmSleep(0, 1.0))
-    server.feed.tell(SERVER, Samples(0, 1.0))
+        server.feed.apply(MODEL, VllmSleep(0, 1.0))
+    server.feed.apply(SERVER, Samples(0, 1.0))
 
 
-def test_the_server_is_told_of_and_not_each_model() -> None:
-    """Five hundred models that are down are one server that is."""
+def test_a_server_counts_as_one_engine_that_is_down() -> None:
+    """Its models do not count."""
     server = Server()
-    server.look(stats(1))
-    server.feed.tell(SERVER, Samples(0, 1.0))
+    server.poll(stats(1))
+    server.feed.apply(SERVER, Samples(0, 1.0))
     told = {family.name: family.samples for family in server.fed.intake.metrics.collect()}
 
     assert [s.labels["engine"] for s in told["sidestep_engine_up"]] == ["t"]
 
 
-def test_openmetrics_has_no_such_counters() -> None:
-    """There a counter ends in _total; the name is kept, the type is not."""
+def test_counters_without_total_are_unknown_in_openmetrics() -> None:
+    """The name stays, the type does not."""
     server = Server()
-    server.look(stats(1))
+    server.poll(stats(1))
     page = render(server.fed.intake.registry, openmetrics=True).decode()
 
     assert "# TYPE nv_inference_count unknown\nnv_inference_count{" in page
     assert "# TYPE sidestep_triton_failed_requests counter\n" in page
 
 
-def test_every_field_is_shown_or_said_to_be_left_out() -> None:
-    """And the table names no other."""
-    fields = set(docs.fields_of(ModelStats))
-    shown = docs.shown_fields().keys()
+def wire_fields(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
+    """Yield the paths of all plain fields in and below ``struct``."""
+    for name, hint in get_type_hints(struct).items():
+        options = get_args(hint) or (hint,)
+        inner = next((o for o in options if isinstance(o, type) and o is not type(None)), hint)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            many = "[]" if get_origin(hint) is tuple else ""
+            yield from wire_fields(inner, f"{before}{name}{many}.")
+        else:
+            yield before + name
 
-    assert shown <= fields
-    assert fields - shown == LEFT_OUT.keys()
-    assert {field for read in READS.values() for field in read} <= fields
+
+def test_every_field_of_the_extension_has_a_family_or_a_reason() -> None:
+    """Every field of the extension fills wire fields that feed families, or the document has a reason."""
+    shown = docs.shown_fields()
+    fed = {path for path in EXTENSION if any(shown.get(wire) for wire in WIRE.get(path, (path,)))}
+    filled = {wire for path in fed for wire in WIRE.get(path, (path,))}
+
+    assert set(EXTENSION) - fed == LEFT_OUT.keys()
+    assert filled == shown.keys()
+    assert WIRE.keys() <= set(EXTENSION)
+    unread = {path for path in LEFT_OUT if path in set(wire_fields(ModelStats))}
+    assert set(wire_fields(ModelStats)) - filled == unread
+    # The other handlers need several polls, or the model's configuration.
+    others = {"busy_ratio", "instances", "means", "resets"}
+    assert READS.keys() == set(TritonHandlers.HANDLED) - others
+    assert {field for read in READS.values() for field in read} <= filled
 
 
-def test_folded_looks_are_refused() -> None:
-    """Their difference is the exporter's to take; the next look has what they had."""
-    fed, folder = Fed(), ItemFolder()
-    fed.greet("p", [MODEL])
+def test_folded_polls_are_refused() -> None:
+    """Only the exporter computes differences; the next poll includes them."""
+    fed = Fed()
+    fed.send_hello("p", [MODEL])
     first, second = (TritonStats(0, 10.0 + n, 1e6 + n, stats(n)) for n in (1, 2))
-    assert folder.fold(encode_item(first), [MODEL])
-    folded = folder.seal()
-    fed.aggregate("p", folded.items, folded.frames)
+    fed.fold("p", [encode_item(first)])
     fed.items("p", [encode_item(second)])
 
     assert fed.rejected == {("bad_item",): 1}
@@ -424,7 +493,7 @@ Amounts = st.integers(0, 3)
 
 @st.composite
 def grown(draw: Any, before: ModelStats) -> ModelStats:
-    """A model that went on from ``before``."""
+    """Draw statistics of a model that served more requests since ``before``."""
     sizes = {batch.batch_size: batch for batch in before.batch_stats}
     executions = draw(st.lists(st.integers(1, 4), max_size=4))
     for size in executions:
@@ -449,12 +518,12 @@ def grown(draw: Any, before: ModelStats) -> ModelStats:
 
 @given(st.data())
 def test_differences_add_up(data: st.DataObject) -> None:
-    """Of any look to one that goes on from it."""
+    """The difference of two polls and the earlier poll make the later poll."""
     old = data.draw(grown(EMPTY))
     new = data.draw(grown(old))
     found = difference(new, old)
 
-    assert not has_begun_anew(new, old)
+    assert not was_reset(new, old)
     assert difference(new, EMPTY) == new
     assert found.inference_count + old.inference_count == new.inference_count
     sizes = Counter({b.batch_size: b.count for b in old.batch_stats})
@@ -464,19 +533,19 @@ def test_differences_add_up(data: st.DataObject) -> None:
 
 
 class History(RuleBasedStateMachine):
-    """A version of a model over all its lives, looked at now and then."""
+    """A version of a model with loads, unloads and polls in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.server = Server()
         self.now = stats(0)
         self.total: Counter[str] = Counter()
-        """Of the lives that are over, as they were last looked at."""
+        """Counts of the ended epochs, as of their last poll."""
         self.seen = stats(0)
 
-    def told(self, found: ModelStats | None) -> None:
-        """Send what the server says."""
-        self.server.look(found)
+    def send(self, found: ModelStats | None) -> None:
+        """Poll ``found``."""
+        self.server.poll(found)
         self.seen = found or stats(0)
 
     @rule(data=st.data())
@@ -485,33 +554,33 @@ class History(RuleBasedStateMachine):
         self.now = data.draw(grown(self.now))
 
     @rule()
-    def look(self) -> None:
+    def poll(self) -> None:
         """A poll."""
-        self.told(self.now)
+        self.send(self.now)
 
     @rule(data=st.data())
-    def begin_anew(self, data: st.DataObject) -> None:
-        """A reload or restart; what it does until the next look is not more of everything."""
+    def reload(self, data: st.DataObject) -> None:
+        """Reload or restart the model; some number is lower at the next poll."""
         new = data.draw(grown(stats(0)))
-        assume(has_begun_anew(new, self.seen) or self.seen == stats(0))
-        self.end_life()
+        assume(was_reset(new, self.seen) or self.seen == stats(0))
+        self.end_epoch()
         self.now = new
-        self.told(new)
+        self.send(new)
 
     @rule()
     def unload(self) -> None:
         """The version is gone."""
-        self.end_life()
+        self.end_epoch()
         self.now = stats(0)
-        self.told(None)
+        self.send(None)
 
     @rule()
     def restart(self) -> None:
         """The exporter, from its snapshot."""
         self.server.restart()
 
-    def end_life(self) -> None:
-        """What was counted stays."""
+    def end_epoch(self) -> None:
+        """Add the last poll's numbers to the total, since the statistics restart."""
         self.total["inferences"] += self.seen.inference_count
         self.total["executions"] += self.seen.execution_count
         self.total["success"] += self.seen.inference_stats.success.count
@@ -520,7 +589,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_counted_once(self) -> None:
-        """Of all lives, by each family."""
+        """Each family has the sum over all epochs."""
         engine = self.server.fed.intake.registry.engines.get("t/m/1")
         if engine is None or engine.absent or engine.statistics is None:
             return

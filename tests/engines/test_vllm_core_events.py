@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exporters import Start, until
-from sidestep.engines.items import Item, VllmRejection, VllmStep
-from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.engines.items import Item
+from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmStep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
@@ -62,14 +62,14 @@ def step(stamp: float, *numbers: int, **more: Any) -> Iteration:
 
 
 def sample(bench: Bench, name: str) -> tuple[int, float]:
-    """Count and sum of the only series of a histogram."""
+    """Return count and sum of the only series of a histogram."""
     histogram = bench.value(name)
     assert isinstance(histogram, Histogram)
     return sum(histogram.counts), histogram.sum
 
 
 def test_a_request_reaches_every_family_of_the_engine(bench: Bench) -> None:
-    """The rows that a front end's record feeds are fed by the core's events as well."""
+    """Events of the core feed the rows that a front end's records feed."""
     bench.apply(
         events(
             Queued(1, 1.0, 100.0, 8),
@@ -104,8 +104,8 @@ def test_a_request_reaches_every_family_of_the_engine(bench: Bench) -> None:
     assert sample(bench, "sidestep_request_preempted_seconds") == (1, 0.5)
 
 
-def test_a_step_has_a_shape(bench: Bench) -> None:
-    """Who computes a prompt, who generates, what attention reads and what waits."""
+def test_a_steps_requests_and_tokens_are_observed(bench: Bench) -> None:
+    """By phase, with the tokens that attention reads and those that wait."""
     bench.apply(
         events(
             Queued(1, 1.0, 100.0, 8),
@@ -130,7 +130,7 @@ def test_a_step_has_a_shape(bench: Bench) -> None:
 
 
 def test_aborts_have_families_of_their_own(bench: Bench) -> None:
-    """The reason is counted, and what the request had consumed; no interval of it is."""
+    """The reason and the tokens are counted, no interval is."""
     bench.apply(
         events(
             Queued(1, 1.0, 100.0, 8),
@@ -147,8 +147,8 @@ def test_aborts_have_families_of_their_own(bench: Bench) -> None:
     assert sample(bench, "sidestep_aborted_request_duration_seconds") == (1, 2.0)
 
 
-def test_the_schedulers_requests_by_state(bench: Bench) -> None:
-    """The engine's own numbers, but that a preempted request is not one that waits."""
+def test_requests_are_counted_by_state(bench: Bench) -> None:
+    """The numbers are the scheduler's, but preempted requests do not count as waiting."""
     bench.apply(
         events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0), Queued(2, 2.0)),
         VllmStep(0, 2.0, 2.0, SchedulerStats(3, 2, 5)),
@@ -164,7 +164,7 @@ def test_the_schedulers_requests_by_state(bench: Bench) -> None:
 
 
 def test_a_deferred_request_that_was_preempted_is_one_request(bench: Bench) -> None:
-    """The states add up to what the scheduler has."""
+    """The states add up to the scheduler's requests."""
     bench.apply(
         events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)),
         VllmStep(0, 2.0, 2.0, SchedulerStats(0, 0, 1)),
@@ -174,8 +174,8 @@ def test_a_deferred_request_that_was_preempted_is_one_request(bench: Bench) -> N
     assert (0, 0, 1) == (states["waiting",], states["deferred",], states["preempted",])
 
 
-def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -> None:
-    """What the tap's process told last is nobody's any more."""
+def test_an_engine_without_its_tap_loses_the_taps_gauges(bench: Bench) -> None:
+    """They would never change again."""
     bench.apply(
         events(Queued(1, 1.0, adapter="old")),
         BlockEvents(0, 1.0, 1, 1.0, bytes([ALLOCATED]), [1], [1.0]),
@@ -193,8 +193,8 @@ def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -
     assert bench.registry.sample_groups.capacity.engines == 0
 
 
-def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:
-    """What another residency starts at 0 is added."""
+def test_counts_of_blocks_continue_when_the_tap_returns(bench: Bench) -> None:
+    """The new tracker's counts are added."""
     again = [ALLOCATED, ALLOCATED, TOUCHED]
     told = BlockEvents(0, 1.0, 1, 1.0, bytes(again), [1, 1, 2], [1.0, 2.0, 3.0])
     for features in ([], ["engine_core", "kv_cache_metrics"]):
@@ -206,8 +206,8 @@ def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:
     assert bench.value("sidestep_kv_unknown_events_total") == 3
 
 
-def test_a_longest_preemption_is_shown(bench: Bench) -> None:
-    """As of the last step, 0 without one."""
+def test_the_longest_preemption_is_exposed(bench: Bench) -> None:
+    """The longest preemption is as of the last step, and 0 without one."""
     bench.apply(events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)))
     bench.apply(RequestEvents(0, 6.5, 1), VllmStep(0, 6.5, 6.5, SchedulerStats(0, 1)))
     waited = bench.value("sidestep_longest_preemption_seconds")
@@ -216,8 +216,8 @@ def test_a_longest_preemption_is_shown(bench: Bench) -> None:
     assert (4.5, 0.0) == (waited, bench.value("sidestep_longest_preemption_seconds"))
 
 
-def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) -> None:
-    """A slice at every tick of the exporter, though no item comes."""
+def test_a_reset_is_observed_without_further_items(bench: Bench) -> None:
+    """Each tick of the exporter observes a slice of the blocks."""
     count = 3 * SLICE
     for start in range(0, count, SLICE):
         blocks = list(range(start, start + SLICE))
@@ -233,7 +233,7 @@ def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) ->
 
 
 def test_an_engine_without_tap_has_no_states() -> None:
-    """Its numbers do not tell preempted requests from others that wait."""
+    """Its numbers do not separate preempted from other waiting requests."""
     bench = Bench()
     bench.engine()
     bench.apply(VllmStep(0, 2.0, 2.0, SchedulerStats(3, 2, 5)))
@@ -242,8 +242,8 @@ def test_an_engine_without_tap_has_no_states() -> None:
     assert b"sidestep_iteration_interval" not in render(bench.registry)
 
 
-def test_adapters_of_waiting_requests_are_told_from_running_ones(bench: Bench) -> None:
-    """From the queue on; both lists are right, and empty when nobody uses an adapter."""
+def test_adapters_are_listed_by_state(bench: Bench) -> None:
+    """Both lists are right, and empty when no request uses an adapter."""
     bench.apply(
         events(
             Queued(1, 1.0, adapter="a"),
@@ -262,12 +262,12 @@ def test_adapters_of_waiting_requests_are_told_from_running_ones(bench: Bench) -
         VllmStep(0, 3.0, 78.0, SchedulerStats()),
     )
 
-    assert bench.values("vllm:lora_requests_info") == {}
+    assert bench.values("vllm:lora_requests_info") == {("2", "", ""): 78.0}
     assert bench.values("sidestep_lora_requests") == {}
 
 
 def test_refusals_are_counted_by_reason(bench: Bench) -> None:
-    """The front end's and the engine's in one family; the engine's own stays as it is."""
+    """The family has those of the front end and of the core."""
     bench.apply(
         VllmRejection(0, 1.0, "max_num_queued_reqs"),
         events(Queued(1, 1.0), Finished(1, 1.0, 1.0, 1, refused="prompt_too_long")),
@@ -282,8 +282,8 @@ def test_refusals_are_counted_by_reason(bench: Bench) -> None:
     assert sum(bench.values("vllm:admission_rejections_total").values()) == 1
 
 
-def test_what_cannot_be_known_is_counted(bench: Bench) -> None:
-    """Requests that are not followed by reason; intervals that would be negative."""
+def test_unknown_intervals_are_counted(bench: Bench) -> None:
+    """Untracked requests by reason, and intervals that would be negative."""
     bench.apply(
         events(step(2.0, 1), step(1.0, 1)),
         events(Queued(2, 1.0, 5000.0), step(2.0, 2), source=2),
@@ -295,8 +295,8 @@ def test_what_cannot_be_known_is_counted(bench: Bench) -> None:
     assert bench.value("sidestep_refused_observations_total") == 3
 
 
-def test_blocks_that_the_tap_follows_feed_the_engines_families(bench: Bench) -> None:
-    """As its own collector would; what that leaves out stands beside them."""
+def test_tracked_blocks_feed_the_engines_families(bench: Bench) -> None:
+    """Families of this project have what vLLM's collector omits."""
     kinds = [ALLOCATED, *[TOUCHED] * 5, EVICTED, ALLOCATED, RESET]
     stamps = [1.0, 1.25, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0, 11.0]
     bench.apply(BlockEvents(0, 1.0, 1, 0.5, bytes(kinds), [7] * 8 + [0], stamps))
@@ -315,7 +315,7 @@ def test_blocks_that_the_tap_follows_feed_the_engines_families(bench: Bench) -> 
 
 @pytest.mark.parametrize(("scale", "counted"), [(False, 3), (True, 12)])
 def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counted: int) -> None:
-    """By the rate that its configuration names, which is the ratio that is shown."""
+    """They are scaled by the rate that the engine's configuration names."""
     bench = Bench()
     bench.registry.sampling.scale = scale
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": "0.25"}})
@@ -328,8 +328,8 @@ def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counte
     assert bench.value("sidestep_kv_sample_ratio") == 0.25
 
 
-def test_what_an_engine_no_longer_says_is_forgotten() -> None:
-    """With its next hello: a rate at which it sampled before it was started anew, or any name."""
+def test_a_new_hello_replaces_the_info() -> None:
+    """A sampling rate or name that it omits is removed."""
     bench = Bench()
     for rate in ("0.25", "0.5"):
         bench.engine(features=["engine_core"], info={"kv_sampling": {"rate": rate}, rate: {}})
@@ -348,8 +348,8 @@ def test_what_an_engine_no_longer_says_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("rate", ["", "x", "nan", "0", "-1", "1e-300", "2"])
-def test_a_rate_that_is_none_scales_nothing(rate: str) -> None:
-    """An engine's word is a stranger's."""
+def test_an_invalid_rate_scales_nothing(rate: str) -> None:
+    """The rate comes from the engine and is not trusted."""
     bench = Bench()
     bench.registry.sampling.scale = True
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": rate}})
@@ -361,7 +361,7 @@ def test_a_rate_that_is_none_scales_nothing(rate: str) -> None:
 
 
 def test_uneven_columns_change_nothing(bench: Bench) -> None:
-    """Apply validates before it mutates."""
+    """Items are validated before they are applied."""
     bench.apply(BlockEvents(0, 1.0, 1, 1.0))
     before = render(bench.registry)
     items: list[Item] = [
@@ -378,7 +378,7 @@ def test_uneven_columns_change_nothing(bench: Bench) -> None:
 
 
 async def test_events_travel_from_a_publisher_to_the_page(start: Start) -> None:
-    """Over a real socket, like any item; the sender hears the exporter's sampling rate."""
+    """Over a real socket; the sender receives the exporter's sampling rate."""
     info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
     async with start(kv_sample_rate="0.25") as exporter:
         publisher = Publisher(exporter.endpoints[0], "core", [info])
@@ -393,8 +393,8 @@ async def test_events_travel_from_a_publisher_to_the_page(start: Start) -> None:
 
 
 @pytest.mark.parametrize("core_last", [False, True])
-def test_a_front_ends_word_about_the_engine_replaces_the_cores(core_last: bool) -> None:
-    """Whoever greets last; without a front end the core's own word stands."""
+def test_a_front_ends_info_replaces_the_cores(core_last: bool) -> None:
+    """Whichever Hello arrives last; without a front end, the core's stands."""
     bench = Bench()
     said = [{"cache_config": {"size": "1"}}, {"core:cache_config": {"size": "2"}}]
     bench.engine(info=said[1])

@@ -1,18 +1,18 @@
-"""Items into series: what the golden runs do not reach."""
+"""vLLM's items applied to series: what the golden runs do not reach."""
 
 from __future__ import annotations
 
 import pytest
 
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import VllmRejection, VllmSleep
 from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
     SchedulerIterationDetails,
     SchedulerStats,
     SpecDecodingStats,
+    VllmRejection,
+    VllmSleep,
 )
 from sidestep.errors import WireError
 from sidestep.exposition.families import families, series_labels
@@ -34,14 +34,14 @@ from vllm_bench import Bench, family, step, tokens
 
 @pytest.fixture
 def bench() -> Bench:
-    """One engine, nothing applied."""
+    """Return one engine without items."""
     made = Bench()
     made.engine()
     return made
 
 
 def test_counters_start_at_zero_and_gauges_do_not_start() -> None:
-    """Before the first item: closed label sets at 0, no sample of any gauge."""
+    """Before the first item, known label values are at 0 and gauges have no sample."""
     bench = Bench()
     bench.engine()
 
@@ -52,7 +52,7 @@ def test_counters_start_at_zero_and_gauges_do_not_start() -> None:
 
 
 def test_a_step_of_several_api_servers_is_observed_once(bench: Bench) -> None:
-    """Slices without the scheduler's stats are held for the one that has them."""
+    """Slices without the scheduler's stats wait for the one that has them."""
     bench.apply(
         step(None, tokens(5)),
         step(SchedulerStats(), tokens(3, computed=10)),
@@ -67,15 +67,15 @@ def test_a_step_of_several_api_servers_is_observed_once(bench: Bench) -> None:
 
 
 def test_a_late_slice_is_in_the_sum_at_once(bench: Bench) -> None:
-    """The sum is exact at any moment, the count is of steps."""
+    """The sum is always exact, the count is of steps."""
     bench.apply(step(SchedulerStats(), tokens(3)), step(None, tokens(4)))
     histogram = bench.value("vllm:iteration_tokens_total")
 
     assert (histogram.cumulative[-1], histogram.sum) == (1, 7)
 
 
-def test_only_newer_gauges_are_taken(bench: Bench) -> None:
-    """A gauge yields to a newer stamp only; counters are added whatever their stamp."""
+def test_older_gauges_are_ignored(bench: Bench) -> None:
+    """Counters are added whatever the stamp."""
     late = step(SchedulerStats(num_running_reqs=9), tokens(1), stamp=2.0)
     early = step(SchedulerStats(num_running_reqs=1), tokens(1), stamp=1.5)
     bench.apply(late, early)
@@ -85,7 +85,7 @@ def test_only_newer_gauges_are_taken(bench: Bench) -> None:
 
 
 def test_the_rest_of_an_oversized_step_is_observations_only(bench: Bench) -> None:
-    """It changes no gauge, counts no step and no tokens."""
+    """The rest of an oversized step changes no gauge and counts no step or tokens."""
     bench.apply(
         step(SchedulerStats(num_running_reqs=3), tokens(1)),
         step(
@@ -102,8 +102,8 @@ def test_the_rest_of_an_oversized_step_is_observations_only(bench: Bench) -> Non
     assert bench.value("vllm:kv_block_reuse_gap_seconds").cumulative[-1] == 1
 
 
-def test_an_interval_that_is_unknown_is_left_out(bench: Bench) -> None:
-    """A release without a field observes nothing for it, and the rest all the same."""
+def test_an_unknown_interval_is_omitted(bench: Bench) -> None:
+    """A field that a release lacks observes nothing; other fields do."""
     bench.apply(
         step(None, IterationStats(finished_requests=[FinishedRequestStats(1, e2e_latency=2.0)]))
     )
@@ -113,8 +113,8 @@ def test_an_interval_that_is_unknown_is_left_out(bench: Bench) -> None:
     assert bench.value("vllm:request_prefill_kv_computed_tokens").cumulative[-1] == 0
 
 
-def test_negative_latencies_are_left_out_and_counted(bench: Bench) -> None:
-    """A wall clock that stepped back makes no observation."""
+def test_negative_latencies_are_refused_and_counted(bench: Bench) -> None:
+    """The wall clock may step back."""
     bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[-1.0, 0.5])))
 
     assert bench.value("vllm:time_to_first_token_seconds").cumulative[-1] == 1
@@ -122,7 +122,7 @@ def test_negative_latencies_are_left_out_and_counted(bench: Bench) -> None:
 
 
 def test_an_unknown_finish_reason_is_counted(bench: Bench) -> None:
-    """A reason of a later release is in no named series, and not lost."""
+    """A later release's reason counts as another one."""
     finished = [FinishedRequestStats(0), FinishedRequestStats(0), FinishedRequestStats(77)]
     bench.apply(step(None, IterationStats(finished_requests=finished)))
     values = bench.values("vllm:request_success_total")
@@ -132,7 +132,7 @@ def test_an_unknown_finish_reason_is_counted(bench: Bench) -> None:
 
 
 def test_families_of_an_option_appear_together_with_its_first_data(bench: Bench) -> None:
-    """All of them, those at 0 included; before that none."""
+    """They include those at 0; before that there are none."""
     assert bench.values("vllm:spec_decode_num_drafts_total") == {}
     drafts = SpecDecodingStats(2, 1, 2, 0, [0, 0], [1, 1])
     bench.apply(step(SchedulerStats(spec_decoding_stats=drafts)))
@@ -144,7 +144,7 @@ def test_families_of_an_option_appear_together_with_its_first_data(bench: Bench)
 
 
 def test_an_announced_option_shows_its_families_at_once() -> None:
-    """With the positions that the hello names."""
+    """They have the label values that the Hello lists."""
     bench = Bench()
     bench.engine(features=["spec_decode"], closed={"position": ["0", "1"]})
 
@@ -152,8 +152,8 @@ def test_an_announced_option_shows_its_families_at_once() -> None:
     assert len(bench.values("vllm:spec_decode_num_accepted_tokens_per_pos_total")) == 2
 
 
-def test_preempted_lookups_are_counted_apart(bench: Bench) -> None:
-    """What the engine collects and shows nowhere."""
+def test_lookups_of_preempted_requests_have_their_own_families(bench: Bench) -> None:
+    """VLLM collects them, but does not expose them."""
     stats = CacheStats(requests=1, queries=10, hits=4, preempted_queries=30, preempted_hits=20)
     bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
 
@@ -173,15 +173,15 @@ def test_iteration_details_are_histograms_in_base_units(bench: Bench) -> None:
 
 
 def test_cuda_graph_padding_is_counted_by_mode(bench: Bench) -> None:
-    """Tokens and padding."""
+    """So are the tokens."""
     bench.apply(step(SchedulerStats(cudagraph_stats=CUDAGraphStat(60, 64, 4, "FULL"))))
 
     assert bench.values("sidestep_cudagraph_tokens_total") == {("FULL",): 60}
     assert bench.values("sidestep_cudagraph_padding_tokens_total") == {("FULL",): 4}
 
 
-def test_cache_hits_by_tier(bench: Bench) -> None:
-    """The device's own hits and the tiers of a connector; an unknown tier is not lost."""
+def test_cache_hits_are_counted_by_tier(bench: Bench) -> None:
+    """An unknown tier counts as another one."""
     external = CacheStats(hits=9, hits_by_source={"host": 3, "p2p": 2, "moon": 4})
     bench.apply(
         step(
@@ -199,7 +199,7 @@ def test_cache_hits_by_tier(bench: Bench) -> None:
 
 
 def test_lora_shows_the_current_adapters_only() -> None:
-    """One combination, gone when idle; a gauge per adapter and state."""
+    """There is one combination, without adapters when idle, and a gauge per adapter and state."""
     bench = Bench()
     bench.engine(features=["lora"], info={"lora": {"max_lora": "4"}})
     name = "vllm:lora_requests_info"
@@ -218,12 +218,19 @@ def test_lora_shows_the_current_adapters_only() -> None:
     assert bench.values("sidestep_lora_requests") == {("b", "waiting"): 3}
 
     bench.apply(step(SchedulerStats(), stamp=3.0))
-    assert bench.values(name) == {}
+    assert bench.values(name) == {("4", "", ""): 1e9}
     assert bench.values("sidestep_lora_requests") == {}
 
 
-def test_open_label_values_are_capped(bench: Bench) -> None:
-    """What is over the cap is counted under one other value, and told."""
+def test_an_engine_without_lora_has_no_adapters(bench: Bench) -> None:
+    """A step of an engine that serves no adapters makes no combination."""
+    bench.apply(step(SchedulerStats()))
+
+    assert bench.values("vllm:lora_requests_info") == {}
+
+
+def test_label_values_over_the_limit_share_a_series(bench: Bench) -> None:
+    """They are counted as limited."""
     for number in range(MAX_OPEN_VALUES + 5):
         graph = CUDAGraphStat(1, 1, 0, f"mode{number}")
         bench.apply(step(SchedulerStats(cudagraph_stats=graph)))
@@ -241,7 +248,7 @@ def test_open_label_values_are_capped(bench: Bench) -> None:
 def test_sleep_states_exclude_each_other(
     bench: Bench, sleep: int, level: int, state: str | None
 ) -> None:
-    """Exactly one is 1, none at a level without a name."""
+    """One of them is 1, or none at a level without a name."""
     bench.apply(VllmSleep(0, 1.0, sleep, level))
 
     on = [key for key, value in bench.values("vllm:engine_sleep_state").items() if value]
@@ -249,7 +256,7 @@ def test_sleep_states_exclude_each_other(
 
 
 def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
-    """The family has no engine label: series of equal labels are added, never shown twice."""
+    """The family has no label engine, so series with equal labels are added."""
     bench = Bench()
     bench.engine("0")
     bench.engine("1")
@@ -261,8 +268,8 @@ def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
     assert 'reason="max_num_queued_reqs"} 2\n' in text
 
 
-def test_engines_that_would_look_alike_get_an_origin() -> None:
-    """Two identities with the same labels never make duplicate samples."""
+def test_engines_with_equal_labels_get_an_origin() -> None:
+    """A page never has duplicate samples."""
     bench = Bench()
     bench.engine("0", id="host-a/m/0")
     bench.engine("x", id="host-b/m/0", labels={"engine": "0", "model_name": "m"})
@@ -275,8 +282,8 @@ def test_engines_that_would_look_alike_get_an_origin() -> None:
     assert any('origin="host-b/m/0"' in line for line in lines)
 
 
-def test_a_returning_engine_goes_on_counting(bench: Bench) -> None:
-    """A hello of a known identity keeps every total."""
+def test_a_returning_engine_continues_its_counters(bench: Bench) -> None:
+    """A Hello of a known identity keeps all totals."""
     bench.apply(step(None, tokens(5)))
     bench.engine("0")
     bench.apply(step(None, tokens(2)))
@@ -284,8 +291,8 @@ def test_a_returning_engine_goes_on_counting(bench: Bench) -> None:
     assert bench.value("vllm:generation_tokens_total") == 7
 
 
-def test_changed_bounds_start_that_histogram_anew(bench: Bench) -> None:
-    """Its counts cannot be moved; all other families go on."""
+def test_changed_bounds_restart_the_histogram(bench: Bench) -> None:
+    """Its counts cannot be moved; other families continue."""
     bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[0.5], n_params_iter=[1])))
     bench.engine("0", bounds={"time_to_first_token": [1.0, 2.0]})
 
@@ -294,16 +301,16 @@ def test_changed_bounds_start_that_histogram_anew(bench: Bench) -> None:
     assert bench.value("vllm:request_params_n").cumulative[-1] == 1
 
 
-def test_the_configurations_bounds_win_over_the_engines() -> None:
-    """Engine over default, configuration over engine."""
-    layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
+def test_configured_bounds_take_precedence() -> None:
+    """The engine's bounds take precedence over the defaults."""
+    layouts = DIALECTS.layouts()
     registry = Registry(layouts, {"request_params_n": (7.0,)})
     labels = {"engine": "0", "model_name": "m"}
     bounds = {"request_params_n": [3.0], "time_to_first_token": [9.0]}
     engine = registry.register(EngineInfo("e", "vllm", labels, bounds=bounds))
 
-    assert engine.bounds["request_params_n"] == (7.0,)
-    assert engine.bounds["time_to_first_token"] == (9.0,)
+    assert engine.description.bounds["request_params_n"] == (7.0,)
+    assert engine.description.bounds["time_to_first_token"] == (9.0,)
 
 
 @pytest.mark.parametrize(
@@ -315,14 +322,14 @@ def test_the_configurations_bounds_win_over_the_engines() -> None:
         EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", "source": "x"}),
     ],
 )
-def test_an_engine_that_cannot_be_shown_is_refused(info: EngineInfo) -> None:
-    """An unknown dialect, missing labels, or labels that families use themselves are the sender's error."""
+def test_an_invalid_engine_is_refused(info: EngineInfo) -> None:
+    """Its dialect is unknown, or labels are missing or reserved."""
     with pytest.raises(WireError):
         Bench().registry.register(info)
 
 
-def test_self_described_families_are_added_up(bench: Bench) -> None:
-    """Counters by deltas, gauges by their last value, histograms by what they saw."""
+def test_self_described_families_are_applied(bench: Bench) -> None:
+    """Counters add, gauges replace, histograms observe."""
     bench.apply(family(), family(value=2.0))
     bench.apply(family("vllm:new_gauge", "gauge", value=3.0, labels=["tier"], values=["gpu"]))
     bench.apply(family("vllm:new_seconds", "histogram", seen=[0.5, 3.0], bounds=[1.0]))
@@ -333,7 +340,7 @@ def test_self_described_families_are_added_up(bench: Bench) -> None:
 
 
 def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -> None:
-    """The sender names it and nothing else."""
+    """The sender gives only its name."""
     bench.apply(family("vllm:nixl_xfer_time_seconds", "histogram", seen=[0.007]))
 
     histogram = bench.value("vllm:nixl_xfer_time_seconds")
@@ -342,7 +349,7 @@ def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -
 
 
 def test_a_senders_own_labels_leave_no_child_without_them() -> None:
-    """What would start at 0 has none of their values: it is shown when it has some."""
+    """A family with added labels has no child at 0 without them."""
     bench = Bench()
     bench.engine(dialect="sglang", labels={"engine_type": "unified", "model_name": "m"})
     bench.apply(
@@ -383,10 +390,8 @@ def test_a_senders_own_labels_leave_no_child_without_them() -> None:
         (family(labels=["a"], values=[]), "bad_label"),
     ],
 )
-def test_a_family_that_contradicts_is_refused_whole(
-    bench: Bench, item: Samples, reason: str
-) -> None:
-    """Nothing of the item is applied, not even what stands before the bad family."""
+def test_a_contradictory_item_is_refused_whole(bench: Bench, item: Samples, reason: str) -> None:
+    """Families before the bad one are not applied either."""
     item.families.insert(0, Family("vllm:fine_total", "counter", samples=[Sample(value=1.0)]))
     before = render(bench.registry).decode()
 
@@ -398,7 +403,7 @@ def test_a_family_that_contradicts_is_refused_whole(
 
 
 def test_a_family_has_one_form_on_the_whole_page(bench: Bench) -> None:
-    """What one engine began, no other engine may describe differently."""
+    """No engine may describe another engine's family differently."""
     bench.engine("1")
     bench.apply(family("vllm:other_seconds", "histogram", seen=[1.0], bounds=[1.0]))
 
@@ -412,7 +417,7 @@ def test_a_family_has_one_form_on_the_whole_page(bench: Bench) -> None:
 
 
 def test_self_described_series_are_bounded(bench: Bench) -> None:
-    """A sender cannot fill the page: beyond the limit its item is refused."""
+    """Beyond the limit, the item is refused."""
     bounds = [float(n) for n in range(1, 200)]
     refused = ""
     for number in range(MAX_ENGINE_SERIES):
@@ -429,8 +434,8 @@ def test_self_described_series_are_bounded(bench: Bench) -> None:
     assert bench.registry.quota.series <= MAX_ENGINE_SERIES
 
 
-def test_adapters_over_the_cap_keep_their_state() -> None:
-    """As many adapters as label values are named; the others are one, by state."""
+def test_adapters_over_the_limit_keep_their_state() -> None:
+    """They share one series for each state."""
     bench = Bench()
     bench.engine(features=["lora"])
     adapters = {f"adapter{n}": 1 for n in range(MAX_OPEN_VALUES + 6)}
@@ -444,8 +449,8 @@ def test_adapters_over_the_cap_keep_their_state() -> None:
     assert len(values) == 2 * (MAX_OPEN_VALUES + 1)
 
 
-def test_hidden_names_show_what_today_sends() -> None:
-    """With the switch: the same numbers under the old names, constants where nothing is left."""
+def test_legacy_names_have_current_data() -> None:
+    """They are constants where the engine no longer has the mode."""
     bench = Bench(legacy=True)
     bench.engine()
     stats = CacheStats(requests=1, queries=10, hits=4)
@@ -472,30 +477,30 @@ def test_hidden_names_show_what_today_sends() -> None:
 
 
 def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
-    """Older lookups fall out; a reset of the cache forgets all."""
+    """Older lookups drop out; a reset of the cache clears the window."""
     engine = bench.engines["0"]
     for hits in (0, 10):
         stats = CacheStats(requests=1000, queries=10, hits=hits)
         bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
-    assert engine.prefix_hits.rate == 1.0
+    assert engine.hit_windows[0].rate == 1.0
 
     bench.apply(step(SchedulerStats(prefix_cache_stats=CacheStats(reset=True))))
-    assert engine.prefix_hits.rate is None
+    assert engine.hit_windows[0].rate is None
 
 
 def test_labels_are_escaped_once(bench: Bench) -> None:
-    """Quotes and backslashes survive a parser; newlines never get in."""
+    """A parser reads quotes and backslashes back."""
     bench.engine("q", labels={"engine": "q", "model_name": 'a"b\\c'})
     text = render(bench.registry, names={"vllm:generation_tokens_total"}).decode()
 
     assert 'model_name="a\\"b\\\\c"' in text
 
 
-def test_every_sample_carries_its_labels(bench: Bench) -> None:
-    """Each child of the page names the engine it belongs to, unless its family has no such label."""
+def test_every_sample_has_the_labels_of_its_engine(bench: Bench) -> None:
+    """Except where its family has no such label."""
     for found in families(bench.registry):
         row = found.assignments["vllm"].row
-        for engine, _, names, children in snapshot_family(bench.registry, found, Histogram.copy):
+        for engine, names, children in snapshot_family(bench.registry, found, Histogram.copy):
             for key, _ in children:
                 labels = series_labels(engine, found, names, key)
                 assert set(row.labels) <= set(labels) | {"max_lora"}

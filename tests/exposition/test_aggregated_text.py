@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pages import Family, Labels, parse
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.aggregate import aggregate_histograms, aggregate_info, aggregate_numbers
-from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
-from sidestep.exposition.text_page import render
+from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
@@ -29,18 +27,18 @@ from slices import made
 RANDOMS = st.integers(0, 1 << 32).map(Random)
 """By their seeds: a fleet takes more numbers than an example may have of its own."""
 
-LAYOUTS = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
+LAYOUTS = DIALECTS.layouts()
 SCHEDULER = {"engine_type": "unified", "model_name": "m", "moe_ep_rank": "0", "pp_rank": "0"}
 OTHER_BOUNDS = {"request_latency": [0.5, 1.0, 7.0, 60.0], "time_to_first_token": [0.1, 1.0]}
 
 
 def new_registry() -> Registry:
-    """Without engines."""
+    """Return a registry without engines."""
     return Registry(LAYOUTS, {})
 
 
 def filled(engine: Engine, random: Random) -> Engine:
-    """``engine`` with values for most of its series; halves, so that sums are exact."""
+    """Fill most series of ``engine`` with halves, so that sums are exact."""
     for slot in range(engine.layout.scalars):
         if random.random() < 0.8:
             engine.values[slot] = random.choice([random.randrange(1000), random.randrange(99) / 2])
@@ -52,7 +50,7 @@ def filled(engine: Engine, random: Random) -> Engine:
 
 
 def fleet(random: Random) -> Registry:
-    """Engines of two dialects and models, some with bounds of their own."""
+    """Return engines of two dialects and models, some with other bounds."""
     registry = new_registry()
     for number in range(random.randrange(1, 6)):
         labels = {"engine": str(number), "model_name": random.choice("ab")}
@@ -65,13 +63,13 @@ def fleet(random: Random) -> Registry:
 
 
 def page(registry: Registry, series_filter: SeriesFilter) -> dict[str, Family]:
-    """What ``choice`` leaves of it, by a foreign reader."""
-    found = AggregatedPage(registry, series_filter).pieces()
+    """Return the filtered page, parsed by prometheus_client."""
+    found = TextPage(registry, series_filter).pieces()
     return parse(b"".join(line for family in found for line in family).decode())
 
 
 def without(labels: Labels, dropped: Collection[str]) -> Labels:
-    """Those that are left."""
+    """Return the labels that are not dropped."""
     return tuple(pair for pair in labels if pair[0] not in dropped)
 
 
@@ -82,7 +80,7 @@ RULES = {row.name.removesuffix("_total") if row.kind == "counter" else row.name:
 def expected(
     family: Family, name: str, dropped: Collection[str]
 ) -> dict[tuple[str, Labels], float]:
-    """By brute force; buckets only where all have them."""
+    """Aggregate by brute force; only buckets that all engines have remain."""
     groups: dict[tuple[str, Labels], list[float]] = defaultdict(list)
     sizes: dict[Labels, int] = defaultdict(int)
     for (sample, labels), value in family.samples.items():
@@ -101,8 +99,8 @@ def expected(
 
 @settings(max_examples=25)
 @given(RANDOMS)
-def test_the_pod_is_its_engines_by_each_familys_rule(random: Random) -> None:
-    """Every sample of every family of two dialects, against brute force over the engines' page."""
+def test_the_pod_view_aggregates_by_each_familys_rule(random: Random) -> None:
+    """Every sample of every family of two dialects equals brute force over the engines' page."""
     registry = fleet(random)
     engines = parse(render(registry).decode())
     pod = page(registry, SeriesFilter().for_pod)
@@ -115,7 +113,7 @@ def test_the_pod_is_its_engines_by_each_familys_rule(random: Random) -> None:
 
 
 def totals(families: dict[str, Family]) -> dict[str, float]:
-    """By name: all that counters, and counts and sums of histograms, come to."""
+    """Return the totals of counters, and of counts and sums of histograms, by name."""
     found: dict[str, float] = defaultdict(float)
     for name, family in families.items():
         for (sample, _), value in family.samples.items():
@@ -131,7 +129,7 @@ def totals(families: dict[str, Family]) -> dict[str, float]:
     st.sets(st.sampled_from(["engine", "model_name", "finished_reason", "source", "dp_rank"])),
 )
 def test_dropping_labels_never_changes_totals(random: Random, dropped: set[str]) -> None:
-    """And no sample has a label that was dropped."""
+    """No sample has a dropped label."""
     registry = fleet(random)
 
     found = page(registry, SeriesFilter(dropped_labels=frozenset(dropped)))
@@ -143,8 +141,8 @@ def test_dropping_labels_never_changes_totals(random: Random, dropped: set[str])
 
 @settings(max_examples=25)
 @given(RANDOMS, st.integers(2, 40))
-def test_thinning_takes_buckets_and_nothing_else(random: Random, thinning: int) -> None:
-    """Counts, sums and all buckets that are left are what they were; the highest bound is left."""
+def test_thinning_leaves_out_buckets_only(random: Random, thinning: int) -> None:
+    """Counts, sums and the remaining buckets are unchanged; the highest bound remains."""
     registry = fleet(random)
     whole = parse(render(registry).decode())
 
@@ -164,8 +162,8 @@ def test_thinning_takes_buckets_and_nothing_else(random: Random, thinning: int) 
             assert bounds[-2] in left
 
 
-def test_bounds_can_be_named_by_family() -> None:
-    """Those that an engine has of them are shown; other families are as they were."""
+def test_the_shown_bounds_of_a_family_can_be_set() -> None:
+    """Bounds that the engine has are shown; other families are unchanged."""
     registry = new_registry()
     filled(
         registry.register(EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})), Random(1)
@@ -182,7 +180,7 @@ def test_bounds_can_be_named_by_family() -> None:
 
 
 def test_ranks_of_one_replica_count_once() -> None:
-    """Tensor-parallel ranks tell the same of the same requests; what each has of its own adds up."""
+    """Tensor-parallel ranks report the same requests; values of their own are added up."""
     registry = new_registry()
     applier = Applier(registry)
     for dp in range(2):
@@ -206,8 +204,8 @@ def test_ranks_of_one_replica_count_once() -> None:
     assert found[CPU.removesuffix("_total")].samples == {(CPU, left): 8 * 3}
 
 
-def test_an_info_metric_that_described_itself() -> None:
-    """Engines tell it in labels of their own: it is one, by the same rule."""
+def test_a_self_described_info_metric_is_aggregated() -> None:
+    """Its labels are aggregated as those of an info metric of the catalogue."""
     registry = new_registry()
     applier = Applier(registry)
     for dp, pages in enumerate(("100", "50")):
@@ -230,8 +228,8 @@ def test_an_info_metric_that_described_itself() -> None:
 CPU = "sglang:scheduler_process_cpu_seconds_total"
 
 
-def test_what_an_engine_counted_stays_when_it_goes() -> None:
-    """Another is left: the sum never falls, also when the one comes back; gauges go with it."""
+def test_the_counters_of_a_retired_engine_stay_in_the_sum() -> None:
+    """While another engine is exposed, the sum never decreases, also when the engine returns."""
     registry = new_registry()
     for number in range(2):
         info = EngineInfo(str(number), "vllm", {"engine": str(number), "model_name": "m"})
@@ -256,7 +254,7 @@ def test_what_an_engine_counted_stays_when_it_goes() -> None:
 
 
 def page_of(engine: Engine) -> dict[str, Family]:
-    """The page of one engine alone."""
+    """Return the page of one engine."""
     registry = new_registry()
     registry.expose(engine)
     return parse(render(registry).decode())
@@ -264,15 +262,15 @@ def page_of(engine: Engine) -> dict[str, Family]:
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=9), RANDOMS)
 def test_a_sum_is_the_same_in_any_order(values: list[float], random: Random) -> None:
-    """Else a counter could fall by its last digit when engines come in another order."""
+    """Otherwise the last digit of a counter could decrease."""
     other = random.sample(values, len(values))
 
     assert aggregate_numbers(values, "sum") == aggregate_numbers(other, "sum")
 
 
 @given(st.data())
-def test_histograms_of_other_bounds_are_exact_where_they_meet(data: st.DataObject) -> None:
-    """Over the bounds that all have, each bucket is the sum of theirs."""
+def test_histograms_are_added_up_over_their_common_bounds(data: st.DataObject) -> None:
+    """Each bucket is exact."""
     some = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), unique=True).map(sorted).map(tuple)
     observed = st.lists(st.floats(0, 6), max_size=20)
     found: list[Histogram] = []
@@ -308,21 +306,21 @@ CACHE = {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "auto"}
         ([{**CACHE, "num_gpu_blocks": "None"}], {"block_size": "16", "cache_dtype": "auto"}),
     ],
 )
-def test_one_configuration_of_several_caches(
+def test_the_cache_configurations_of_several_engines_are_aggregated(
     others: list[dict[str, str]], wanted: dict[str, str]
 ) -> None:
-    """Blocks are added up, in the smallest block; what is not agreed upon is left out."""
+    """Blocks are added up in units of the smallest; other labels that differ are left out."""
     assert made(aggregate_info([CACHE, *others])) == wanted
 
 
 def named(families: Iterable[str], **series_filter: tuple[str, ...]) -> set[str]:
-    """Those of ``families`` that are shown."""
+    """Return the families that are shown."""
     chosen = SeriesFilter(**series_filter)  # type: ignore[arg-type]
     return {family for family in families if chosen.shows(family)}
 
 
 def test_patterns_allow_and_deny_families() -> None:
-    """What is denied is not shown, whatever is allowed."""
+    """A denied family is hidden even if it is allowed."""
     families = ["vllm:a_seconds", "vllm:b_total", "sglang:a_seconds"]
 
     assert named(families) == set(families)

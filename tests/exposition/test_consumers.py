@@ -9,8 +9,8 @@ import pytest
 
 from consumers import Families, aibrix, endpoint_picker, go_text, production_stack
 from intakes import Fed, Step, steps
-from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 
@@ -21,17 +21,17 @@ WVA = (
     "vllm:request_success_total",
     "vllm:cache_config_info",
 )
-"""What the workload variant autoscaler asks Prometheus for, but for old names."""
+"""Series that the workload variant autoscaler queries, without old names."""
 
 
 def pod_page(registry: Registry) -> str:
-    """The engines' part of the pod's page."""
-    found = AggregatedPage(registry, SeriesFilter().for_pod).pieces()
+    """Return the engines' part of the pod page."""
+    found = TextPage(registry, SeriesFilter().for_pod).pieces()
     return b"".join(line for family in found for line in family).decode()
 
 
 def run_of(name: str, share: float) -> Fed:
-    """A recorded run up to some share of it: requests are in flight then."""
+    """Apply a share of a recorded run, after which requests are in flight."""
     fed = Fed()
     found = list(steps(name))
     fed.feed(found[: int(len(found) * share)])
@@ -39,7 +39,7 @@ def run_of(name: str, share: float) -> Fed:
 
 
 def ranks(run: str, shares: list[float]) -> Fed:
-    """A recorded run of one engine as if several had run it, each so far."""
+    """Apply shares of a run of one engine as runs of several ranks."""
     fed = Fed()
     for rank, share in enumerate(shares):
         fed.feed(_renamed(run, share, str(rank)))
@@ -58,13 +58,13 @@ def _rank(info: EngineInfo, rank: str) -> EngineInfo:
 
 
 def values(families: Families, name: str, **labels: str) -> list[float]:
-    """Of the samples with these labels."""
+    """Return the values of samples with these labels."""
     return [sample.value for sample in families[name] if labels.items() <= sample.labels.items()]
 
 
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
 def test_the_endpoint_picker_reads_all_ranks_of_vllm(share: float) -> None:
-    """Queues are sums, usage is that of the fullest, blocks are those of all; one series each."""
+    """Queues and blocks are sums, usage is the maximum; each has one series."""
     fed = run_of("core_dp", share)
     ranks = go_text(fed.page)
     page = pod_page(fed.intake.registry)
@@ -84,7 +84,7 @@ def test_the_endpoint_picker_reads_all_ranks_of_vllm(share: float) -> None:
 
 
 def test_the_runs_have_something_to_read() -> None:
-    """At those moments requests run, on both ranks at once."""
+    """Requests run on both ranks at the moments that are compared."""
     running = [
         values(go_text(run_of("core_dp", share).page), "vllm:num_requests_running")
         for share in (0.2, 0.4, 0.6, 0.8)
@@ -95,7 +95,7 @@ def test_the_runs_have_something_to_read() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
 def test_the_endpoint_picker_reads_all_ranks_of_sglang(share: float) -> None:
-    """Likewise; pages of the cache are added up, their size is not."""
+    """Pages of the cache are added up, their size is not."""
     fed = run_of("sglang_dp", share)
     ranks = go_text(fed.page)
 
@@ -108,7 +108,7 @@ def test_the_endpoint_picker_reads_all_ranks_of_sglang(share: float) -> None:
 
 
 def test_the_total_of_a_queue_comes_before_its_priorities() -> None:
-    """Who takes the first sample reads all requests, not those of one priority."""
+    """A client that reads the first sample gets all requests, not those of one priority."""
     fed = run_of("sglang_labels", 0.7)
     families = go_text(pod_page(fed.intake.registry))
 
@@ -120,7 +120,7 @@ def test_the_total_of_a_queue_comes_before_its_priorities() -> None:
 
 
 def test_the_endpoint_picker_reads_the_adapters_of_all_ranks() -> None:
-    """One combination: what any rank runs or has waiting, and the slots of all."""
+    """One series lists the running and waiting adapters of all ranks and their slots."""
     shares = [0.35, 0.55, 0.75]
     fed = ranks("core_lora", shares)
     told = [endpoint_picker(one_rank(share), "vllm") for share in shares]
@@ -133,8 +133,20 @@ def test_the_endpoint_picker_reads_the_adapters_of_all_ranks() -> None:
     assert picked.room == len(shares) * max(one.room for one in told)
 
 
+def test_the_endpoint_picker_clears_the_adapters_of_an_idle_pod() -> None:
+    """The pod's last adapters are gone and its slots known, also to a picker that has just started."""
+    busy = endpoint_picker(one_rank(0.55), "vllm")
+    page = one_rank(1.0)
+
+    picked = endpoint_picker(page, "vllm", before=busy)
+
+    assert busy.active
+    assert (frozenset(), frozenset(), busy.room) == picked[-3:]
+    assert picked == endpoint_picker(page, "vllm")
+
+
 def test_the_slots_of_an_engine_without_adapters_count() -> None:
-    """It shows no combination, and has all its room."""
+    """An engine that has made no step yet has no series of its own."""
     fed = ranks("core_lora", [0.0, 0.55])
     info = [info for _, infos, _ in _renamed("core_lora", 1.0, "0") for info in infos]
     fed.intake.registry.register(info[0])
@@ -147,7 +159,7 @@ def test_the_slots_of_an_engine_without_adapters_count() -> None:
 
 
 def test_the_time_of_the_adapters_is_that_of_the_newest() -> None:
-    """The value is a Unix time, by which a router takes the latest."""
+    """Routers choose the series with the latest Unix time."""
     shares = [0.35, 0.55]
     fed = ranks("core_lora", shares)
     each = [go_text(one_rank(share))["vllm:lora_requests_info"][0].value for share in shares]
@@ -158,7 +170,7 @@ def test_the_time_of_the_adapters_is_that_of_the_newest() -> None:
 
 
 def one_rank(share: float) -> str:
-    """The pod's page of one engine alone."""
+    """Return the pod page of one engine."""
     return pod_page(ranks("core_lora", [share]).intake.registry)
 
 
@@ -177,8 +189,8 @@ def test_aibrix_reads_a_number_for_the_model() -> None:
     }
 
 
-def test_production_stack_reads_the_names_that_vllm_has_given_up() -> None:
-    """The last sample of each counts; with the old names shown none of them reads 0."""
+def test_production_stack_reads_names_that_vllm_has_removed() -> None:
+    """The client reads the last sample of each; with legacy names none is 0."""
     fed = Fed(legacy=True)
     found = list(steps("core_dp"))
     fed.feed(found[: len(found) * 2 // 5])
@@ -195,7 +207,7 @@ def test_production_stack_reads_the_names_that_vllm_has_given_up() -> None:
 
 
 def test_autoscalers_find_their_names_and_labels() -> None:
-    """One series a model and pod: what is summed, and what is the highest, is the same number."""
+    """A model has one series per pod, so that sum and maximum are equal."""
     families = go_text(pod_page(run_of("core_dp", 0.4).intake.registry))
 
     for name in WVA[:3]:

@@ -29,10 +29,11 @@ ALLOWED = {
     ("lora", "vllm:corrupted_requests"): "extra",
     # The engine observes a step once per API server; see the test of its own below.
     ("dp", "vllm:iteration_tokens_total"): "",
-    # The engine keeps every combination for ever; ours shows the current one, none when idle.
+    # The engine keeps every combination for ever. Ours shows the current one, which an idle engine
+    # has if it serves adapters; this recording does not say so.
     ("lora", "vllm:lora_requests_info"): "missing",
 }
-"""By run and family: what may differ; empty is anything."""
+"""Differences to accept, by run and family; empty for any."""
 
 RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
 
@@ -41,10 +42,10 @@ RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN
     ("name", "legacy", "openmetrics"),
     [("main.prom", False, False), ("legacy.prom", True, False), ("openmetrics.txt", False, True)],
 )
-async def test_page_is_the_one_kept(
+async def test_the_page_equals_the_golden_file(
     name: str, legacy: bool, openmetrics: bool, start: Start, golden: Callable[[str, str], None]
 ) -> None:
-    """The engines' families after the main run, to the byte: a change shows in the diff."""
+    """The engines' families after the main run are equal to the byte."""
     async with start(metrics_legacy=legacy) as exporter:
         player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
         await asyncio.to_thread(player.run)
@@ -52,8 +53,8 @@ async def test_page_is_the_one_kept(
         golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
 
-async def test_old_names_take_no_new_ones_away(start: Start) -> None:
-    """A recording has no options; the first drafts show their counters, by old names and new."""
+async def test_legacy_names_are_exposed_beside_the_present_ones(start: Start) -> None:
+    """The first drafts expose the counters under both names."""
     async with start(metrics_legacy=True) as exporter:
         player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
         await asyncio.to_thread(player.run)
@@ -73,7 +74,7 @@ async def test_old_names_take_no_new_ones_away(start: Start) -> None:
 
 
 async def replayed(start: Start, run: str) -> dict[str, Family]:
-    """Our page after the recording of ``run``."""
+    """Return the exporter's page after the recording of ``run``."""
     async with start() as exporter:
         player = Replay(RUNS[run], exporter.endpoints[0], realtime=False, namespace="golden")
         await asyncio.to_thread(player.run)
@@ -81,8 +82,8 @@ async def replayed(start: Start, run: str) -> dict[str, Family]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-async def test_page_equals_the_engines(run: str, start: Start) -> None:
-    """Every family, label set, bucket and value of the engine's page is on ours, and no more."""
+async def test_the_page_equals_the_engines_own(run: str, start: Start) -> None:
+    """The page has every family, label set, bucket and value of the engine's page, and no others."""
     ours = await replayed(start, run)
     engines = parse(page_of_engine(f"page_{run}"))
 
@@ -97,7 +98,7 @@ async def test_page_equals_the_engines(run: str, start: Start) -> None:
 
 
 async def test_a_step_of_several_api_servers_is_counted_once(start: Start) -> None:
-    """As often as a step had output, where the engine counts each API server's slice."""
+    """The engine counts each API server's slice, the exporter each step that had output."""
     ours = await replayed(start, "dp")
     name = "vllm:iteration_tokens_total"
     engines = parse(page_of_engine("page_dp"))[name].samples

@@ -17,31 +17,34 @@ import metric_families
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format, protobuf_page
-from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition import (
+    aggregated_series,
+    json_format,
+    label_cache,
+    protobuf_page,
+    sections,
+)
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 SHORT = {
-    "family_snapshot": ("PER_SLICE",),
-    "grouping": ("PER_SLICE",),
-    "aggregated_series": ("PER_SLICE",),
-    "open_sections": ("PER_SLICE", "ENGINES_PER_BLOCK"),
-    "protobuf_page": ("PER_SLICE",),
-    "sections": ("HISTOGRAMS_PER_BLOCK", "SCALARS_PER_BLOCK"),
-    "json_format": ("PER_SLICE",),
+    aggregated_series: ("PER_SLICE",),
+    label_cache: ("PER_BATCH",),
+    protobuf_page: ("PER_SLICE",),
+    sections: ("PER_BATCH", "SERIES_PER_STEP"),
 }
-"""What decides how much is done between two turns: as little as can be."""
+"""Sizes of the steps between which other work runs; small ones give it the most chances."""
 OBSERVED = (
     "vllm:e2e_request_latency_seconds",
     "vllm:time_in_queue_requests",
     "own_seconds",
+    "own_summary",
     "sglang:e2e_request_latency_seconds",
 )
 NUMBERS = (
@@ -55,11 +58,19 @@ NUMBERS = (
     "sglang:num_requests_total",
     "sidestep_saturation_ratio",
     "sidestep_slo_requests_total",
+    "nv_inference_request_success",
+    "nv_inference_queue_duration_us",
     "own_total",
+    "own_gauge",
 )
+MODELS = ("m", "n", 'q"\\\n', "100%d", "ü\0")
+"""Label values, some of which need escapes or look like a placeholder."""
+VALUES = (None, 0, 1, 1.0, 0.25, 10**15, 1e22)
+"""Numbers; 1 and 1.0 are equal but have different text."""
 NAMES = frozenset({*OBSERVED, *NUMBERS})
 """Families of each place where engines keep something, shared and not."""
 LABELS = {
+    "triton": {"model": "m", "version": "1"},
     "vllm": {"engine": "0", "model_name": "m"},
     "sglang": {
         "engine_type": "unified", "model_name": "m", "moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0",
@@ -73,11 +84,11 @@ STAYS = "9"
 """Number of the engines that always are there."""
 
 Page = dict[str, Any]
-"""By family, in a form of which no two pages with other samples have the same."""
+"""Samples by family, in a form that is equal for equal pages."""
 
 
 def of_text(page: bytes) -> Page:
-    """A text page; every histogram counts in its last bucket what it counts in all."""
+    """Parse a text page; check that the last bucket of a histogram has all its observations."""
     found: Page = {}
     for line in page.decode().splitlines():
         if line.startswith("# TYPE"):
@@ -98,7 +109,7 @@ def of_text(page: bytes) -> Page:
 
 
 def of_json(page: bytes) -> Page:
-    """A JSON page."""
+    """Parse a JSON page."""
     return {
         family["name"]: sorted(
             (sorted(s["labels"].items()), s.get("value"), s.get("buckets"), s.get("sum"))
@@ -109,7 +120,7 @@ def of_json(page: bytes) -> Page:
 
 
 def of_protobuf(page: bytes) -> Page:
-    """A page in protobuf; native and classic buckets of a histogram count the same."""
+    """Parse a protobuf page; check that native buckets have all observations."""
     found: Page = {}
     for family in metric_families.families(page):
         found[family.name] = sorted(str(metric) for metric in family.metric)
@@ -121,16 +132,18 @@ def of_protobuf(page: bytes) -> Page:
 
 
 def joined(found: Iterator[Any]) -> bytes:
-    """A whole page."""
+    """Return a whole page."""
     return b"".join(piece if isinstance(piece, bytes) else b"".join(piece) for piece in found)
 
 
 class World:
-    """A registry to which anything happens, and whoever asks it for pages."""
+    """A registry that changes at random, and concurrent renders of its pages."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        layouts = {name: compile_layout(DIALECTS[name], legacy=True) for name in ("vllm", "sglang")}
+        layouts = {
+            name: compile_layout(DIALECTS[name], legacy=True, common=True) for name in LABELS
+        }
         native = NativeSettings({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0
@@ -140,32 +153,34 @@ class World:
         )
         texts = TextPage(self.registry)
         self.kept = {
-            "pod": AggregatedPage(self.registry, pod),
-            "dropped": AggregatedPage(self.registry, dropped),
+            "pod": TextPage(self.registry, pod),
+            "dropped": TextPage(self.registry, dropped),
+            "thinned": TextPage(self.registry, SeriesFilter(bucket_thinning=2)),
         }
         self.pages: dict[str, Callable[[], Iterator[Any]]] = {
             "text": lambda: texts.pieces(names=NAMES),
             "openmetrics": lambda: texts.pieces(openmetrics=True, names=NAMES),
             "pod": lambda: self.kept["pod"].pieces(names=NAMES),
             "dropped": lambda: self.kept["dropped"].pieces(names=NAMES),
+            "thinned": lambda: self.kept["thinned"].pieces(names=NAMES),
             "json": lambda: json_format.pieces(self.registry, NAMES),
             "protobuf": lambda: protobuf_page.pieces(self.registry, NAMES),
         }
         self.read = {"json": of_json, "protobuf": of_protobuf}
         self.past: dict[int, dict[str, Page]] = {}
-        """By version of the registry: the pages from nothing."""
+        """Pages without a cache, by version of the registry."""
         for dialect, labels in LABELS.items():
-            # What a page shows of families is seen by the dialects that are spoken when it begins.
+            # The families of a page are those of the dialects when it begins.
             engine = self.registry.register(EngineInfo(f"{dialect}{STAYS}", dialect, labels))
             engine.streams.add(1)
         self.under_way: list[tuple[str, int, Iterator[Any], list[Any]]] = []
         self.finished = 0
 
     def fresh(self, kind: str) -> bytes:
-        """The page from nothing, for which nothing that is kept is used."""
+        """Render a page without any cache."""
         if kind in self.kept:
             return joined(
-                AggregatedPage(self.registry, self.kept[kind].series_filter).pieces(names=NAMES)
+                TextPage(self.registry, self.kept[kind].series_filter).pieces(names=NAMES)
             )
         if kind == "json":
             return joined(self.pages[kind]())
@@ -185,7 +200,7 @@ class World:
         return page
 
     def histograms(self) -> Iterator[Any]:
-        """All that keep their bytes."""
+        """Yield the histograms that cache their encoding."""
         for engine in self.registry.engines.values():
             children = [
                 child
@@ -195,7 +210,7 @@ class World:
             yield from (h for h in (*engine.histograms, *children) if hasattr(h, "encoded"))
 
     def note(self) -> None:
-        """Remember how pages from nothing look now."""
+        """Render the present pages without a cache."""
         if self.registry.version not in self.past:
             self.past[self.registry.version] = {
                 kind: self.read.get(kind, of_text)(self.fresh(kind))
@@ -204,12 +219,12 @@ class World:
             }
 
     def engine(self) -> Engine | None:
-        """One of those that are there."""
+        """Return a random engine."""
         engines = list(self.registry.engines.values())
         return self.random.choice(engines) if engines else None
 
     def happen(self) -> None:
-        """Something does."""
+        """Change something."""
         engine = self.engine()
         if engine is None or self.random.random() < 0.15:
             self.hello()
@@ -220,40 +235,45 @@ class World:
         self.registry.touch(engine)
 
     def hello(self) -> None:
-        """An engine comes, comes back, or says something else of itself; some look alike."""
+        """Register an engine, or describe it again; some have equal labels."""
         random = self.random
-        dialect = random.choice(["vllm", "vllm", "sglang"])
+        dialect = random.choice(["vllm", "vllm", "sglang", "triton"])
         number = random.randrange(4)
-        labels = {**LABELS[dialect], "model_name": random.choice("mn")}
+        name = "model" if dialect == "triton" else "model_name"
+        labels = {**LABELS[dialect], name: random.choice(MODELS)}
         if dialect == "vllm":
             labels["engine"] = str(number // 2)
         said = EngineInfo(f"{dialect}{number}", dialect, labels)
         said.info = (
             {"cache_config": {"block_size": random.choice("18")}} if random.random() < 0.7 else {}
         )
+        said.features = random.choice([[], [ENGINE_CORE], ["lora", "spec_decode"]])
         said.bounds = {"request_latency": random.choice([[0.5, 1.0], [0.1, 1.0]])}
         self.registry.register(said)
 
     def count(self, engine: Engine) -> None:
-        """Numbers grow."""
+        """Change numbers."""
         for name in NUMBERS:
             placed = engine.layout.find(name) if name in self.rows(engine) else None
             if placed is None or self.random.random() < 0.3:
                 continue
             if placed.storage == "scalars":
                 slot = self.random.choice(placed.slots)
-                engine.values[slot] = (engine.values[slot] or 0) + 1
+                engine.values[slot] = self.random.choice([*VALUES, (engine.values[slot] or 0) + 1])
             elif placed.storage == "keyed" and name != "sidestep_slo_requests_total":
                 children = engine.keyed[placed.slots[0]]
                 key = (self.random.choice("ab"),) * len(placed.row.own_labels)
-                children[key] = children.get(key, 0) + 1
+                if self.random.random() < 0.2:
+                    children.pop(key, None)
+                else:
+                    children[key] = children.get(key, 0) + 1
 
     def rows(self, engine: Engine) -> set[str]:
-        """What the engine's dialect has."""
+        """Return the rows of the engine's dialect."""
         return {placed.row.name for placed in engine.layout.assignments}
 
     def observe(self, engine: Engine) -> None:
-        """Histograms count."""
+        """Observe values."""
         for name in OBSERVED:
             if name in self.rows(engine):
                 placed = engine.layout.find(name)
@@ -261,11 +281,11 @@ class World:
                     engine.histogram(slot).observe(self.random.choice([0.0, 0.3, 0.7, 9.0]))
 
     def hide(self, engine: Engine) -> None:
-        """Its server does not have it, or nobody tells of its state; or all is well again."""
+        """Make an engine absent or not live, or undo it."""
         engine.absent, engine.live = self.random.random() < 0.2, self.random.random() < 0.7
 
     def go(self, engine: Engine) -> None:
-        """It is not heard of any more, or forgotten."""
+        """Expire or discard an engine."""
         if engine.id.endswith(STAYS):
             return
         if self.random.random() < 0.3:
@@ -278,14 +298,18 @@ class World:
         self.registry.expire(self.now)
 
     def throughput(self, engine: Engine) -> None:
-        """A reading is another."""
-        engine.throughput = self.random.choice([None, (1.0, 2.0), (2.0, 1.0)])
+        """Change a computed gauge."""
+        engine.computed = self.random.choice(
+            [{}, {"prompt_throughput": 1.0}, {"prompt_throughput": 2.0}]
+        )
 
     def describe(self, engine: Engine) -> None:
-        """It tells of families by itself."""
+        """Add samples of self-described families."""
         label = [self.random.choice("ab")]
         found = [
             Family("own_total", "counter", ["l"], [Sample(label, 1.0)]),
+            Family("own_gauge", "gauge", ["l"], [Sample(label, 2.5)]),
+            Family("own_summary", "summary", ["l"], [Sample(label, observations=[0.3])]),
             Family(
                 "own_seconds", "histogram", ["l"], [Sample(label, observations=[0.3])], bounds=[1.0]
             ),
@@ -295,13 +319,13 @@ class World:
                 "sglang:e2e_request_latency_seconds",
                 Sample([], observations=[0.3, 7.0]),
             )
-            bounds = list(engine.bounds[engine.layout.find(name).row.buckets])
+            bounds = list(engine.description.bounds[engine.layout.find(name).row.buckets])
             found.append(Family(name, "histogram", [], [observed], bounds=bounds))
             found.append(Family("sglang:num_requests_total", "counter", [], [Sample([], 1.0)]))
         add_samples(self.registry, engine, Samples(0, 1.0, [self.random.choice(found)]))
 
     def step(self) -> None:
-        """A page begins, goes on, or is given up."""
+        """Begin, continue or abandon a render."""
         self.note()
         chance = self.random.random()
         if not self.under_way or (chance < 0.2 and len(self.under_way) < 6):
@@ -322,7 +346,7 @@ class World:
                 return
 
     def check(self, kind: str, since: int, page: bytes) -> None:
-        """Each family is that of one moment since the page began."""
+        """Check that each family is of one moment since the render began."""
         self.finished += 1
         read, known = (
             (of_text, "text") if kind == "openmetrics" else (self.read.get(kind, of_text), kind)
@@ -337,10 +361,10 @@ class World:
 def test_each_family_of_each_page_is_of_one_moment(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many pages are in the making, and whichever of them is never finished."""
+    """With concurrent renders, some of which are abandoned."""
     for module, names in SHORT.items():
         for name in names:
-            monkeypatch.setattr(f"sidestep.exposition.{module}.{name}", 2)
+            monkeypatch.setattr(module, name, 2)
     world = World(Random(seed))
     for _ in range(6):
         world.hello()

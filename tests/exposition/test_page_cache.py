@@ -12,6 +12,7 @@ import pytest
 from exporters import Start, until
 from harm import World
 from sidestep.app import Exporter
+from sidestep.exposition import page_cache
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
@@ -28,7 +29,7 @@ ALL: list[tuple[str, Format]] = [
 
 
 class Fleet:
-    """Pages of many engines, that differ from each other once ``observe`` was called."""
+    """Many engines and their pages, which change with each ``observe``."""
 
     def __init__(self, engines: int = 50) -> None:
         self.world = World()
@@ -41,11 +42,10 @@ class Fleet:
             PassthroughRegistry(self.registry.names),
             self.world.own,
             self.world.intake.metrics,
-            [],
         )
 
     def observe(self) -> None:
-        """Have every engine count something."""
+        """Change the histograms of every engine."""
         for one in self.registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:
@@ -55,7 +55,7 @@ class Fleet:
 
 @pytest.mark.parametrize(("view", "form"), ALL)
 async def test_concurrent_requests_share_a_render(view: str, form: Format) -> None:
-    """Plain or in gzip; other views and formats are other pages."""
+    """Plain or in gzip; each view and format has its own."""
     fleet = Fleet()
     asks = [fleet.pages.page(view, form, packed=packed) for packed in (False, True) * 5]
     found = await asyncio.gather(*asks)
@@ -71,9 +71,9 @@ async def test_concurrent_requests_share_a_render(view: str, form: Format) -> No
 async def test_a_page_is_cached_briefly(
     view: str, form: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Histograms like everything else; then a request gets what is new."""
+    """After that, a request renders the present values."""
     fleet = Fleet()
-    monkeypatch.setattr("sidestep.exposition.page_cache.CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr(page_cache, "CACHE_SECONDS", 3600.0)
     first = await fleet.pages.page(view, form)
     fleet.observe()
     assert await fleet.pages.page(view, form) is first
@@ -92,9 +92,9 @@ async def test_a_page_is_cached_briefly(
         assert b"".join(new).startswith(render(again.registry))
 
 
-async def test_a_page_of_some_families_is_always_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not what others ask for."""
-    monkeypatch.setattr("sidestep.exposition.page_cache.CACHE_SECONDS", 3600.0)
+async def test_a_page_of_some_families_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cached whole page is unaffected."""
+    monkeypatch.setattr(page_cache, "CACHE_SECONDS", 3600.0)
     fleet = Fleet()
     names = frozenset({"vllm:e2e_request_latency_seconds_count"})
     whole = await fleet.pages.page("engine", "text")
@@ -108,7 +108,7 @@ async def test_a_page_of_some_families_is_always_new(monkeypatch: pytest.MonkeyP
 
 
 async def test_nothing_is_rendered_before_it_is_asked_for() -> None:
-    """A scraper at even intervals finds no page; the cached one is dropped, which frees its memory."""
+    """The cached page is dropped, which frees its memory."""
     fleet = Fleet()
     metrics = fleet.world.intake.metrics
     for _ in range(3):
@@ -121,7 +121,7 @@ async def test_nothing_is_rendered_before_it_is_asked_for() -> None:
 
 
 async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the error of all who waited for it, and of nobody who asks later."""
+    """All who waited for it get the error; the next request renders again."""
     fleet = Fleet()
     with monkeypatch.context() as broken:
         broken.setattr(fleet.pages, "_own", None)
@@ -134,16 +134,16 @@ async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 async def exporter(start: Start) -> AsyncIterator[Exporter]:
-    """Without engines."""
+    """Start an exporter without engines."""
     async with start() as running:
         yield running
 
 
 @pytest.mark.parametrize("path", ["", "/pod"])
-async def test_a_client_that_disconnects_takes_the_page_from_nobody(
+async def test_a_client_that_disconnects_does_not_cancel_the_render(
     exporter: Exporter, path: str
 ) -> None:
-    """Not even the one that asked first."""
+    """Even if its request began the render."""
     async with aiohttp.ClientSession() as session:
 
         async def one() -> bytes:

@@ -7,14 +7,11 @@ import contextlib
 import gzip
 import json
 import math
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from prometheus_client.core import (
     GaugeHistogramMetricFamily,
@@ -27,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from exporters import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine, until
 from polled import page, polled
-from prometheus_server import BINARIES
+from prometheus_server import BINARIES, prometheus
 from sidestep.app import Exporter
 from sidestep.config.settings import read
 from sidestep_adapters.recording.replay import Replay
@@ -45,7 +42,7 @@ ERROR = 0.044
 
 @pytest.fixture(params=BINARIES)
 def binary(request: pytest.FixtureRequest) -> str:
-    """A Prometheus of each major version that is there."""
+    """Return the binary of each major version that is installed."""
     found = BINARIES[request.param]
     if found is None:
         pytest.skip(f"there is no Prometheus {request.param} (make tools)")
@@ -53,7 +50,7 @@ def binary(request: pytest.FixtureRequest) -> str:
 
 
 def latencies(run: Path, family: str) -> list[float]:
-    """All observations of a recorded run, sorted."""
+    """Return all observations of a recorded run, sorted."""
     found: list[float] = []
     for line in gzip.decompress(run.read_bytes()).splitlines():
         stats = json.loads(line).get("iteration_stats")
@@ -68,7 +65,7 @@ def latencies(run: Path, family: str) -> list[float]:
 
 
 def error(read: float, values: Sequence[float], share: Fraction) -> float:
-    """How far ``read`` is from a quantile of sorted ``values``, relative to it.
+    """Return the relative error of ``read``, a quantile of sorted ``values``.
 
     Where that is between two values everything between them is one: versions of Prometheus
     differ in which of the two they take.
@@ -79,62 +76,20 @@ def error(read: float, values: Sequence[float], share: Fraction) -> float:
     return max((least - read) / least, (read - most) / most, 0.0)
 
 
-class Prometheus:
-    """One that runs, and scrapes some exporters."""
-
-    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1/query"
-        self._session = session
-
-    async def query(self, text: str) -> dict[str, Any]:
-        """Values by job; a histogram is what the API has for it."""
-        async with self._session.get(self._url, params={"query": text}) as answer:
-            found = await answer.json()
-        return {
-            one["metric"].get("job", ""): one["histogram"][1]
-            if "histogram" in one
-            else float(one["value"][1])
-            for one in found["data"]["result"]
-        }
-
-    async def scraped(self, jobs: set[str]) -> None:
-        """Return when it has scraped all of ``jobs`` at least once."""
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    up = await self.query("up")
-                    if {job for job, value in up.items() if value == 1.0} == jobs:
-                        return
-                await asyncio.sleep(0.1)
-
-
 @contextlib.asynccontextmanager
-async def prometheus(
-    binary: str, directory: Path, targets: dict[str, str], **settings: object
-) -> AsyncIterator[Prometheus]:
-    """Scrapes ``targets``, by job, with native histograms on and more ``settings`` of each job."""
-    jobs = [
-        {"job_name": job, "static_configs": [{"targets": [url.split("/")[2]]}], **settings}
-        for job, url in targets.items()
-    ]
-    config = {
-        "global": {"scrape_interval": "300ms", "scrape_timeout": "300ms"},
-        "scrape_configs": jobs,
-    }
-    (directory / "prometheus.yml").write_text(json.dumps(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        binary, f"--config.file={directory}/prometheus.yml",
-        f"--storage.tsdb.path={directory}/tsdb", f"--web.listen-address=127.0.0.1:{port}",
-        "--enable-feature=native-histograms", "--log.level=error",
-    )  # fmt: skip
-    try:
-        async with aiohttp.ClientSession() as session:
-            yield Prometheus(port, session)
-    finally:
-        process.kill()
-        await process.wait()
+async def scraping(
+    binary: str, directory: Path, targets: Mapping[str, str], settings: Mapping[str, object] = {}
+) -> AsyncIterator[Callable[[str], Awaitable[dict[str, float]]]]:
+    """Run a Prometheus that has scraped ``targets``, by job; yield a function that queries it."""
+    urls = {job: {job: url} for job, url in targets.items()}
+    with prometheus(binary, directory, urls, settings=settings) as server:
+        await asyncio.to_thread(server.scraped, len(targets), time.time())
+
+        async def query(text: str) -> dict[str, float]:
+            found = await asyncio.to_thread(server.ask, text)
+            return {one["metric"].get("job", ""): float(one["value"][1]) for one in found}
+
+        yield query
 
 
 async def replayed(exporter: Exporter, run: Path) -> str:
@@ -145,7 +100,7 @@ async def replayed(exporter: Exporter, run: Path) -> str:
 
 
 async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path, binary: str) -> None:
-    """Native ones are as good as the resolution says, and at least five times better than classic."""
+    """The error of native histograms is within the resolution, and a fifth of classic ones'."""
     async with contextlib.AsyncExitStack() as stack:
         targets: dict[str, str] = {}
         for name, run in RUNS.items():
@@ -154,14 +109,11 @@ async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path, bin
                 running = start(histograms=kind, ingest_endpoint=(endpoint,))
                 exporter = await stack.enter_async_context(running)
                 targets[f"{name}-{kind}"] = await replayed(exporter, run)
-        server = await stack.enter_async_context(prometheus(binary, tmp_path, targets))
-        await server.scraped(set(targets))
+        query = await stack.enter_async_context(scraping(binary, tmp_path, targets))
         found = {
             (family, share): {
-                **await server.query(
-                    f"histogram_quantile({float(share)}, sum by (job) ({family}))"
-                ),
-                **await server.query(
+                **await query(f"histogram_quantile({float(share)}, sum by (job) ({family}))"),
+                **await query(
                     f"histogram_quantile({float(share)}, sum by (job, le) ({family}_bucket))"
                 ),
             }
@@ -183,21 +135,20 @@ async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path, bin
 
 
 @pytest.mark.parametrize("histograms", ["native", "both"])
-async def test_what_prometheus_keeps(
+async def test_prometheus_stores_native_histograms(
     start: Start, tmp_path: Path, binary: str, histograms: str
 ) -> None:
-    """Of both kinds it keeps the native one; counts and sums are the series' own."""
+    """Counts and sums equal those of the series."""
     async with start(histograms=histograms) as exporter:
         url = await replayed(exporter, MAIN_RUN)
-        async with prometheus(binary, tmp_path, {"one": url}) as server:
-            await server.scraped({"one"})
+        async with scraping(binary, tmp_path, {"one": url}) as query:
             name = "vllm:inter_token_latency_seconds"
             (engine,) = exporter.registry.engines.values()
             ours = engine.histogram(engine.layout.find(name).slots[0])
-            count = await server.query(f"histogram_count({name})")
-            total = await server.query(f"histogram_sum({name})")
-            classic = await server.query(f"{name}_bucket")
-            tokens = await server.query("vllm:generation_tokens_total")
+            count = await query(f"histogram_count({name})")
+            total = await query(f"histogram_sum({name})")
+            classic = await query(f"{name}_bucket")
+            tokens = await query("vllm:generation_tokens_total")
 
     assert count == {"one": float(sum(ours.counts))}
     assert total == {"one": pytest.approx(ours.sum, rel=1e-12)}
@@ -205,27 +156,26 @@ async def test_what_prometheus_keeps(
     assert classic == {}
 
 
-async def test_both_kinds_where_they_are_asked_for(start: Start, tmp_path: Path) -> None:
-    """Prometheus 3 stores the classic series beside the native ones when it is told to."""
+async def test_prometheus_stores_classic_series_if_configured(start: Start, tmp_path: Path) -> None:
+    """Prometheus 3 has a setting for both kinds."""
     if BINARIES["3"] is None:
         pytest.skip("there is no Prometheus 3 (make tools)")
     settings = {"always_scrape_classic_histograms": True}
     async with start(histograms="both") as exporter:
         targets = {"one": await replayed(exporter, MAIN_RUN)}
-        async with prometheus(BINARIES["3"], tmp_path, targets, **settings) as server:
-            await server.scraped({"one"})
+        async with scraping(BINARIES["3"], tmp_path, targets, settings) as query:
             name = "vllm:e2e_request_latency_seconds"
-            count = await server.query(f"histogram_count({name})")
-            classic = await server.query(f'{name}_bucket{{le="+Inf"}}')
+            count = await query(f"histogram_count({name})")
+            classic = await query(f'{name}_bucket{{le="+Inf"}}')
 
     assert count == classic == {"one": 66.0}
 
 
 class Odd(Collector):
-    """Kinds that engines do not have."""
+    """A collector of kinds that engines do not have."""
 
     def collect(self) -> Iterator[Metric]:
-        """With values that are no numbers, and a time."""
+        """Yield values that are not finite, and a timestamp."""
         yield UnknownMetricFamily("odd", "Odd.", value=math.inf)
         yield SummaryMetricFamily("took", "Took.", count_value=3, sum_value=math.nan)
         sizes = GaugeHistogramMetricFamily("sizes", "Sizes.")
@@ -236,8 +186,8 @@ class Odd(Collector):
         yield timed
 
 
-async def test_the_whole_page_is_taken(tmp_path: Path, binary: str) -> None:
-    """Other exporters' families and a user's collectors as well: as many samples as the page has."""
+async def test_prometheus_reads_every_sample(tmp_path: Path, binary: str) -> None:
+    """With passthrough families and a user's collectors."""
     theirs = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
     async with polled(page(theirs)) as other:
         flags = {
@@ -252,10 +202,9 @@ async def test_the_whole_page_is_taken(tmp_path: Path, binary: str) -> None:
         async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
             url = await replayed(exporter, MAIN_RUN)
             await until(lambda: bool(exporter.passthrough.families()))
-            async with prometheus(binary, tmp_path, {"one": url}) as server:
-                await server.scraped({"one"})
+            async with scraping(binary, tmp_path, {"one": url}, {"honor_labels": True}) as query:
                 found = [
-                    await server.query(text)
+                    await query(text)
                     for text in (
                         "odd",
                         "took_count",

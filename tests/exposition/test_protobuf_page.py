@@ -21,7 +21,8 @@ from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import proto_format
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import pieces
@@ -42,12 +43,12 @@ NATIVE = NativeSettings({}, lambda: 1000.25)
 
 
 def page(fed: Fed) -> bytes:
-    """The engines' families."""
+    """Return the engines' families."""
     return b"".join(part for piece in pieces(fed.intake.registry) for part in piece)
 
 
 def bounds_as_numbers(page: str) -> dict[tuple[str, object], float]:
-    """Samples of a text page, ``le`` as Python writes it."""
+    """Return the samples of a text page, with ``le`` as Python writes it."""
     found: dict[tuple[str, object], float] = {}
     for family in parse(page).values():
         for (name, labels), value in family.samples.items():
@@ -59,13 +60,13 @@ def bounds_as_numbers(page: str) -> dict[tuple[str, object], float]:
 
 
 def samples(page: bytes) -> dict[tuple[str, object], float]:
-    """Likewise of a protobuf page."""
+    """Return the samples of a protobuf page."""
     return {key: value for family in parsed(page).values() for key, value in family.samples.items()}
 
 
 @pytest.mark.parametrize("run", [*CORE_RUNS])
-def test_the_page_says_what_the_text_says(run: str) -> None:
-    """With both kinds of buckets: every family, its help and type, every sample."""
+def test_the_page_has_the_samples_of_the_text_page(run: str) -> None:
+    """Every family, its help and type, and every sample, with both kinds of buckets."""
     fed = Fed(native=BOTH)
     fed.feed(steps(run))
     found = list(families(page(fed)))
@@ -78,7 +79,7 @@ def test_the_page_says_what_the_text_says(run: str) -> None:
 
 
 def test_native_buckets_are_those_of_the_series() -> None:
-    """Of every histogram, those without observations too; without classic ones where not asked."""
+    """Every histogram has its native buckets, even without observations; classic buckets are left out."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
@@ -108,8 +109,8 @@ def test_native_buckets_are_those_of_the_series() -> None:
     assert seen > 10
 
 
-def test_counters_say_since_when_they_count() -> None:
-    """All of an engine since it came."""
+def test_counters_have_their_creation_time() -> None:
+    """The counters of an engine begin with the engine."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     found = [f for f in families(page(fed)) if f.type == 0]
@@ -118,8 +119,8 @@ def test_counters_say_since_when_they_count() -> None:
     assert all(m.counter.created_timestamp.seconds == 1000 for f in found for m in f.metric)
 
 
-def test_with_classic_histograms_nothing_is_kept() -> None:
-    """Neither buckets nor bytes, in memory or in what is sent."""
+def test_classic_histograms_store_nothing_for_protobuf() -> None:
+    """No native buckets and no encoded labels."""
     fed = Fed()
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
@@ -130,8 +131,8 @@ def test_with_classic_histograms_nothing_is_kept() -> None:
     assert (engine.native, engine.created, engine.label_cache) == (None, 0.0, {})
 
 
-def test_a_histogram_is_encoded_when_it_has_changed() -> None:
-    """And otherwise not; what comes while a page is made is on the next one."""
+def test_a_histogram_is_encoded_once_until_it_changes() -> None:
+    """The next page has the change."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
@@ -153,39 +154,10 @@ def test_a_histogram_is_encoded_when_it_has_changed() -> None:
     assert count(pieces(fed.intake.registry, name)) == before + 1
 
 
-def test_a_family_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes, what comes meanwhile is on the next page, and not forgotten there."""
-    monkeypatch.setattr("sidestep.exposition.protobuf_page.PER_SLICE", 1)
+def test_concurrent_pages_are_each_of_their_moment() -> None:
+    """Both share a copy, which one encodes before the histogram changes."""
     fed = Fed(native=NATIVE)
-    for number in range(5):
-        labels = {"engine": str(number), "model_name": "m"}
-        fed.greet(f"s{number}", [EngineInfo(f"e{number}", "vllm", labels)])
-    name = "vllm:time_to_first_token_seconds"
-    engines = list(fed.intake.registry.engines.values())
-    found = [engine.histogram(engine.layout.find(name).slots[0]) for engine in engines]
-
-    def counts(made: list[list[bytes]]) -> list[int]:
-        (family,) = families(b"".join(part for piece in made for part in piece))
-        return [metric.histogram.sample_count for metric in family.metric]
-
-    making, made, turns = pieces(fed.intake.registry, [name]), [], 0
-    for piece in making:
-        made.append(piece)
-        turns += 1
-        if turns == 1:
-            # One is encoded, the others are not.
-            for histogram in found:
-                histogram.observe(0.5)
-
-    assert turns > 5
-    assert counts(made) == [0] * 5
-    assert counts(list(pieces(fed.intake.registry, [name]))) == [1] * 5
-
-
-def test_two_pages_at_once_are_each_of_their_moment() -> None:
-    """Both have been lent one state; one has encoded it, and then it is another."""
-    fed = Fed(native=NATIVE)
-    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
     name = "vllm:time_to_first_token_seconds"
     (engine,) = fed.intake.registry.engines.values()
     histogram = engine.histogram(engine.layout.find(name).slots[0])
@@ -205,10 +177,10 @@ def test_two_pages_at_once_are_each_of_their_moment() -> None:
     assert counts == [(1, 1), (1, 1), (2, 1)]
 
 
-def test_labels_that_change_are_told() -> None:
-    """They are kept encoded until an engine's labels are others."""
+def test_changed_labels_are_encoded_again() -> None:
+    """Encoded labels are cached until the labels of the engine change."""
     fed = Fed(native=NATIVE)
-    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
     first = page(fed)
     (engine,) = fed.intake.registry.engines.values()
     engine.labels["model_name"] = "ü"
@@ -222,10 +194,10 @@ def test_labels_that_change_are_told() -> None:
     )
 
 
-def test_what_64_bits_do_not_hold_costs_nothing_else() -> None:
-    """Its native buckets are left out, and its counts are the largest that there are."""
+def test_a_count_above_64_bits_leaves_the_page_readable() -> None:
+    """Its native buckets are left out, and its counts are limited."""
     fed = Fed(native=BOTH)
-    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
     (engine,) = fed.intake.registry.engines.values()
     histogram = engine.histogram(engine.layout.find("vllm:time_to_first_token_seconds").slots[0])
     histogram.observe_run(0.5, 1 << 70)
@@ -238,13 +210,13 @@ def test_what_64_bits_do_not_hold_costs_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
-def test_native_buckets_outlive_the_process(run: str) -> None:
-    """Restored from a snapshot and gone on, the page is the very same; so is the next snapshot."""
+def test_a_snapshot_restores_native_buckets(run: str) -> None:
+    """The page and the next snapshot equal those of an exporter that kept running."""
     recorded = list(steps(run))
     whole, cut = Fed(native=BOTH), Fed(native=BOTH)
     whole.feed(recorded)
     cut.feed(recorded[: len(recorded) // 2])
-    cut = cut.reborn(cut.snapshot())
+    cut = cut.restarted(cut.snapshot())
     cut.feed(recorded[len(recorded) // 2 :])
 
     assert len(page(whole)) > 10_000
@@ -256,7 +228,7 @@ def test_native_buckets_outlive_the_process(run: str) -> None:
 
 
 def without_kv(page: bytes) -> dict[str, bytes]:
-    """Families by name; lives of blocks and rates of the recent past are followed anew."""
+    """Return the families by name, without block lifetimes and recent rates, which restart."""
     return {
         family.name: family.SerializeToString()
         for family in families(page)
@@ -265,14 +237,14 @@ def without_kv(page: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
-def test_what_is_folded_has_native_buckets(run: str) -> None:
-    """The same as if it had arrived, where the exporter keeps them."""
+def test_folded_items_have_native_buckets(run: str) -> None:
+    """They equal those of the items."""
     whole, folded = Fed(native=NATIVE), Fed(native=NATIVE)
     whole.feed(steps(run))
     folders: dict[str, ItemFolder] = {}
     for stream, engines, item in steps(run):
         if item is None:
-            folded.greet(stream, engines)
+            folded.send_hello(stream, engines)
             continue
         folder = folders.setdefault(stream, ItemFolder())
         folder.settings = Settings(schemas={})
@@ -301,14 +273,14 @@ def test_what_is_folded_has_native_buckets(run: str) -> None:
     } == {1000}
 
 
-def test_a_sender_that_does_not_keep_them_is_understood() -> None:
-    """Each of its observations lands by the upper bound of its classic bucket."""
+def test_a_record_without_native_buckets_is_applied() -> None:
+    """Each observation counts at the upper bound of its classic bucket."""
     fed = Fed(native=NATIVE)
     recorded = list(steps("core"))
     folders: dict[str, ItemFolder] = {}
     for stream, engines, item in recorded:
         if item is None:
-            fed.greet(stream, engines)
+            fed.send_hello(stream, engines)
         else:
             assert folders.setdefault(stream, ItemFolder()).fold(item, engines)
     for stream, folder in folders.items():
@@ -323,8 +295,8 @@ def test_a_sender_that_does_not_keep_them_is_understood() -> None:
     assert len(found.buckets) <= len(found.bounds) + 1
 
 
-def test_who_keeps_none_understands_those_who_do() -> None:
-    """A snapshot of the one is a snapshot to the other, in both directions."""
+def test_snapshots_are_exchanged_between_classic_and_native_exporters() -> None:
+    """Each reads the snapshots of the other."""
     native, classic = Fed(native=NATIVE), Fed()
     for fed in (native, classic):
         fed.feed(steps("core"))
@@ -340,8 +312,8 @@ def test_who_keeps_none_understands_those_who_do() -> None:
         assert histogram.zeros + sum(histogram.buckets.values()) == sum(histogram.counts)
 
 
-def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
-    """After a restart of the exporter with others, and of the engine."""
+def test_native_buckets_survive_a_change_of_bounds() -> None:
+    """After a restart of the exporter and of the engine."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     other = Fed(boot=2, native=NATIVE)
@@ -355,7 +327,7 @@ def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
     before = engine.histogram(slot)
     ((stream, (info, *_)),) = [(s, e) for s, e in fed.engines.items() if e[0].id == engine.id][:1]
     changed = {"inter_token_latency": [0.001, 0.003, 1.0]}
-    fed.greet(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
+    fed.send_hello(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
 
     for one in (fed, other):
         (engine,) = one.intake.registry.engines.values()
@@ -369,14 +341,14 @@ def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
         assert sum(count > 0 for count in after.counts) > 1
 
 
-def test_a_family_that_describes_itself_has_them_too() -> None:
-    """From single observations, and kept with their children over a restart."""
+def test_a_self_described_family_has_native_buckets() -> None:
+    """From single observations; a snapshot restores them."""
     fed = Fed(native=NATIVE)
-    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
     observed = Sample(["a"], observations=[0.011, 0.012, 3.0])
     family = Family("mine_seconds", "histogram", ["kind"], [observed], "Mine.", [0.1, 1.0])
     fed.items("s", [encode_item(Samples(0, 1.0, [family]))])
-    again = fed.reborn(fed.snapshot())
+    again = fed.restarted(fed.snapshot())
 
     for one in (fed, again):
         (found,) = (f for f in families(page(one)) if f.name == "mine_seconds")
@@ -386,10 +358,10 @@ def test_a_family_that_describes_itself_has_them_too() -> None:
 
 
 def test_native_buckets_that_do_not_fit_are_refused() -> None:
-    """Of what was folded, and of what describes itself; nothing of the record is counted."""
+    """In records and self-described families; nothing of the record is counted."""
     fed = Fed(native=NATIVE)
     engine = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
-    fed.greet("s", [engine])
+    fed.send_hello("s", [engine])
     folder = ItemFolder()
     folder.settings = Settings(schemas={})
     observed = Sample([], observations=[0.1, 0.2])
@@ -420,10 +392,10 @@ def test_native_buckets_that_do_not_fit_are_refused() -> None:
 
 
 class Odd(Collector):
-    """Kinds that prometheus_client has besides."""
+    """A collector of kinds that only prometheus_client has."""
 
     def collect(self) -> Iterator[UnknownMetricFamily | GaugeHistogramMetricFamily]:
-        """One of each."""
+        """Yield one family of each."""
         yield UnknownMetricFamily("odd", "Odd.", value=2.5)
         found = GaugeHistogramMetricFamily("sizes", "Sizes.")
         found.add_metric([], [("1.0", 2), ("+Inf", 5)], 7.0)
@@ -431,7 +403,7 @@ class Odd(Collector):
 
 
 def test_the_exporters_own_families() -> None:
-    """Whatever kinds a user's collectors have; with when they began."""
+    """Protobuf has families of all kinds that a user's collectors can have, with creation times."""
     registry = CollectorRegistry()
     Counter("jobs", "Jobs.", ["kind"], registry=registry).labels("a").inc(3)
     Gauge("heat", "Heat.", registry=registry).set(-math.inf)
@@ -468,7 +440,7 @@ def test_the_exporters_own_families() -> None:
 
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_of_any_size_are_read_back(number: int) -> None:
-    """By the definition of a varint."""
+    """The encoding is a varint."""
     encoded = proto_format.varint(number)
     read = sum((byte & 127) << 7 * place for place, byte in enumerate(encoded))
 
@@ -478,7 +450,7 @@ def test_numbers_of_any_size_are_read_back(number: int) -> None:
 
 
 async def fetched(exporter: Exporter, accept: str, path: str = "") -> tuple[str, bytes]:
-    """Content type and body."""
+    """Return content type and body."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(exporter.url + path, headers={"Accept": accept}) as answer,
@@ -494,7 +466,7 @@ async def play(exporter: Exporter) -> None:
 
 @pytest.mark.parametrize("histograms", ["native", "both"])
 async def test_the_whole_page_over_http(start: Start, histograms: str) -> None:
-    """The exporter's own families stand on it, too; some names are a page of these."""
+    """With the exporter's own families; ``name[]`` selects families."""
     async with start(histograms=histograms) as exporter:
         await play(exporter)
         text = parse((await fetched(exporter, "text/plain"))[1].decode())
@@ -520,7 +492,7 @@ async def test_the_whole_page_over_http(start: Start, histograms: str) -> None:
 
 
 async def test_classic_histograms_have_no_protobuf_page(start: Start) -> None:
-    """By default: whoever asks for it gets what he can read besides."""
+    """By default, the client gets its second choice."""
     async with start() as exporter:
         kind, _ = await fetched(exporter, f"{PROTOBUF},application/openmetrics-text;q=0.5")
 
@@ -534,7 +506,7 @@ async def test_classic_histograms_have_no_protobuf_page(start: Start) -> None:
 async def test_merged_and_thinned_pages_are_text_only(
     start: Start, options: dict[str, object], path: str
 ) -> None:
-    """Whoever prefers protobuf, which has no form for them, gets text and not other series."""
+    """A client that prefers protobuf gets text."""
     async with start(histograms="native", **options) as exporter:
         await play(exporter)
         kind, body = await fetched(exporter, f"{PROTOBUF},text/plain;q=0.5", path)
@@ -543,7 +515,7 @@ async def test_merged_and_thinned_pages_are_text_only(
     assert parse(body.decode())["vllm:e2e_request_latency_seconds"].samples
 
 
-def test_labels_that_come_and_go_are_not_kept() -> None:
+def test_encoded_labels_with_open_values_are_not_cached() -> None:
     """An engine may have another combination of adapters in every step."""
     fed = Fed(native=NATIVE)
     recorded = list(steps("core_lora"))

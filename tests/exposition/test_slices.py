@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -19,12 +18,10 @@ from intakes import Fed
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Kind
-from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.exposition import json_format, protobuf_page
 from sidestep.exposition.aggregate import aggregate_states
-from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import PER_SLICE, OwnFamilies
 from sidestep.exposition.series_filter import SeriesFilter
@@ -36,6 +33,7 @@ from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep.telemetry import cooperative
 from sidestep.telemetry.cooperative import MAX_SLICE, SLICE, collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry
 from slices import MOST, counted, made, slices
@@ -45,54 +43,40 @@ FORMS: tuple[Format, ...] = ("text", "openmetrics", "protobuf")
 
 
 def info(number: int) -> EngineInfo:
-    """One of many engines."""
+    """Return one of many engines."""
     return EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})
 
 
 def fleet(engines: int) -> Fed:
-    """So many of them, a stream each."""
+    """Return an ingest of so many engines, each with a stream."""
     fed = Fed()
     for number in range(engines):
-        fed.greet(f"s{number % 250}", [info(n) for n in range(number % 250, engines, 250)])
+        fed.send_hello(f"s{number % 250}", [info(n) for n in range(number % 250, engines, 250)])
     return fed
 
 
 @functools.cache
 def many() -> Fed:
-    """``MANY``, which tests leave as they are."""
+    """Return ``MANY`` engines, which tests do not change."""
     return fleet(MANY)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_own_families_come_some_samples_at_a_time(form: Format) -> None:
-    """Those of engines and streams, too; also those of the first page."""
+def test_the_exporters_own_families_are_written_in_small_slices(form: Format) -> None:
+    """With families that have a sample for each engine and stream."""
     texts = OwnFamilies(OwnRegistry(many().intake.metrics))
 
     assert max(slices(texts.pieces(form))) < MOST
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_own_families_that_have_not_changed_are_not_written_again(form: Format) -> None:
-    """Of an engine and a stream more, a page costs what asking for their values does."""
-    costs = []
-    for engines in (50, 250):
-        texts = OwnFamilies(OwnRegistry(fleet(engines).intake.metrics))
-        list(texts.pieces(form))
-        with counted() as calls:
-            list(texts.pieces(form))
-        costs.append(calls.count)
-
-    assert costs[1] - costs[0] < 40 * 200
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_own_families_that_have_changed_are_written(form: Format) -> None:
-    """Some of their samples, more of them, and fewer: each page is as one from nothing."""
+def test_the_exporters_own_families_equal_those_of_a_new_page(form: Format) -> None:
+    """After values change, and after engines come, go and change their labels."""
     fed = fleet(2)
     texts = OwnFamilies(OwnRegistry(fed.intake.metrics))
 
     def same() -> bool:
-        """Whether a page is as one from nothing; without what collectors tell, which is last."""
+        """Return whether a page equals a new one; the collectors at its end are left out."""
         fresh = OwnFamilies(OwnRegistry(fed.intake.metrics))
         found, wanted = ([*one.pieces(form)][:-1] for one in (texts, fresh))
         return b"".join(found) == b"".join(wanted)
@@ -101,7 +85,7 @@ def test_own_families_that_have_changed_are_written(form: Format) -> None:
     fed.intake.registry.engines["e1"].last_seen = 7.0
     assert same()
     for number in range(2, PER_SLICE + 10):
-        fed.greet(f"s{number}", [info(number)])
+        fed.send_hello(f"s{number}", [info(number)])
     assert same()
     for number in range(5, PER_SLICE + 10):
         fed.intake.registry.discard(fed.intake.registry.engines[f"e{number}"])
@@ -111,8 +95,8 @@ def test_own_families_that_have_changed_are_written(form: Format) -> None:
     assert same()
 
 
-def test_own_families_name_the_engines_that_there_are() -> None:
-    """One that comes, one that goes, and one that has other labels."""
+def test_the_exporters_own_families_have_a_sample_for_each_engine() -> None:
+    """After engines come, go and change their labels."""
     fed = fleet(2)
     registry = fed.intake.registry
     texts = OwnFamilies(OwnRegistry(fed.intake.metrics))
@@ -123,7 +107,7 @@ def test_own_families_name_the_engines_that_there_are() -> None:
         return {(dict(labels)["engine"], dict(labels)["model_name"]) for _, labels in samples}
 
     assert named() == {("0", "m"), ("1", "m")}
-    fed.greet("other", [info(7)])
+    fed.send_hello("other", [info(7)])
     assert named() == {("0", "m"), ("1", "m"), ("7", "m")}
     registry.discard(registry.engines["e0"])
     registry.engines["e1"].labels["model_name"] = "other"
@@ -131,8 +115,8 @@ def test_own_families_name_the_engines_that_there_are() -> None:
     assert named() == {("1", "other"), ("7", "m")}
 
 
-def test_series_of_engines_that_have_not_changed_are_not_counted_again() -> None:
-    """And of those that have, they are; whoever has gone counts no more."""
+def test_the_series_of_unchanged_engines_are_not_counted_again() -> None:
+    """Only series of changed engines are counted again; those of discarded engines are subtracted."""
     fed = fleet(40)
     registry = fed.intake.registry
     count = SeriesCount(registry)
@@ -174,11 +158,9 @@ SOME = {
 Page = Callable[[Registry], Callable[[], Iterator[Any]]]
 PAGES: dict[str, Page] = {
     "text": lambda registry: partial(TextPage(registry).pieces, names=SOME),
-    "pod": lambda registry: partial(
-        AggregatedPage(registry, SeriesFilter().for_pod).pieces, names=SOME
-    ),
+    "pod": lambda registry: partial(TextPage(registry, SeriesFilter().for_pod).pieces, names=SOME),
     "dropped": lambda registry: partial(
-        AggregatedPage(registry, SeriesFilter(dropped_labels=frozenset({"model_name"}))).pieces,
+        TextPage(registry, SeriesFilter(dropped_labels=frozenset({"model_name"}))).pieces,
         names=SOME,
     ),
     "json": lambda registry: partial(json_format.pieces, registry, SOME),
@@ -188,7 +170,7 @@ PAGES: dict[str, Page] = {
 
 @functools.cache
 def thousand() -> Registry:
-    """As many engines as one may hope for, with something of everything."""
+    """Return a registry of a thousand engines with values in every storage."""
     registry = Registry(
         {"vllm": compile_layout(DIALECTS["vllm"])},
         {},
@@ -202,7 +184,7 @@ def thousand() -> Registry:
 
 
 def change(registry: Registry, engine: Engine) -> None:
-    """Have all that ``engine`` shows be another."""
+    """Change every value of ``engine``."""
     engine.values[:] = [1 if value is None else value + 1 for value in engine.values]
     for slot in range(len(engine.histograms)):
         engine.histogram(slot).observe(0.5)
@@ -219,8 +201,8 @@ def change(registry: Registry, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_a_page_of_a_thousand_engines_comes_in_small_slices(kind: str) -> None:
-    """The first one, one after which all has changed, and one after which nothing has."""
+def test_a_page_of_a_thousand_engines_is_rendered_in_small_slices(kind: str) -> None:
+    """The first page, a page after all changed, and one after nothing changed."""
     registry = thousand()
     page = PAGES[kind](registry)
     first = slices(page())
@@ -236,10 +218,10 @@ def test_a_page_of_a_thousand_engines_comes_in_small_slices(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["counter", "histogram"])
 @pytest.mark.parametrize("series_filter", [SeriesFilter(), SeriesFilter().for_pod])
-def test_a_family_of_many_children_comes_in_small_slices(
+def test_a_family_of_many_series_is_rendered_in_small_slices(
     kind: Kind, series_filter: SeriesFilter
 ) -> None:
-    """However few engines have it: 26 with 60 label values each."""
+    """A page of 26 engines with 60 label values each is rendered in slices."""
     fed = fleet(26)
     name = "own_total" if kind == "counter" else "own"
     for number in range(26):
@@ -248,32 +230,15 @@ def test_a_family_of_many_children_comes_in_small_slices(
         family = Family(name, kind, ["l"], some, bounds=[1.0, 2.0] if observed else [])
         fed.items(f"s{number}", [encode_item(Samples(0, 1.0, [family]))])
     registry = fed.intake.registry
-    merged = AggregatedPage(registry, series_filter)
+    merged = TextPage(registry, series_filter)
     # What families there are is looked up for the first page.
     list(merged.pieces(names={"none"}))
 
     assert max(slices(merged.pieces(names={name, "own_count"}))) < MOST
 
 
-def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> None:
-    """The others' parts of its sums are kept."""
-    registry = fleet(300).intake.registry
-    page = partial(TextPage(registry).pieces, names={"vllm:admission_rejections_total"})
-
-    def cost(engines: Iterable[Engine]) -> int:
-        for engine in engines:
-            registry.touch(engine)
-        with counted() as calls:
-            list(page())
-        return calls.count
-
-    everyone = list(registry.engines.values())
-    cost(everyone)
-    assert cost(everyone[:1]) < 0.6 * cost(everyone)
-
-
-def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series() -> None:
-    """Not on that page, and not on the next ones: an engine that says hello looks anew."""
+def test_a_hello_between_two_slices_of_a_shared_family_loses_no_series() -> None:
+    """The Hello renews the label version of its engine."""
     registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     engines = [registry.register(info(number)) for number in range(3)]
     name = "vllm:admission_rejections_total"
@@ -286,7 +251,7 @@ def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series()
             registry.touch(engine)
 
     def rejections(page: Iterable[Sequence[bytes]]) -> float:
-        """Of all, by whatever reason."""
+        """Return the rejections of all engines and reasons."""
         found = b"".join(text for piece in page for text in piece)
         return sum(parse(found.decode())[name.removesuffix("_total")].samples.values())
 
@@ -302,8 +267,8 @@ def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series()
 
 
 @pytest.mark.parametrize("kind", ["text", "json", "protobuf"])
-def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> None:
-    """Whatever the next Hello says, or does not: a series without these labels nobody has."""
+def test_an_info_metric_is_of_the_moment_of_its_snapshot(kind: str) -> None:
+    """A Hello that arrives before the family is written does not change its labels."""
     registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     said = info(0)
     said.info = {"cache_config": {"block_size": "16"}}
@@ -322,77 +287,12 @@ def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> 
     assert b"block_size" in b"".join(found)
 
 
-def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
-    """Whatever else of the engine has: it is told by its value."""
-    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"], legacy=True)}, {})
-    engine = registry.register(info(0))
-    engine.throughput = (3.0, 4.0)
-    name = "vllm:avg_prompt_throughput_toks_per_s"
-    texts = TextPage(registry)
-
-    def text() -> bytes:
-        (_, found) = [text for piece in texts.pieces(names={name}) for text in piece]
-        return found
-
-    first = text()
-    engine.throughput = (3.0, 5.0)
-    registry.touch(engine)
-    again = text()
-    engine.throughput = (6.0, 5.0)
-    registry.touch(engine)
-
-    assert again is first
-    assert text() == first.replace(b"3.0", b"6.0") != first
-
-
-@pytest.mark.parametrize("kind", PAGES)
-def test_a_family_is_of_one_moment(kind: str) -> None:
-    """On every page, whatever comes between two slices of it."""
-    registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])},
-        {},
-        native=NativeSettings({}, lambda: 1.0, both=True),
-    )
-    applier = Applier(registry)
-    for number in range(70):
-        engine = registry.register(info(number))
-        family = Family("own_total", "counter", ["l"], [Sample(["x"], 0.0)])
-        applier.apply(engine, Samples(0, 1.0, [family]))
-        change(registry, engine)
-    page = PAGES[kind](registry)
-
-    found: list[bytes] = []
-    for piece in page():
-        found += piece if isinstance(piece, list) else [piece]
-        for engine in registry.engines.values():
-            change(registry, engine)
-    for told in counts_of(kind, b"".join(found)):
-        assert len(set(told)) == 1
-
-
-def counts_of(kind: str, page: bytes) -> Iterator[list[float]]:
-    """Of each family its values, or how many observations its histograms have."""
-    if kind == "json":
-        for family in json.loads(page):
-            yield [sample.get("value", sample.get("count")) for sample in family["samples"]]
-    elif kind == "protobuf":
-        for found in metric_families.families(page):
-            told = [
-                (m.counter.value, m.gauge.value, m.histogram.sample_count) for m in found.metric
-            ]
-            yield [max(one) for one in told]
-    else:
-        for shown in parse(page.decode()).values():
-            samples = shown.samples.items()
-            yield [v for (name, _), v in samples if not name.endswith(("_bucket", "_sum"))]
-
-
-def test_an_engine_that_goes_while_a_page_is_made_still_counts_on_it() -> None:
-    """In the families that come later, too: else their sums would fall, and rise with the next."""
+def test_an_engine_that_is_retired_during_a_render_counts_on_that_page() -> None:
+    """Otherwise the sums of later families would decrease."""
     registry = fleet(3).intake.registry
     for engine in registry.engines.values():
         change(registry, engine)
-    merged = AggregatedPage(registry, SeriesFilter().for_pod)
+    merged = TextPage(registry, SeriesFilter().for_pod)
     before = [text for piece in merged.pieces() for text in piece]
     page = merged.pieces()
     found = [text for _ in range(40) for text in next(page)]
@@ -412,10 +312,10 @@ def test_an_engine_that_goes_while_a_page_is_made_still_counts_on_it() -> None:
 
 
 def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
-    """The same ones are shown as on the page before, and what it counted is in their sum."""
+    """Its counters are in the sum of the engines that are exposed on both."""
     registry = fleet(2).intake.registry
     name = "vllm:num_preemptions_total"
-    merged = AggregatedPage(registry, SeriesFilter().for_pod)
+    merged = TextPage(registry, SeriesFilter().for_pod)
 
     def total() -> float:
         texts = [text for piece in merged.pieces(names={name}) for text in piece]
@@ -431,7 +331,7 @@ def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
 
 
 def test_sums_of_many_histograms_are_exact() -> None:
-    """However many slices they are made in, and whatever bounds they have."""
+    """For any number of slices and any bounds."""
     for count in (1, 2, 101, 350):
         found = [(BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8) for n in range(count)]
         bounds, counts, total = made(aggregate_states(found))
@@ -446,7 +346,7 @@ BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
 
 
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
-    """In slices as well: what several engines observed is in the buckets of one histogram."""
+    """The aggregated histogram has the observations of all engines."""
     registry = Registry(
         {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)},
         {},
@@ -466,15 +366,13 @@ def test_native_buckets_of_a_shared_family_are_merged() -> None:
     assert sorted(metric_families.buckets_of(metric.histogram).values()) == [25, 25]
 
 
-async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_long(
+async def test_work_yields_to_the_loop_before_a_slice_would_be_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where one piece took most of a slice any next one may; small ones fill theirs."""
+    """The longest item so far predicts the next one; small items fill a slice."""
     now = 0.0
     turns: list[float] = []
-    monkeypatch.setattr(
-        "sidestep.telemetry.cooperative.time", SimpleNamespace(perf_counter=lambda: now)
-    )
+    monkeypatch.setattr(cooperative, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def work(durations: Iterable[float]) -> Iterator[float]:
         nonlocal now
@@ -503,12 +401,10 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
 async def test_one_interruption_does_not_make_all_later_slices_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A page of thousands of small pieces would wait for as many turns of everybody else."""
+    """Otherwise a page of thousands of small pieces would yield after each of them."""
     now = 0.0
     turns = 0
-    monkeypatch.setattr(
-        "sidestep.telemetry.cooperative.time", SimpleNamespace(perf_counter=lambda: now)
-    )
+    monkeypatch.setattr(cooperative, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def work() -> Iterator[None]:
         nonlocal now

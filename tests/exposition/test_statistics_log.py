@@ -1,4 +1,4 @@
-"""The statistics line, against the arithmetic of the engine's own."""
+"""The statistics line: its numbers, its level, and which engines have one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import logging
 
 import pytest
 
-from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats
+from sglang_bench import SCHEDULER, family, stats
+from sglang_bench import Bench as SglangBench
+from sidestep.engines.sglang.wire import QueueCount
+from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Sample
 from vllm_bench import Bench
 
 
@@ -53,7 +58,7 @@ def test_the_line_covers_the_interval(bench: Bench) -> None:
 
 
 def test_idle_lines_are_for_debugging(bench: Bench) -> None:
-    """The first idle interval after work is still told, as the engine does."""
+    """The first idle interval after work is still logged at info level, as the engine does."""
     log = StatsLog(bench.registry)
     bench.apply(busy())
     levels = [log.lines(10.0)[0][0] for _ in range(3)]
@@ -86,3 +91,54 @@ def test_the_line_leaves_throughput_for_the_old_gauges() -> None:
 
     assert bench.value("vllm:avg_prompt_throughput_toks_per_s") == 6.0
     assert bench.value("vllm:avg_generation_throughput_toks_per_s") == 2.0
+
+
+def test_the_lowest_rank_of_an_sglang_replica_has_a_line() -> None:
+    """Further ranks repeat what it reports, and tokenizers have no requests in a batch."""
+    ranks = [("s", "0", "0"), ("s1", "0", "1"), ("s2", "1", "2")]
+    infos = [
+        EngineInfo(name, "sglang", {**SCHEDULER.labels, "dp_rank": replica, "tp_rank": rank})
+        for name, replica, rank in ranks
+    ]
+    tokenizer = {name: SCHEDULER.labels[name] for name in ("engine_type", "model_name")}
+    bench = SglangBench(*reversed(infos), EngineInfo("t", "sglang", tokenizer))
+    state = stats(
+        num_running_reqs=QueueCount(3, {"1": 1, "2": 2}),
+        num_queue_reqs=QueueCount(1),
+        token_usage=0.5,
+    )
+    modes = {"prefill_compute": 50.0, "prefill_cache": 9.0, "decode": 20.0}
+    samples = [Sample([mode], count) for mode, count in modes.items()]
+    generated = family("sglang:realtime_tokens_total", "counter", ["mode"], *samples)
+    retracted = family("sglang:num_retracted_requests_total", "counter", [], Sample([], 2.0))
+    for name, _, _ in ranks:
+        bench.apply(state, generated, retracted, to=name)
+    lines = [line.text() for _, line in StatsLog(bench.registry).lines(10.0)]
+
+    assert lines[1] == (
+        "engine s: prompt 5.0 tokens/s, generation 2.0 tokens/s, running 3, waiting 1,"
+        " preemptions 2, KV cache 50.0%"
+    )
+    assert [line.partition(":")[0] for line in lines] == ["engine s2", "engine s", "2 engines"]
+
+
+def test_engines_of_all_dialects_are_added_up_but_for_streams() -> None:
+    """The engine that publishes a stream usually pushes its own statistics."""
+    bench = Bench()
+    bench.engine()
+    bench.engine("s", dialect="sglang", labels=SCHEDULER.labels)
+    bench.engine("f", dialect="stream", id="stream/m/0", features=["forward_pass"])
+    bench.engine("l", dialect="stream", features=["load"])
+    bench.apply(busy(running=2, usage=0.2))
+    bench.apply(stats(num_running_reqs=QueueCount(3), token_usage=0.4), to="s")
+    ran = ScheduledRequests(sum_prefill_tokens=70, num_decode_requests=5)
+    bench.apply(ForwardPass(0, 1.0, ran, QueuedRequests(4), Pass(ran)), to="f")
+    _, _, stream, (_, total) = StatsLog(bench.registry).lines(10.0)
+
+    assert stream[1].text() == (
+        "engine stream/m/0: prompt 7.0 tokens/s, generation 0.5 tokens/s, running 5, waiting 4"
+    )
+    assert total.text().startswith(
+        "2 engines: prompt 6.0 tokens/s, generation 2.0 tokens/s, running 5"
+    )
+    assert total.kv_cache_usage == pytest.approx(0.3)

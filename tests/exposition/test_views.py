@@ -43,13 +43,13 @@ async def families(exporter: Exporter, query: str = "") -> dict[str, Family]:
 
 
 def label_names(found: dict[str, Family]) -> set[str]:
-    """Of all samples."""
+    """Return the label names of all samples."""
     return {label for family in found.values() for _, ls in family.samples for label, _ in ls}
 
 
 @pytest.fixture
 async def exporter(start: Start) -> AsyncIterator[Exporter]:
-    """With engines of two dialects, two ranks each."""
+    """Start an exporter with engines of two dialects, two ranks each."""
     async with start() as running:
         for run in RUNS:
             await play(running, run)
@@ -81,8 +81,8 @@ async def test_text_and_openmetrics(exporter: Exporter) -> None:
     assert list(text_string_to_metric_families(page))  # type: ignore[no-untyped-call]
 
 
-async def test_a_view_that_there_is_not(exporter: Exporter) -> None:
-    """An unknown view is 400, and one line names the known views."""
+async def test_an_unknown_view_is_refused(exporter: Exporter) -> None:
+    """The status is 400, and one line names the known views."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(exporter.url + "?view=rank") as answer,
@@ -112,7 +112,7 @@ async def test_names_and_gzip(exporter: Exporter) -> None:
     assert set(parse(body)) == {"vllm:request_success"}
 
 
-async def test_what_was_applied_shows_soon(exporter: Exporter) -> None:
+async def test_new_items_are_exposed_soon(exporter: Exporter) -> None:
     """A page is cached only briefly."""
     name = ("vllm:generation_tokens_total", (("model_name", "tiny"),))
     before = (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name]
@@ -140,7 +140,7 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     for _ in passthrough.page().update([other.encode()]):
         pass
 
-    pages = Pages(registry, passthrough, world.own, world.intake.metrics, [])
+    pages = Pages(registry, passthrough, world.own, world.intake.metrics)
     form: Format = "openmetrics" if openmetrics else "text"
 
     async def ask() -> str:
@@ -231,7 +231,7 @@ async def test_cardinality(exporter: Exporter) -> None:
 
 
 def _lines(page: str) -> list[str]:
-    """Samples of the engines' families."""
+    """Return the samples of the engines' families."""
     end = page.index("# HELP sidestep_frames") if "# HELP sidestep_frames" in page else len(page)
     own = page.index("# HELP sidestep_build_info")
     return [line for line in page[: min(own, end)].splitlines() if not line.startswith("#")]
@@ -250,7 +250,7 @@ DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total"
         ({"metrics_bucket_thinning": "5", "metrics_deny": ("sglang:*",)}, "/pod"),
     ],
 )
-async def test_promtool_takes_every_view(start: Start, flags: dict[str, Any], query: str) -> None:
+async def test_promtool_reads_every_view(start: Start, flags: dict[str, Any], query: str) -> None:
     """Promtool reports what it reports on the engine's own page."""
     async with start() as plain:
         await play(plain, "core_dp")
@@ -305,7 +305,7 @@ def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str)
 
 
 def test_the_file_names_bounds_by_family(tmp_path: Path) -> None:
-    """And all other settings, as everywhere."""
+    """All other settings can be in the file, too."""
     file = tmp_path / "sidestep.toml"
     file.write_text(
         '[shown_buckets]\n"vllm:e2e_*" = [1, 2.5]\n'

@@ -1,8 +1,9 @@
-"""The promise between exporters: nothing lost, nothing doubled, nothing taken back.
+"""Model test of forwarding: no counter is lost or duplicated, and none decreases.
 
-A state machine plays network, disk and death for real exporters: leaves with and without a state
-directory, one exporter in between, and a root that shows all. An oracle follows what reaches the
-root by the rules alone: the newest record of each epoch counts, an ended epoch counts no more.
+A state machine loses and delays messages, and kills and restores real exporters: downstream ones
+with and without a state directory, one in between, and the upstream, which exposes all engines. An
+oracle follows what reaches the upstream by the rules alone: the newest record of each epoch counts, and
+an ended epoch gets no more records.
 """
 
 from __future__ import annotations
@@ -14,56 +15,56 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import SchedulerStats
+from nodes import Node
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.federation.messages import decode_forward, order_of
 from sidestep.federation.outbox import REFRESH
 from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
-from trees import Node
 
 STATEFUL = {"state/a": True, "state/b": True, "blank": False}
-"""Leaves, and whether they have a state directory."""
-UPPER = {"state/a": "between", "state/b": "root", "blank": "between", "between": "root"}
+"""Downstream exporters, and whether they have a state directory."""
+UPPER = {"state/a": "between", "state/b": "upstream", "blank": "between", "between": "upstream"}
 ENGINES = ("0", "1")
 HOSTS = ("", "old", "new")
 WALL = 1e6
 
 Series = tuple[str, str]
-"""Leaf and engine."""
+"""Downstream exporter and engine."""
 Order = tuple[int, int, int]
 
 
 class Oracle:
-    """What an exporter must show, by the records that have reached it."""
+    """Counters that an exporter must expose, by the records that have reached it."""
 
     def __init__(self) -> None:
         self.epochs: dict[Series, dict[int, tuple[Order, int]]] = defaultdict(dict)
 
-    def hear(self, series: Series, order: Order, tokens: int) -> None:
-        """Take a record that says so many tokens."""
+    def accept(self, series: Series, order: Order, tokens: int) -> None:
+        """Record the tokens in a record."""
         known = self.epochs[series]
         if order[0] >= max(known, default=0) and order >= known.get(order[0], (order, 0))[0]:
             known[order[0]] = order, tokens
 
     def tokens(self, series: Series) -> int:
-        """What is to be shown."""
+        """Return the tokens that must be exposed."""
         return sum(tokens for _, tokens in self.epochs[series].values())
 
     def copy(self) -> Oracle:
-        """Another that knows the same."""
+        """Return a copy."""
         made = Oracle()
         made.epochs.update({series: dict(known) for series, known in self.epochs.items()})
         return made
 
 
-class Tree(RuleBasedStateMachine):
-    """What leaves counted is what the root shows, whatever happens in between."""
+class Federation(RuleBasedStateMachine):
+    """Downstream exporters, one in between and the upstream, with any loss, delay and restart."""
 
     @initialize()
     def begin(self) -> None:
-        """Start all processes, for the first time."""
+        """Start all processes."""
         self.now = 0.0
         self.boots = 0
         self.disks: dict[str, list[bytes]] = {}
@@ -72,25 +73,25 @@ class Tree(RuleBasedStateMachine):
         self.wires: dict[str, list[bytes]] = {name: [] for name in UPPER}
         self.unsaved: dict[str, list[tuple[str, VllmStep]]] = defaultdict(list)
         self.counted: dict[Series, int] = defaultdict(int)
-        """By the leaf's process that runs, and those whose snapshot it continues."""
+        """Tokens that the running process and those whose snapshot it continues have counted."""
         self.durable: dict[Series, int] = defaultdict(int)
-        """Of those, what the leaf's snapshot has."""
+        """Tokens that are in the snapshot."""
         self.gauges: dict[Series, int] = {}
-        self.said: dict[tuple[Series, Order], int] = {}
+        self.sent: dict[tuple[Series, Order], int] = {}
         """Tokens in each record that was sent."""
-        self.oracles = {name: Oracle() for name in ("root", "between")}
+        self.oracles = {name: Oracle() for name in ("upstream", "between")}
         self.saved = Oracle()
-        """What the root's snapshot has."""
+        """Records in the upstream's snapshot."""
         self.owed: dict[tuple[Series, int], int] = {}
-        """Tokens of the epochs whose last records the exporter in between has to pass on."""
+        """Tokens of the epochs whose last records the exporter in between has to forward."""
         self.forgiven: set[tuple[Series, int]] = set()
-        """Those that it need not: a record got lost, though no connection broke."""
+        """Epochs that it need not forward: a record was lost though no connection broke."""
         self.shown = self.most = 0
-        for name in ("root", "between", *STATEFUL):
+        for name in ("upstream", "between", *STATEFUL):
             self._start(name)
 
     def teardown(self) -> None:
-        """In the end the root shows all, once every process is there and was heard."""
+        """Check that the upstream exposes everything once every process has been reached."""
         if not hasattr(self, "nodes"):
             return
         for name in STATEFUL:
@@ -103,38 +104,42 @@ class Tree(RuleBasedStateMachine):
         for name, is_stateful in STATEFUL.items():
             for engine in ENGINES:
                 tokens, running, host = page[name, engine]
-                told = self.oracles["root"].epochs[name, engine]
-                assert told[max(told)][1] == self.counted[name, engine]
-                assert len(told) == 1 or not is_stateful
-                assert tokens == self.oracles["root"].tokens((name, engine))
+                epochs = self.oracles["upstream"].epochs[name, engine]
+                assert epochs[max(epochs)][1] == self.counted[name, engine]
+                assert len(epochs) == 1 or not is_stateful
+                assert tokens == self.oracles["upstream"].tokens((name, engine))
                 assert (running, host) == (self.gauges[name, engine], self.hosts[name])
         for (series, epoch), tokens in self.owed.items():
-            assert self.oracles["root"].epochs[series][epoch][1] >= tokens
+            assert self.oracles["upstream"].epochs[series][epoch][1] >= tokens
 
     @rule(
-        leaf=st.sampled_from(sorted(STATEFUL)),
+        downstream=st.sampled_from(sorted(STATEFUL)),
         engine=st.sampled_from(ENGINES),
         tokens=st.integers(0, 9),
         running=st.integers(0, 5),
     )
-    def push(self, leaf: str, engine: str, tokens: int, running: int) -> None:
-        """An engine has made a step."""
-        self._push(leaf, engine, tokens, running)
+    def push(self, downstream: str, engine: str, tokens: int, running: int) -> None:
+        """Push a step of an engine."""
+        self._push(downstream, engine, tokens, running)
 
-    @rule(leaf=st.sampled_from([name for name, kept in sorted(STATEFUL.items()) if kept]))
-    def save(self, leaf: str) -> None:
-        """A leaf's snapshot is written."""
-        self._save(leaf)
+    @rule(
+        downstream=st.sampled_from(
+            [name for name, is_stateful in sorted(STATEFUL.items()) if is_stateful]
+        )
+    )
+    def save(self, downstream: str) -> None:
+        """Write a snapshot of a downstream exporter."""
+        self._save(downstream)
 
     @rule(name=st.sampled_from(sorted(UPPER)))
     def send(self, name: str) -> None:
-        """What is new leaves for the next exporter."""
+        """Send due records to the next exporter."""
         self._send(name)
 
     @precondition(lambda self: any(self.wires.values()))
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        """Some of what is on the way arrives, in order or not, or twice."""
+        """Deliver some of the frames in transit, in order or not, or twice."""
         name = data.draw(st.sampled_from(sorted(n for n, wire in self.wires.items() if wire)))
         wire = self.wires[name]
         fate = data.draw(st.sampled_from(["order", "mixed", "twice"]))
@@ -149,19 +154,19 @@ class Tree(RuleBasedStateMachine):
     @precondition(lambda self: any(self.wires.values()))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        """A part of what is on the way does not arrive."""
+        """Lose some of the frames in transit."""
         name = data.draw(st.sampled_from(sorted(n for n, wire in self.wires.items() if wire)))
         kept = data.draw(st.sets(st.integers(0, len(self.wires[name]) - 1)))
         self.wires[name] = [self.wires[name][place] for place in sorted(kept)]
         self._forgive(name)
 
-    @rule(leaf=st.sampled_from(sorted(STATEFUL)))
-    def deliver(self, leaf: str) -> None:
-        """All that a leaf has to say reaches the root."""
-        if STATEFUL[leaf]:
-            self._save(leaf)
-        name = leaf
-        while name != "root":
+    @rule(downstream=st.sampled_from(sorted(STATEFUL)))
+    def deliver(self, downstream: str) -> None:
+        """Deliver all records of a downstream exporter to the upstream."""
+        if STATEFUL[downstream]:
+            self._save(downstream)
+        name = downstream
+        while name != "upstream":
             self._send(name)
             self._arrive(name, len(self.wires[name]))
             name = UPPER[name]
@@ -169,24 +174,24 @@ class Tree(RuleBasedStateMachine):
     @precondition(lambda self: any(self.wires.values()))
     @rule(name=st.sampled_from(sorted(UPPER)))
     def cut(self, name: str) -> None:
-        """A connection breaks: what is on the way is lost, and all is sent anew."""
+        """Break a connection: frames in transit are lost, and all records are sent again."""
         self.wires[name] = []
         self.nodes[name].outbox.renew()
 
-    @rule(leaf=st.sampled_from(sorted(STATEFUL)))
-    def kill_leaf(self, leaf: str) -> None:
-        """A leaf dies; without a state directory the next one starts a new epoch."""
-        self._start(leaf)
+    @rule(downstream=st.sampled_from(sorted(STATEFUL)))
+    def kill_downstream(self, downstream: str) -> None:
+        """Restart a downstream exporter; without a state directory a new epoch starts."""
+        self._start(downstream)
 
-    @rule(host=st.sampled_from(HOSTS), leaf=st.sampled_from(sorted(STATEFUL)))
-    def relabel(self, host: str, leaf: str) -> None:
-        """A leaf starts with another label."""
-        self.hosts[leaf] = host
-        self._start(leaf)
+    @rule(host=st.sampled_from(HOSTS), downstream=st.sampled_from(sorted(STATEFUL)))
+    def relabel(self, host: str, downstream: str) -> None:
+        """Restart a downstream exporter with another label."""
+        self.hosts[downstream] = host
+        self._start(downstream)
 
     @rule()
     def kill_between(self) -> None:
-        """The one in between dies, which keeps nothing; its leaves send all again."""
+        """Restart the exporter in between, which has no snapshot."""
         self._start("between")
         self._forgive("between")
         self.oracles["between"] = Oracle()
@@ -194,39 +199,39 @@ class Tree(RuleBasedStateMachine):
             self.nodes[name].outbox.renew()
 
     @rule()
-    def kill_root(self) -> None:
-        """The root dies, and goes on with its snapshot; all is sent again."""
-        self.disks["root"] = self.nodes["root"].disk
-        self.oracles["root"] = self.saved.copy()
-        self._start("root")
+    def kill_upstream(self) -> None:
+        """Restart the upstream from its snapshot; all records are sent again."""
+        self.disks["upstream"] = self.nodes["upstream"].disk
+        self.oracles["upstream"] = self.saved.copy()
+        self._start("upstream")
         for name in ("state/b", "between"):
             self.wires[name] = []
             self.nodes[name].outbox.renew()
 
     @rule(seconds=st.sampled_from([0.5, REFRESH, GAUGES_EXPIRE_SECONDS + 1]))
     def wait(self, seconds: float) -> None:
-        """Time passes; engines whose steps are rare are heard all the same."""
+        """Let time pass; idle engines send heartbeats."""
         self._pass(seconds)
 
     @rule()
     def scrape(self) -> None:
-        """The root's page is seen, once its snapshot has what it shows."""
-        self.nodes["root"].save()
-        self.saved = self.oracles["root"].copy()
+        """Scrape the upstream, after a snapshot that holds what the page exposes."""
+        self.nodes["upstream"].save()
+        self.saved = self.oracles["upstream"].copy()
         self.shown = self._total()
 
     @invariant()
     def exact(self) -> None:
-        """The root shows what has reached it, never less than before, and nothing that nobody counted."""
+        """Check that the upstream exposes exactly the records that reached it, and never less than before."""
         if not hasattr(self, "nodes"):
             return
         page = self._page()
-        for series, known in self.oracles["root"].epochs.items():
+        for series, known in self.oracles["upstream"].epochs.items():
             if known:
-                assert page[series][0] == self.oracles["root"].tokens(series), series
+                assert page[series][0] == self.oracles["upstream"].tokens(series), series
         assert self.shown <= self._total() <= self.most
-        assert ("bug",) not in self.nodes["root"].rejected
-        store = self.nodes["root"].intake.federation
+        assert ("bug",) not in self.nodes["upstream"].rejected
+        store = self.nodes["upstream"].intake.federation
         assert store.bytes == sum(federated.size for federated in store)
 
     def _settle(self) -> None:
@@ -239,25 +244,25 @@ class Tree(RuleBasedStateMachine):
     def _total(self) -> int:
         return sum(tokens for tokens, _, _ in self._page().values())
 
-    def _push(self, leaf: str, engine: str, tokens: int, running: int) -> None:
-        node = self.nodes[leaf]
+    def _push(self, downstream: str, engine: str, tokens: int, running: int) -> None:
+        node = self.nodes[downstream]
         stats = SchedulerStats(num_running_reqs=running)
         item = VllmStep(0, self.now, 1.0, stats, IterationStats(tokens))
-        node.items(f"{leaf}/{engine}", [encode_item(item)])
-        self.counted[leaf, engine] += tokens
+        node.items(f"{downstream}/{engine}", [encode_item(item)])
+        self.counted[downstream, engine] += tokens
         self.most += tokens
-        self.gauges[leaf, engine] = running
-        if STATEFUL[leaf]:
-            self.unsaved[leaf].append((engine, item))
+        self.gauges[downstream, engine] = running
+        if STATEFUL[downstream]:
+            self.unsaved[downstream].append((engine, item))
 
-    def _save(self, leaf: str) -> None:
-        self.nodes[leaf].save()
-        self.disks[leaf] = self.nodes[leaf].disk
-        self.unsaved[leaf] = []
-        self.durable.update(self._counts(leaf))
+    def _save(self, downstream: str) -> None:
+        self.nodes[downstream].save()
+        self.disks[downstream] = self.nodes[downstream].disk
+        self.unsaved[downstream] = []
+        self.durable.update(self._counts(downstream))
 
-    def _counts(self, leaf: str) -> dict[Series, int]:
-        return {(leaf, engine): self.counted[leaf, engine] for engine in ENGINES}
+    def _counts(self, downstream: str) -> dict[Series, int]:
+        return {(downstream, engine): self.counted[downstream, engine] for engine in ENGINES}
 
     def _send(self, name: str) -> None:
         frames = self.nodes[name].frames()
@@ -268,7 +273,7 @@ class Tree(RuleBasedStateMachine):
         for frame in frames:
             message = decode_forward(frame)
             series = name, message.engine.rpartition("/")[2]
-            self.said[series, order_of(message)] = counts[series]
+            self.sent[series, order_of(message)] = counts[series]
 
     def _arrive(self, name: str, count: int) -> None:
         upper = UPPER[name]
@@ -276,13 +281,13 @@ class Tree(RuleBasedStateMachine):
         for frame in now:
             message = decode_forward(frame)
             series, order = (message.source, message.engine.rpartition("/")[2]), order_of(message)
-            self.oracles[upper].hear(series, order, self.said[series, order])
+            self.oracles[upper].accept(series, order, self.sent[series, order])
             if upper == "between" and series[0] == "blank":
                 self._owe(series)
-            self.nodes[upper].hear(frame)
+            self.nodes[upper].receive(frame)
 
     def _owe(self, series: Series) -> None:
-        """Note which epochs the one in between knows: the last two."""
+        """Note the epochs that the exporter in between knows: the last two."""
         known = self.oracles["between"].epochs[series]
         for epoch in list(known):
             self.owed.pop((series, epoch), None)
@@ -303,11 +308,11 @@ class Tree(RuleBasedStateMachine):
                 for engine in ENGINES:
                     stream = f"{name}/{engine}"
                     beat = Heartbeat(node.incarnation(stream), node.seqs[stream], 0)
-                    node.say(stream, beat)
+                    node.send(stream, beat)
             node.intake.expire(self.now)
 
     def _start(self, name: str) -> None:
-        """Let another process take the place of the last one."""
+        """Start another process in the place of the previous one."""
         self.boots += 1
         before = self.nodes.get(name)
         labels = {"host": self.hosts[name]} if self.hosts.get(name) else {}
@@ -332,14 +337,14 @@ class Tree(RuleBasedStateMachine):
                 node.processes[stream] = before.processes[stream]
                 lost = sum(1 for e, _ in self.unsaved[name] if e == engine)
                 node.seqs[stream] = before.seqs[stream] - lost
-            node.greet(stream, [_info(name, engine)])
+            node.send_hello(stream, [_info(name, engine)])
         for engine, item in self.unsaved[name]:
             node.items(f"{name}/{engine}", [encode_item(item)])
 
     def _page(self) -> dict[Series, tuple[int, int | None, str]]:
-        """Tokens, running requests and host by leaf and engine, as the root shows them."""
+        """Return tokens, running requests and host by series, as the upstream exposes them."""
         found: dict[Series, tuple[int, int | None, str]] = {}
-        registry = self.nodes["root"].intake.registry
+        registry = self.nodes["upstream"].intake.registry
         layout = registry.layouts["vllm"]
         (tokens,) = layout.find("vllm:generation_tokens_total").slots
         (running,) = layout.find("vllm:num_requests_running").slots
@@ -355,12 +360,14 @@ class Tree(RuleBasedStateMachine):
         return found
 
 
-def _info(leaf: str, engine: str) -> EngineInfo:
-    return EngineInfo(f"{leaf}/m/{engine}", "vllm", {"engine": engine, "model_name": leaf})
+def _info(downstream: str, engine: str) -> EngineInfo:
+    return EngineInfo(
+        f"{downstream}/m/{engine}", "vllm", {"engine": engine, "model_name": downstream}
+    )
 
 
-TestTree = Tree.TestCase
-TestTree.settings = settings(
+TestFederation = Federation.TestCase
+TestFederation.settings = settings(
     max_examples=int(os.environ.get("SIDESTEP_TREES", "25")),
     stateful_step_count=40,
     deadline=None,

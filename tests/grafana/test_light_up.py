@@ -1,4 +1,4 @@
-"""Every query of every dashboard is asked of a real Prometheus that scrapes exporters of all engines."""
+"""Every query of every dashboard, sent to a real Prometheus that scrapes exporters of all engines."""
 
 from __future__ import annotations
 
@@ -6,52 +6,54 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from tools.screens.answers import Span
 from tools.screens.page import page
 
 import peers_boards
-from boards import DASHBOARDS, ROOT, Asked, dashboard, families, filled, panels, queries
+from boards import DASHBOARDS, PanelQuery, dashboard, families, filled, panels, queries
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
+from rulefiles import RULE_FILES, rules
 
+pytestmark = pytest.mark.timeout(300)
+
+WINDOW = "5m"
+"""Rate interval that covers the exporters' whole run, on a slow machine too."""
 NATIVE = ("vllm-0", "vllm-3", "sglang-0")
-"""Exporters that run once more with native histograms alone."""
-RULES = sorted((ROOT / "deploy" / "rules").glob("*.yaml"))
+"""Exporters that also run with native histograms only."""
 
 NO_CONNECTOR = "no recorded vLLM had a KV connector"
 NO_HICACHE = "no recorded SGLang had a cache in host memory"
 NO_SPECULATION = "the recorded SGLang did not speculate"
 NO_ADAPTERS = "the recorded SGLang had no adapters"
-NO_OVERLOAD = "the recorded SGLang was not asked for more than it could serve"
+LESS_THAN_A_MINUTE = "a recording is played in less than a minute"
 NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
-    ("Prefix cache hits", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
-    ("Prefix cache hits", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
+    ("Prefix-cache hit rate", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
+    ("Prefix-cache hit rate", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
     ("Cached block lifetimes, median", "sidestep_kv_cached_block_reuse_gap_seconds"): (
         "SGLang does not tell of hits"
     ),
-    ("Offloaded and brought back", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,
-    ("Offloaded and brought back", "vllm:kv_offload_load_bytes_total"): NO_CONNECTOR,
+    ("KV offload traffic", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,
+    ("KV offload traffic", "vllm:kv_offload_load_bytes_total"): NO_CONNECTOR,
     ("Offload cache in use", "vllm:kv_offload_cpu_cache_usage_perc"): NO_CONNECTOR,
     ("Transfers between engines", "vllm:nixl_xfer_time_seconds"): NO_CONNECTOR,
     ("SGLang's cache on the host", "sglang:hicache_host_used_tokens"): NO_HICACHE,
     ("SGLang's cache on the host", "sglang:hicache_host_total_tokens"): NO_HICACHE,
     ("KV transfer", "sglang:kv_transfer_latency_ms"): NOT_SEPARATE,
     ("Refused", "sidestep_rejected_total"): "the engines send nothing that is refused",
-    ("Accepted, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
+    ("Acceptance rate, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
     ("SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
-    ("Saturation of schedulers", "sidestep_saturation_ratio"): NO_OVERLOAD,
+    ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
     ("SGLang's slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
     ("SGLang's slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
 }
-"""Queries that have no answer here, by title and family, and why."""
+"""Reasons why queries have no data here, by panel and family."""
 
 SILENT = {
     "sidestep_rejected_total": "the engines send nothing that is refused",
@@ -59,34 +61,37 @@ SILENT = {
     "sidestep_zap_up": "no keys are needed",
     "sidestep_web_config_current": "there is no web configuration",
 }
-"""Families of which alerts ask for series that are not here, and why."""
+"""Reasons why families in alerts have no series here."""
 
 
-class Lit:
-    """What was scraped, and from when to when."""
+class Scraped:
+    """Prometheus servers after the exporters' run, and the time span of the run."""
 
     def __init__(self, servers: dict[str, Prometheus], start: float, end: float) -> None:
         self.servers, self.start, self.end = servers, start, end
 
     def answers(self, version: str, expr: str, job: str = "sidestep") -> bool:
-        """Whether a Prometheus has something to show for it."""
-        asked = filled(expr, __rate_interval="30s", job=job)
+        """Return whether a Prometheus has data for a query."""
+        asked = filled(expr, __rate_interval=WINDOW, job=job)
         return self.servers[version].answers(asked, self.start, self.end)
 
     def names(self, version: str, job: str) -> set[str]:
-        """Of all samples that were scraped."""
+        """Return the names of all scraped samples of a job."""
         match = f'{{job=~"{job}"}}'
         found = self.servers[version].get("label/__name__/values", **{"match[]": match})
         return set(found)
 
 
 @pytest.fixture(scope="module")
-def lit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lit]:
-    """Two rounds of all recordings, scraped before, between and after; the exporters are gone then."""
-    directory = tmp_path_factory.mktemp("lit")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """Play all recordings twice, scraped before, between and after; then stop the exporters.
+
+    The recording with LoRA adapters also plays at its own pace, until every server has seen them.
+    """
+    directory = tmp_path_factory.mktemp("scraped")
     with contextlib.ExitStack() as stack:
 
-        async def play() -> Lit:
+        async def play() -> Scraped:
             async with fleet(directory, native=NATIVE) as made:
                 urls = made.urls
                 targets = {
@@ -95,7 +100,7 @@ def lit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lit]:
                 }
                 servers = {
                     version: stack.enter_context(
-                        prometheus(binary, directory / version, targets, rules=RULES)
+                        prometheus(binary, directory / version, targets, rules=RULE_FILES)
                     )
                     for version, binary in BINARIES.items()
                     if binary
@@ -107,46 +112,59 @@ def lit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lit]:
                         await asyncio.to_thread(server.scraped, len(urls), now)
                     if made.rounds < 2:
                         await made.play()
-                return Lit(servers, start, time.time())
+                    if made.rounds == 1:
+                        async with made.adapters_running():
+                            await _adapters_seen(servers.values())
+                return Scraped(servers, start, time.time())
 
         yield asyncio.run(play())
 
 
+async def _adapters_seen(servers: Iterable[Prometheus]) -> None:
+    """Wait until servers have scraped the series of adapters."""
+    for server in servers:
+        for state in ("running", "waiting"):
+            query = f'sidestep_lora_requests{{job="sidestep",state="{state}"}}'
+            await asyncio.to_thread(server.until, query, bool)
+
+
 @pytest.fixture(params=BINARIES)
 def version(request: pytest.FixtureRequest) -> str:
-    """Of a Prometheus that is there."""
+    """Return the version of an installed Prometheus."""
     found: str = request.param
     if BINARIES[found] is None:
         pytest.skip(f"there is no Prometheus {found} (make tools)")
     return found
 
 
-def excuses(asked: Asked) -> set[tuple[str, str]]:
-    """Keys of ``EMPTY`` that a query stands under."""
+def reasons(asked: PanelQuery) -> set[tuple[str, str]]:
+    """Return the keys of ``EMPTY`` that apply to a query."""
     return {(asked.panel, name) for name in families(asked.expr)} & EMPTY.keys()
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_has_data(lit: Lit, version: str, path: Path) -> None:
-    """Or is listed with the reason why not; what is listed has none."""
-    dark = [asked for asked in queries(path) if not lit.answers(version, asked.expr)]
+def test_every_panel_has_data(scraped: Scraped, version: str, path: Path) -> None:
+    """Every query has data unless it is listed with a reason, and no listed one has."""
+    dark = [asked for asked in queries(path) if not scraped.answers(version, asked.expr)]
 
-    assert [str(asked) for asked in dark if not excuses(asked)] == []
-    assert [str(a) for a in queries(path) if excuses(a) and a not in dark] == []
+    assert [str(asked) for asked in dark if not reasons(asked)] == []
+    assert [str(a) for a in queries(path) if reasons(a) and a not in dark] == []
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_series_have_what_they_are_named_by(lit: Lit, version: str, path: Path) -> None:
-    """A label that a query's sums leave out would be missing from every name.
+def test_series_have_the_labels_of_their_legends(
+    scraped: Scraped, version: str, path: Path
+) -> None:
+    """Series have the labels of their legends.
 
-    Only servers with data-parallel ranks say which one it is, and not all families have some here.
+    ``dp_rank`` is exempt: only servers with data-parallel ranks have it.
     """
-    server = lit.servers[version]
+    server = scraped.servers[version]
     nameless = []
     for panel in panels(dashboard(path)):
         for target in panel["targets"]:
-            expr = filled(target["expr"], __rate_interval="30s", job="sidestep")
-            found = [each["metric"] for each in server.range(expr, lit.start, lit.end, 1.0)]
+            expr = filled(target["expr"], __rate_interval=WINDOW, job="sidestep")
+            found = [each["metric"] for each in server.range(expr, scraped.start, scraped.end, 1.0)]
             nameless += [
                 f"{panel['title']}: {label}: {target['expr']}"
                 for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
@@ -158,12 +176,12 @@ def test_series_have_what_they_are_named_by(lit: Lit, version: str, path: Path) 
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_can_be_drawn(lit: Lit, version: str, path: Path) -> None:
-    """With data, or with the reason why there is none."""
+def test_every_panel_can_be_drawn(scraped: Scraped, version: str, path: Path) -> None:
+    """Every panel is drawn with data, or with its text for no data."""
     board = dashboard(path)
-    drawn = page(lit.servers[version], board, Span(lit.start, lit.end, 1.0))
-    # A table has what there is in the end, when no adapter runs any more.
-    excused = {title for title, _ in EMPTY} | {"What routers read"}
+    drawn = page(scraped.servers[version], board, Span(scraped.start, scraped.end, 1.0, WINDOW))
+    # A table shows the end of the run, when the recorded engines may have lost their gauges.
+    excused = {title for title, _ in EMPTY} | {"LoRA adapters by engine"}
 
     assert set(drawn.empty) <= excused
     for panel in panels(board):
@@ -172,16 +190,16 @@ def test_every_panel_can_be_drawn(lit: Lit, version: str, path: Path) -> None:
         )
 
 
-def test_every_excuse_is_somebodys() -> None:
-    """No reason stays behind when a panel goes."""
-    used = {key for path in DASHBOARDS for asked in queries(path) for key in excuses(asked)}
+def test_every_reason_belongs_to_a_query() -> None:
+    """Every entry of ``EMPTY`` belongs to a query."""
+    used = {key for path in DASHBOARDS for asked in queries(path) for key in reasons(asked)}
 
     assert used == EMPTY.keys()
 
 
-def test_native_histograms_light_up_as_well(lit: Lit, version: str) -> None:
-    """Every query of a family that an exporter of native histograms has."""
-    there = lit.names(version, "native")
+def test_queries_have_data_with_native_histograms(scraped: Scraped, version: str) -> None:
+    """Queries of histograms also have data where an exporter has native histograms only."""
+    there = scraped.names(version, "native")
     asked = [
         one
         for path in DASHBOARDS
@@ -192,28 +210,22 @@ def test_native_histograms_light_up_as_well(lit: Lit, version: str) -> None:
 
     assert not any(name.endswith("_bucket") for name in there)
     assert len(asked) > 100
-    assert [str(one) for one in asked if not lit.answers(version, one.expr, job="native")] == []
-
-
-def rules(path: Path) -> list[dict[str, Any]]:
-    """Of a file."""
-    groups = yaml.safe_load(path.read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    assert [str(one) for one in asked if not scraped.answers(version, one.expr, job="native")] == []
 
 
 def selectors(expr: str) -> list[str]:
-    """What of Prometheus' series an expression asks for, without windows."""
+    """Return the selectors of sidestep's and Triton's series in an expression, without windows."""
     return re.findall(r"(?:\b[a-z_]+:[\w:]+|\b(?:sidestep|nv)_\w+)(?:\{[^}]*\})?", expr)
 
 
-@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
-def test_every_rule_has_data(lit: Lit, version: str, path: Path) -> None:
-    """A recording rule has a value; of an alert, which is silent by design, all that it asks for has."""
+@pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
+def test_every_rule_has_data(scraped: Scraped, version: str, path: Path) -> None:
+    """Every recording rule has a value, and every selector of an alert has data."""
     dark = {
         expr: rule.get("record", rule.get("alert"))
-        for rule in rules(path)
+        for rule in rules(path.name)
         for expr in ([rule["expr"]] if "record" in rule else selectors(rule["expr"]))
-        if not lit.answers(version, expr)
+        if not scraped.answers(version, expr)
     }
 
     assert {expr: name for expr, name in dark.items() if expr.partition("{")[0] not in SILENT} == {}
@@ -243,24 +255,24 @@ PEERS = {
     "vllm/query_statistics.json": (14, 14),
     "vllm/query_statistics.yaml": (17, 17),
 }
-"""Dashboards of others that ask for engines' metrics: their queries, and those with an answer.
+"""Queries of other projects' dashboards, and how many of them have data.
 
-As on the engines' own pages, but for three families of a router (production-stack's), one that no engine has
-(failure-saturation), and NIXL's, which no recorded engine used (pd-coordinator, 15 queries).
+The others use metrics of a router (production-stack), one that no engine has (failure-saturation), and those of NIXL,
+which no recorded engine used (pd-coordinator, 15 queries).
 """
 ROUTERS = {
     'avg_over_time(up{job="gaie-optimized-baseline-epp",namespace=~".*"}[5m])',
     'vllm:gpu_prefix_cache_hits_total{endpoint="service-port"} / vllm:gpu_prefix_cache_queries_total',
 }
-"""Ask a router's target for what engines have under the same name."""
+"""Queries that select a router's target by labels, for metrics that engines also have."""
 
 
 @pytest.mark.parametrize("name", peers_boards.BOARDS)
-def test_dashboards_of_others_light_up(lit: Lit, version: str, name: str) -> None:
-    """Every query of theirs has data whose metrics an engine has, and only these."""
+def test_other_projects_dashboards_have_data(scraped: Scraped, version: str, name: str) -> None:
+    """Queries of other projects' dashboards have data wherever an engine has the metrics."""
     asked = peers_boards.queries(peers_boards.BOARDS[name])
-    there = lit.names(version, "sidestep")
-    dark = [expr for expr in asked if not lit.answers(version, expr)]
+    there = scraped.names(version, "sidestep")
+    dark = [expr for expr in asked if not scraped.answers(version, expr)]
 
     assert [e for e in dark if not peers_boards.metrics(e) - there and e not in ROUTERS] == []
     assert (len(asked), len(asked) - len(dark)) == PEERS.get(name, (len(asked), 0))

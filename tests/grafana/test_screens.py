@@ -1,4 +1,4 @@
-"""What the pictures of the dashboards are drawn with."""
+"""The drawing of dashboards' pictures: numbers, axes, tables, stacks and PNG files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tools.screens.units import shown, ticks
     ],
 )
 def test_numbers_have_units(value: float, unit: str, text: str) -> None:
-    """As Grafana writes them, in three digits."""
+    """Values are written in three digits with units, as Grafana does."""
     assert shown(value, unit) == text
 
 
 @given(st.floats(1e-9, 1e15), st.sampled_from(["short", "bytes"]))
 def test_ticks_reach_as_far_as_values(most: float, unit: str) -> None:
-    """They begin at 0, are evenly spaced, and no more than one lies beyond."""
+    """Ticks begin at 0 and are evenly spaced; at most one is above the highest value."""
     found = ticks(most, unit)
 
     assert found[0] == 0
@@ -57,12 +57,12 @@ def test_ticks_reach_as_far_as_values(most: float, unit: str) -> None:
 
 
 def test_bytes_have_ticks_of_their_own() -> None:
-    """Round in the unit that is written."""
+    """Ticks of bytes are round in binary units."""
     assert ticks(1.5 * 1024**2, "bytes") == [0, 2**19, 2**20, 3 * 2**19]
 
 
-def test_limits_are_on_the_axis_however_low_the_values() -> None:
-    """A panel with limits draws a line at each, and no other panel does."""
+def test_the_axis_includes_limits() -> None:
+    """The axis includes the limits of a panel, each drawn as a line."""
     drawn = []
     for limits_ in ((0.8, 1.0), None):
         panel = Panel(
@@ -81,7 +81,7 @@ def test_limits_are_on_the_axis_however_low_the_values() -> None:
 
 
 def test_only_numbers_with_limits_are_coloured() -> None:
-    """Green says that all is well."""
+    """A tile without limits has no color."""
     tiles = [tile("t", "s", "e", "up", limits=limits_).made(1, 0, 0) for limits_ in ((1, 2), None)]
 
     assert [threshold(each, 0.0) for each in tiles] == [STATES["green"], STATES["text"]]
@@ -89,7 +89,7 @@ def test_only_numbers_with_limits_are_coloured() -> None:
 
 @pytest.mark.parametrize(("room", "shown_rows", "more"), [(5, 4, ""), (4, 2, "and 2 more")])
 def test_tables_say_what_does_not_fit(room: int, shown_rows: int, more: str) -> None:
-    """Four rows below a heading: all of them, or whole ones and how many are left out."""
+    """A table shows whole rows, and how many are left out."""
     panel: dict[str, Any] = {"fieldConfig": {"overrides": []}}
     drawn = table(panel, [{"Engine": f"e{number}"} for number in range(4)], room * ROW)
 
@@ -99,7 +99,7 @@ def test_tables_say_what_does_not_fit(room: int, shown_rows: int, more: str) -> 
 
 
 def test_parts_of_a_stack_add_up() -> None:
-    """Each begins where the one below ends; a gap of one is none of the others'."""
+    """Each part of a stack begins where the one below ends; gaps stay gaps."""
     low = Series("a", {}, {1.0: 1.0, 2.0: 2.0})
     high = Series("b", {}, {2.0: 5.0, 3.0: 1.0})
 
@@ -108,7 +108,7 @@ def test_parts_of_a_stack_add_up() -> None:
 
 
 def filtered(line: bytes, above: bytes, kind: int, depth: int) -> bytes:
-    """A line as PNG's filter of this number stores it."""
+    """Apply one of PNG's filters to a line."""
     made = bytearray([kind])
     for at, value in enumerate(line):
         left = line[at - depth] if at >= depth else 0
@@ -119,8 +119,8 @@ def filtered(line: bytes, above: bytes, kind: int, depth: int) -> bytes:
 
 
 @given(st.data())
-def test_a_picture_of_few_colours_stays_as_it_is(data: st.DataObject) -> None:
-    """Whatever filters its lines were stored with."""
+def test_reduction_to_a_palette_keeps_every_pixel(data: st.DataObject) -> None:
+    """Reduction to a palette keeps every pixel, whatever filters the file uses."""
     depth = data.draw(st.sampled_from([3, 4]))
     width, height = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     colors = data.draw(

@@ -1,4 +1,4 @@
-"""What a peer says beyond what can be: refused by its reason, and nothing has changed."""
+"""Limits on what a peer may send: what exceeds one is refused by its reason and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harm import World, check_page
 from intakes import Fed
-from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats, VllmStep
 from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
@@ -53,135 +53,130 @@ ITL = "vllm:inter_token_latency_seconds"
 
 
 def engine(name: str = "e", labels: dict[str, str] | None = None, **more: Any) -> EngineInfo:
-    """An engine, which looks like all others unless it has labels."""
+    """Return an engine, by default with labels of its own."""
     return EngineInfo(name, "vllm", labels or {"engine": name, "model_name": "m"}, **more)
 
 
 def cache(name: str, **more: Any) -> EngineInfo:
-    """An engine that tells of its cache."""
+    """Return an engine whose prefix cache is observed."""
     return EngineInfo(name, "stream", {"engine": name, "model_name": "m"}, **more)
 
 
 @pytest.fixture
 def fed() -> Fed:
-    """An engine with a core, and one stream that feeds it."""
+    """An intake with an engine with core events, fed by stream ``s``."""
     made = Fed(rate=1.0)
-    made.greet("s", [engine(features=["engine_core"])])
+    made.send_hello("s", [engine(features=["engine_core"])])
     made.items("s", [encode_item(VllmStep(0, 1.0, 1.0, SchedulerStats(3), IterationStats(5)))])
     return made
 
 
 def events(*found: Any, source: int = 1) -> bytes:
-    """Request events."""
+    """Encode request events."""
     return encode_item(RequestEvents(0, 1.0, source, list(found)))
 
 
 def samples(*families: Family) -> bytes:
-    """Families that describe themselves."""
+    """Encode self-described families."""
     return encode_item(Samples(0, 1.0, list(families)))
 
 
 # Hellos.
 
 
-def test_engines_are_counted_before_any_is_taken() -> None:
-    """A Hello that passes the limit with its second engine: none of its engines is there."""
+def test_a_hello_over_the_limit_on_engines_registers_none() -> None:
+    """Though only its second engine exceeds the limit."""
     fed = Fed()
     for part in range(MAX_ENGINES // MAX_ENGINES_PER_STREAM):
         names = range(part * MAX_ENGINES_PER_STREAM, (part + 1) * MAX_ENGINES_PER_STREAM)
-        fed.greet(f"s{part}", [engine(str(n)) for n in list(names)[part == 0 :]])
+        fed.send_hello(f"s{part}", [engine(str(n)) for n in list(names)[part == 0 :]])
     assert len(fed.intake.registry.engines) == MAX_ENGINES - 1
-    fed.greet("late", [engine("late/0"), engine("late/1")])
+    fed.send_hello("late", [engine("late/0"), engine("late/1")])
 
     assert fed.rejected == {("over_limit",): 1}
     assert len(fed.intake.registry.engines) == MAX_ENGINES - 1
-    fed.greet("late", [engine("late/0"), engine("late/0")])
+    fed.send_hello("late", [engine("late/0"), engine("late/0")])
     assert len(fed.intake.registry.engines) == MAX_ENGINES
 
 
-def test_an_engine_named_twice_has_one_set_of_labels() -> None:
-    """Else items would feed one that nobody sees."""
+def test_an_engine_missing_in_a_later_hello_expires() -> None:
+    """A stream does not keep all engines that it ever named."""
     fed = Fed()
-    fed.greet("s", [engine("e", LABELS), engine("e", {**LABELS, "pod": "a"})])
-
-    assert fed.rejected == {("bad_label",): 1}
-    assert fed.page == ""
-
-
-def test_an_engine_that_is_not_named_any_more_is_not_fed() -> None:
-    """A stream that greets with ever other engines does not keep all of them."""
-    fed = Fed()
-    fed.greet("s", [engine("a")])
-    fed.greet("s", [engine("b")])
+    fed.send_hello("s", [engine("a")])
+    fed.send_hello("s", [engine("b")])
 
     assert not fed.intake.registry.engines["a"].streams
-    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
-    fed.say("s", Heartbeat(1, 0, 0))
-    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
+    fed.advance(ENGINE_EXPIRES_SECONDS / 2)
+    fed.send("s", Heartbeat(1, 0, 0))
+    fed.advance(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert list(fed.intake.registry.engines) == ["b"]
 
 
-LARGE = {
-    "many labels": engine("x", {**LABELS, **{f"k{n}": "v" for n in range(40)}}),
-    "long labels": engine("x", {**LABELS, **{f"k{n}": "v" * 250 for n in range(9)}}),
-    "much info": engine("x", info={"x": {f"k{n}": "v" * 250 for n in range(128)}}),
-    "many features": engine("x", features=["f" * 250] * 64, closed={"c": ["v" * 250] * 64}),
+DESCRIPTIONS = {
+    "many labels": [engine("x", {**LABELS, **{f"k{n}": "v" for n in range(40)}})],
+    "long labels": [engine("x", {**LABELS, **{f"k{n}": "v" * 250 for n in range(9)}})],
+    "much info": [engine("x", info={"x": {f"k{n}": "v" * 250 for n in range(128)}})],
+    "many features": [engine("x", features=["f" * 250] * 64, closed={"c": ["v" * 250] * 64})],
+    "two sets of labels": [engine("e", LABELS), engine("e", {**LABELS, "pod": "a"})],
+    "negative bounds": [engine(bounds={"inter_token_latency": [-1.0, 1.0]})],
 }
+REASONS = {"two sets of labels": "bad_label", "negative bounds": "bad_bounds"}
 
 
-@pytest.mark.parametrize("info", LARGE.values(), ids=LARGE.keys())
-def test_a_description_has_its_size(info: EngineInfo) -> None:
-    """Labels stand in each line of a page, and all of it is held."""
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_invalid_or_large_descriptions_are_refused(name: str) -> None:
+    """Labels are repeated in each line of a page, and all of a description is held."""
     fed = Fed()
-    fed.greet("s", [info])
+    fed.send_hello("s", DESCRIPTIONS[name])
+    reason = REASONS.get(name, "over_limit")
 
-    assert fed.rejected == {("over_limit",): 1}
-    assert fed.intake.registry.limited["descriptions"] == 1
+    assert fed.rejected == {(reason,): 1}
+    assert fed.intake.registry.limited["descriptions"] == (reason == "over_limit")
     assert fed.page == ""
 
 
-def test_bounds_and_labels_come_to_a_page_of_limited_size() -> None:
-    """Each within its own limit, they would come to gigabytes together."""
+def test_bounds_and_labels_together_are_limited() -> None:
+    """Each within its own limit, they would make a page of gigabytes."""
     families = ["request_latency", "request_tokens", "iteration_tokens", "inter_token_latency"]
     bounds = {family: [float(n) for n in range(250)] for family in families}
     labels = {f"k{n}": "v" * 250 for n in range(2)}
     fed = Fed()
     for stream in range(60):
-        fed.greet(f"s{stream}", [engine(f"{stream}", {**LABELS, **labels}, bounds=bounds)])
+        fed.send_hello(f"s{stream}", [engine(f"{stream}", {**LABELS, **labels}, bounds=bounds)])
 
     assert 1 < len(fed.intake.registry.engines) < 60
     assert len(fed.page) < 32 << 20
 
 
-def test_streams_name_a_limited_number_of_engines() -> None:
-    """Several may feed one, but what each says of it is held for each."""
+def test_engines_named_by_all_streams_are_limited() -> None:
+    """Several streams may feed an engine, but each one's description takes memory."""
     fed = Fed()
     named = [engine(str(n)) for n in range(MAX_ENGINES_PER_STREAM)]
     for stream in range(17):
-        fed.greet(f"s{stream}", named)
+        fed.send_hello(f"s{stream}", named)
 
     assert fed.rejected == {("over_limit",): 1}
 
 
-def test_values_known_beforehand_are_capped_over_all_hellos(fed: Fed) -> None:
-    """Every Hello may know others."""
+def test_label_values_known_in_advance_are_limited_over_all_hellos(fed: Fed) -> None:
+    """Each Hello may name others."""
     for part in range(9):
         values = [f"{part}/{n}" for n in range(100)]
-        fed.greet("s", [engine(features=["spec_decode"], closed={"position": values})])
+        fed.send_hello("s", [engine(features=["spec_decode"], closed={"position": values})])
     (known,) = fed.intake.registry.engines.values()
 
     assert max(map(len, known.keyed)) <= MAX_OPEN_VALUES
 
 
-def test_engines_that_look_alike_are_told_apart_whoever_returns() -> None:
-    """What stood on the page before is not shown beside it under the same labels."""
+def test_an_engine_that_returns_gets_an_origin_label_if_its_labels_are_taken() -> None:
+    """Two engines never expose the same series."""
     fed = Fed()
-    fed.greet("a", [engine("a", LABELS)])
+    fed.send_hello("a", [engine("a", LABELS)])
     fed.items("a", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(5)))])
     assert fed.page
-    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
-    fed.greet("b", [engine("b", {**LABELS, "pod": ""})])
-    fed.greet("a", [engine("a", LABELS)])
+    fed.advance(ENGINE_EXPIRES_SECONDS + 1)
+    fed.send_hello("b", [engine("b", {**LABELS, "pod": ""})])
+    fed.send_hello("a", [engine("a", LABELS)])
     found = [line for line in fed.page.splitlines() if line.startswith(ITL + "_count")]
 
     assert found == [
@@ -191,23 +186,23 @@ def test_engines_that_look_alike_are_told_apart_whoever_returns() -> None:
     assert fed.intake.registry.engines["a"].labels[ORIGIN] == "a"
 
 
-def test_an_engine_keeps_its_labels_over_a_restart() -> None:
-    """Though whom it looked like is gone: its series would be others."""
+def test_the_origin_label_survives_a_restart() -> None:
+    """Even if the engine with the same labels is gone: series must not change."""
     fed = Fed()
-    fed.greet("a", [engine("a", LABELS)])
-    fed.greet("b", [engine("b", LABELS)])
-    fed.say("a", Bye(1, 0))
-    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
-    fed.say("b", Heartbeat(2, 0, 0))
-    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
+    fed.send_hello("a", [engine("a", LABELS)])
+    fed.send_hello("b", [engine("b", LABELS)])
+    fed.send("a", Bye(1, 0))
+    fed.advance(ENGINE_EXPIRES_SECONDS / 2)
+    fed.send("b", Heartbeat(2, 0, 0))
+    fed.advance(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert 'origin="b"' in fed.page
-    other = fed.reborn(fed.snapshot())
+    other = fed.restarted(fed.snapshot())
 
     assert other.intake.registry.engines["b"].labels[ORIGIN] == "b"
 
 
-def test_own_metrics_tell_engines_apart_that_differ_in_other_labels_only() -> None:
-    """Two samples of one name and labels would make the page invalid."""
+def test_self_metrics_of_engines_that_differ_only_in_other_labels_are_unique() -> None:
+    """Two samples with the same name and labels would make the page invalid."""
     world = World()
     for pod in ("a", "b"):
         info = engine(pod, {**LABELS, "pod": pod})
@@ -216,37 +211,37 @@ def test_own_metrics_tell_engines_apart_that_differ_in_other_labels_only() -> No
     world.check_pages()
 
 
-def test_what_said_goodbye_has_to_greet(fed: Fed) -> None:
-    """Its engine may be another's by then; and its goodbye counts once."""
-    fed.say("s", Bye(1, 9))
-    fed.say("s", Bye(1, 9))
+def test_a_closed_stream_needs_a_hello(fed: Fed) -> None:
+    """Its engine may belong to another stream by then; a second Bye counts nothing."""
+    fed.send("s", Bye(1, 9))
+    fed.send("s", Bye(1, 9))
     fed.items("s", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(100)))])
 
     assert f'{TOKENS}{{engine="e",model_name="m"}} 5\n' in fed.page
     assert fed.intake.metrics.value("sidestep_lost_items_total") == 8
 
 
-def test_gauges_of_a_snapshot_are_hidden_until_their_stream_greets(fed: Fed) -> None:
-    """However often the exporter looks around meanwhile."""
+def test_restored_gauges_are_hidden_until_a_hello(fed: Fed) -> None:
+    """Counters are exposed."""
     fed.engines.clear()
-    other = fed.reborn(fed.snapshot())
-    other.pass_time(2.0)
+    other = fed.restarted(fed.snapshot())
+    other.advance(2.0)
 
     assert "vllm:num_requests_running" not in other.page
     assert TOKENS in other.page
 
 
-def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
-    """Under other labels it starts anew; questions, families and places of before are free."""
+def test_a_dropped_engine_frees_its_capacity(fed: Fed) -> None:
+    """With other labels an engine starts anew: its requests, families and series are free again."""
     registry = fed.intake.registry
     fed.items("s", [
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
     assert (len(registry.sample_groups.groups), registry.quota.series) == (50, 9)
-    fed.say("s", Bye(1, fed.seqs["s"]))
+    fed.send("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
-    fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
+    fed.send_hello("s", [engine("e", {**LABELS, "pod": "new"})])
 
     places = registry.sample_groups.capacity
     assert (registry.sample_groups.groups, places.used, places.engines) == ({}, 0, 0)
@@ -255,7 +250,7 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
 
 
 def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
-    """There is no end of names."""
+    """The number of names is not limited."""
     fed = Fed()
     registry = Registry(fed.intake.registry.layouts, {})
     lines = StatsLog(registry)
@@ -267,11 +262,11 @@ def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
     assert len(lines._before) <= 3
 
 
-# What a sender says it folded.
+# Folded records.
 
 
 def record(fed: Fed, change: Callable[[Totals], None] = lambda _: None) -> Record:
-    """The engine's own, but for ``change``."""
+    """Return the engine's record after ``change``."""
     (known,) = fed.intake.registry.engines.values()
     plain = totals_of(known)
     plain.gauge_stamp = 2.0
@@ -280,20 +275,20 @@ def record(fed: Fed, change: Callable[[Totals], None] = lambda _: None) -> Recor
 
 
 def send(fed: Fed, *found: Record) -> None:
-    """As what one item came to."""
+    """Send records as one folded item."""
     raws = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in found]
     seq = fed.seqs["s"] = fed.seqs["s"] + 1
-    fed.say("s", Aggregate(fed.incarnation("s"), seq, seq, raws))
+    fed.send("s", Aggregate(fed.incarnation("s"), seq, seq, raws))
 
 
 def place(fed: Fed, name: str) -> int:
-    """The slot of a family."""
+    """Return the slot of a family."""
     (known,) = fed.intake.registry.engines.values()
     return known.layout.find(name).slots[0]
 
 
 def changed(**values: Any) -> Callable[[Fed, Record], None]:
-    """Other totals."""
+    """Set fields of the totals."""
 
     def change(_: Fed, found: Record) -> None:
         for name, value in values.items():
@@ -303,7 +298,7 @@ def changed(**values: Any) -> Callable[[Fed, Record], None]:
 
 
 def scalar(value: Any) -> Callable[[Fed, Record], None]:
-    """Another number of a counter."""
+    """Set the value of a counter."""
 
     def change(fed: Fed, found: Record) -> None:
         found.totals.scalars[place(fed, FLOPS)] = value
@@ -312,7 +307,7 @@ def scalar(value: Any) -> Callable[[Fed, Record], None]:
 
 
 def histogram(total: float = 1.0, count: Any = 1) -> Callable[[Fed, Record], None]:
-    """Another histogram."""
+    """Set a histogram."""
 
     def change(fed: Fed, found: Record) -> None:
         bounds = found.head.bounds[place(fed, ITL)]
@@ -323,7 +318,7 @@ def histogram(total: float = 1.0, count: Any = 1) -> Callable[[Fed, Record], Non
 
 
 def twice(column: str) -> Callable[[Fed, Record], None]:
-    """A place that is told of twice."""
+    """Repeat the first entry of a column."""
 
     def change(_: Fed, found: Record) -> None:
         getattr(found.head, column).append(getattr(found.head, column)[0])
@@ -335,7 +330,7 @@ def twice(column: str) -> Callable[[Fed, Record], None]:
 
 
 def keyed(*children: Child) -> Callable[[Fed, Record], None]:
-    """Children of a family whose label values nobody knows."""
+    """Set children of a family with open label values."""
 
     def change(_: Fed, found: Record) -> None:
         index = found.head.keyed.index("sidestep_cudagraph_tokens_total")
@@ -345,7 +340,7 @@ def keyed(*children: Child) -> Callable[[Fed, Record], None]:
 
 
 def own(*children: Child) -> Callable[[Fed, Record], None]:
-    """Children of a family that describes itself."""
+    """Set children of a self-described family."""
     return changed(open=[OpenTotals("own_total", "counter", "", ["k"], [], list(children))])
 
 
@@ -382,10 +377,8 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_what_nothing_folds_to_changes_nothing(
-    fed: Fed, forge: Callable[[Fed, Record], None]
-) -> None:
-    """Not a part of it counts, what comes before the check's end included."""
+def test_a_forged_record_changes_nothing(fed: Fed, forge: Callable[[Fed, Record], None]) -> None:
+    """Not even by its parts that are valid."""
     fed.items("s", [events(Queued(1, 1.0), Queued(2, 1.0))])
     # Good in all other places, so that a part of it could count.
     good = record(fed)
@@ -400,8 +393,8 @@ def test_what_nothing_folds_to_changes_nothing(
     assert fed.snapshot()[1:-1] == before
 
 
-def test_what_was_seen_is_what_the_catalogue_has(fed: Fed) -> None:
-    """Names of options would gather without end, and make a snapshot unreadable."""
+def test_option_names_outside_the_catalogue_are_ignored(fed: Fed) -> None:
+    """Others would accumulate, and make a snapshot unreadable."""
     (known,) = fed.intake.registry.engines.values()
     path = min(known.layout.optional_paths)
     send(fed, record(fed, lambda totals: setattr(totals, "seen", [path, "x", "y"])))
@@ -409,8 +402,8 @@ def test_what_was_seen_is_what_the_catalogue_has(fed: Fed) -> None:
     assert known.exposed_paths == {path}
 
 
-def test_counts_that_no_64_bits_hold_are_shown_and_kept(fed: Fed) -> None:
-    """Added up from what is allowed each time; a snapshot writes them as text."""
+def test_counts_over_64_bits_are_exposed_and_saved(fed: Fed) -> None:
+    """They are sums of valid amounts; a snapshot holds them as text."""
     children = [Child(["FULL"], str(LARGEST))]
     family = OpenTotals("own_total", "counter", "", ["k"], [], [Child(["a"], str(LARGEST))])
     boxes = OpenTotals(
@@ -422,7 +415,7 @@ def test_counts_that_no_64_bits_hold_are_shown_and_kept(fed: Fed) -> None:
     good.totals.open = [family, boxes]
     for _ in range(3):
         send(fed, good)
-    other = fed.reborn(fed.snapshot())
+    other = fed.restarted(fed.snapshot())
 
     assert fed.rejected == {}
     assert f'box_bucket{{engine="e",model_name="m",le="+Inf"}} {3 * (LARGEST + 7)}\n' in fed.page
@@ -430,22 +423,22 @@ def test_counts_that_no_64_bits_hold_are_shown_and_kept(fed: Fed) -> None:
     assert other.page == fed.page
 
 
-def test_totals_of_heartbeats_are_kept_however_often_they_change(fed: Fed) -> None:
-    """A peer may say any number, time and again; the snapshot is made all the same."""
+def test_totals_of_heartbeats_stay_within_what_a_snapshot_holds(fed: Fed) -> None:
+    """A peer may send any numbers, any number of times."""
     fed.intake.receiver.streams["s"].dropped = TOTAL_LIMIT - 1
     for dropped in (COUNT_LIMIT, 0, COUNT_LIMIT):
-        fed.say("s", Heartbeat(1, 1, 0, dropped))
+        fed.send("s", Heartbeat(1, 1, 0, dropped))
     fed.intake.registry.limited["label_values"] = 9 * TOTAL_LIMIT
-    other = fed.reborn(fed.snapshot())
+    other = fed.restarted(fed.snapshot())
 
     assert other.intake.receiver.streams["s"].dropped == TOTAL_LIMIT
 
 
-def test_a_family_that_the_catalogue_has_by_now_costs_no_other(fed: Fed) -> None:
-    """A newer release, or old names that are shown again: all else is there."""
+def test_a_restored_family_that_the_catalogue_has_by_now_is_dropped(fed: Fed) -> None:
+    """All else is restored."""
     fed.items("s", [samples(Family("own_total", "counter", [], [Sample([], 4.0)]))])
     pieces = [piece.replace(b"own_total", b"vllm:box_") for piece in fed.snapshot()]
-    other = fed.reborn(pieces)
+    other = fed.restarted(pieces)
 
     assert "own_total" not in other.page
     assert f'{TOKENS}{{engine="e",model_name="m"}} 5\n' in other.page
@@ -454,21 +447,21 @@ def test_a_family_that_the_catalogue_has_by_now_costs_no_other(fed: Fed) -> None
 # Items.
 
 
-def test_many_adapters_make_a_label_that_a_snapshot_takes_back(fed: Fed) -> None:
-    """All adapters in use are one label value: longer than any that a peer may send."""
+def test_a_long_label_of_lora_adapters_is_restored(fed: Fed) -> None:
+    """All adapters in use are one label value, which may exceed the limit on others."""
     names = {f"adapter-{n:03}": 1 for n in range(60)}
     stats = SchedulerStats(running_lora_adapters=names, waiting_lora_adapters={"a\nb": 2})
     fed.items("s", [encode_item(VllmStep(0, 3.0, 3.0, stats))])
     line = next(x for x in fed.page.splitlines() if x.startswith("vllm:lora_requests_info"))
-    other = fed.reborn(fed.snapshot())
+    other = fed.restarted(fed.snapshot())
 
     assert len(line) > MAX_LABEL_CHARS
     assert 'waiting_lora_adapters="__other__"' in line
     assert line in other.page
 
 
-def test_label_values_that_cannot_be_printed_are_others(fed: Fed) -> None:
-    """A page is lines of text."""
+def test_unprintable_label_values_count_as_other(fed: Fed) -> None:
+    """Each line of a page is one sample."""
     stats = SchedulerStats(cudagraph_stats=CUDAGraphStat(1, 2, 1, "FU\nLL"))
     fed.items("s", [encode_item(VllmStep(0, 3.0, 3.0, stats))])
 
@@ -476,8 +469,8 @@ def test_label_values_that_cannot_be_printed_are_others(fed: Fed) -> None:
     assert "FU" not in fed.page
 
 
-def test_tokens_of_a_step_that_cannot_be_take_no_sum_back(fed: Fed) -> None:
-    """They are left out, and what its slices had added stays."""
+def test_an_impossible_number_of_tokens_does_not_decrease_a_sum(fed: Fed) -> None:
+    """An impossible number of tokens is left out of the sum."""
     histogram = fed.intake.registry.engines["e"].histogram(
         place(fed, "vllm:iteration_tokens_total")
     )
@@ -500,10 +493,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("family", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_families_that_would_spoil_the_page_are_refused(
+def test_families_that_would_make_a_page_invalid_are_refused(
     fed: Fed, family: Family, reason: str
 ) -> None:
-    """OpenMetrics has no family without a name, and no sum where bounds are negative."""
+    """OpenMetrics has no family without a name, and no sum with negative bounds."""
     fed.items("s", [samples(family)])
 
     assert fed.rejected == {(reason,): 1}
@@ -512,16 +505,8 @@ def test_families_that_would_spoil_the_page_are_refused(
     assert list(families)
 
 
-def test_negative_bounds_of_an_engine_are_refused() -> None:
-    """Nothing that an engine measures is below 0."""
-    fed = Fed()
-    fed.greet("s", [engine(bounds={"inter_token_latency": [-1.0, 1.0]})])
-
-    assert fed.rejected == {("bad_bounds",): 1}
-
-
-def test_self_described_families_have_their_size_on_the_page(fed: Fed) -> None:
-    """A histogram is one series, and hundreds of lines."""
+def test_the_size_of_self_described_families_on_a_page_is_limited(fed: Fed) -> None:
+    """A histogram is one series, but hundreds of lines."""
     bounds = [float(n) for n in range(250)]
     children = [Sample([f"{n:0200}"], 0.0, [1.0]) for n in range(MAX_OPEN_VALUES)]
     for number in range(20):
@@ -531,18 +516,18 @@ def test_self_described_families_have_their_size_on_the_page(fed: Fed) -> None:
     assert len(fed.page) < 2 * MAX_ENGINE_BYTES
 
 
-def test_families_are_there_for_others_again_once_nobody_has_them() -> None:
-    """A stream of nonsense does not use up all names for ever."""
+def test_family_names_are_free_once_no_engine_has_them() -> None:
+    """A stream cannot use up all names forever."""
     fed = Fed()
-    fed.greet("s", [engine()])
+    fed.send_hello("s", [engine()])
     for start in range(0, MAX_OPEN_FAMILIES, 128):
         found = [Family(f"f{n}", "gauge", [], [Sample()]) for n in range(start, start + 128)]
         fed.items("s", [samples(*found)])
     fed.items("s", [samples(Family("one_more", "gauge", [], [Sample()]))])
     assert fed.rejected == {("over_limit",): 1}
-    fed.say("s", Bye(1, fed.seqs["s"]))
+    fed.send("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
-    fed.greet("s", [engine("e", {**LABELS, "pod": "x"})])
+    fed.send_hello("s", [engine("e", {**LABELS, "pod": "x"})])
     fed.items("s", [samples(Family("one_more", "gauge", [], [Sample()]))])
 
     assert fed.rejected == {("over_limit",): 1}
@@ -563,9 +548,9 @@ LONG = {
 
 
 @pytest.mark.parametrize("item", LONG.values(), ids=LONG.keys())
-def test_items_have_a_length_beside_their_size(fed: Fed, item: list[Any]) -> None:
-    """Elements of one byte each would hold the loop for long."""
-    fed.greet("s", [engine(features=["engine_core"]), cache("c")])
+def test_the_number_of_elements_of_an_item_is_limited(fed: Fed, item: list[Any]) -> None:
+    """Elements of one byte each would block the loop for long."""
+    fed.send_hello("s", [engine(features=["engine_core"]), cache("c")])
     before = fed.snapshot()[1:-1]
     fed.items("s", [msgspec.msgpack.encode(item)])
 
@@ -573,12 +558,12 @@ def test_items_have_a_length_beside_their_size(fed: Fed, item: list[Any]) -> Non
     assert fed.snapshot()[1:-1] == before
 
 
-def test_as_long_as_allowed_is_taken(fed: Fed) -> None:
-    """The limits themselves are within."""
+def test_items_at_the_limits_are_accepted(fed: Fed) -> None:
+    """Every limit is inclusive."""
     outputs = [Output(1.0, list(range(MAX_REQUESTS)))]
     changes = [CacheChange("stored", 1.0, list(range(4096)), "GPU")] * (MAX_HASHES // 4096)
     found = [Sample([str(n)], 1.0) for n in range(MAX_OBSERVATIONS)]
-    fed.greet("s", [engine(features=["engine_core"]), cache("c")])
+    fed.send_hello("s", [engine(features=["engine_core"]), cache("c")])
     fed.items("s", [
         events(Iteration(0.0, 1.0, 1.0, outputs)),
         encode_item(CacheEvents(1, 1.0, 1, changes)),
@@ -588,11 +573,11 @@ def test_as_long_as_allowed_is_taken(fed: Fed) -> None:
     assert fed.rejected == {}
 
 
-# Requests and blocks of all engines.
+# Capacity that engines share, and pages.
 
 
-def test_every_engine_has_its_share_of_the_requests_followed() -> None:
-    """One that takes all that is left does not take another's."""
+def test_engines_share_the_capacity_for_requests() -> None:
+    """An engine that uses all that is free does not use another's share."""
     places = RequestCapacity()
     greedy, modest = (InFlight(100, 1e9, places) for _ in range(2))
     other = InFlight(100, 1e9, places)
@@ -612,7 +597,7 @@ def test_every_engine_has_its_share_of_the_requests_followed() -> None:
 
 
 def shown(fed: Fed, name: str) -> float:
-    """Sum of all samples of ``name`` on the page."""
+    """Return the sum of all samples of ``name`` on the page."""
     page = text_string_to_metric_families(render(fed.intake.registry).decode())
     return sum(sample.value for family in page for sample in family.samples if sample.name == name)
 
@@ -622,7 +607,7 @@ def test_engines_share_the_capacity_for_blocks() -> None:
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=10)
     count = 100
-    fed.greet("s", [cache(str(n)) for n in range(count)])
+    fed.send_hello("s", [cache(str(n)) for n in range(count)])
     hashes = list(range(50))
     for number in range(count):
         changes = [CacheChange("stored", 1.0, hashes, "GPU")]
@@ -632,11 +617,11 @@ def test_engines_share_the_capacity_for_blocks() -> None:
     assert held == [1] * count
 
 
-def test_a_share_that_became_smaller_is_kept_at_once() -> None:
-    """What an engine tracks beyond it is abandoned, and counted."""
+def test_a_smaller_share_of_blocks_takes_effect_at_once() -> None:
+    """Blocks beyond it are abandoned and counted."""
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=2000)
-    fed.greet("s", [engine(str(n), features=["engine_core"]) for n in range(200)])
+    fed.send_hello("s", [engine(str(n), features=["engine_core"]) for n in range(200)])
     numbers = list(range(2000))
     first = BlockEvents(0, 1.0, 1, 1.0, bytes(2000), numbers, [1.0] * 2000)
     fed.items("s", [encode_item(first)])
@@ -654,14 +639,14 @@ def test_a_share_that_became_smaller_is_kept_at_once() -> None:
 
 
 def test_refused_blocks_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With the setting that helps; counts go on in between."""
+    """With the setting that helps; counts continue in between."""
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=3)
-    fed.greet("s", [cache("a", features=["kv_events"])])
+    fed.send_hello("s", [cache("a", features=["kv_events"])])
     for first in range(0, 50, 10):
         changes = [CacheChange("stored", 1.0, list(range(first, first + 10)), "GPU")]
         fed.items("s", [encode_item(CacheEvents(0, 1.0, 1, changes))])
-        fed.pass_time(20.0)
+        fed.advance(20.0)
 
     lines = [text for record in caplog.records if "blocks" in (text := record.getMessage())]
     assert len(lines) == 2
@@ -670,10 +655,10 @@ def test_refused_blocks_are_logged_once_a_minute(caplog: pytest.LogCaptureFixtur
     assert shown(fed, "sidestep_kv_cached_refused_blocks_total") == 47
 
 
-def test_requests_that_are_too_old_go_a_part_at_a_time() -> None:
-    """All of them with one item would hold the loop; the next items find the others."""
+def test_old_requests_are_dropped_in_parts() -> None:
+    """All of them at once would block the loop."""
     fed = Fed()
-    fed.greet("s", [engine(features=["engine_core"])])
+    fed.send_hello("s", [engine(features=["engine_core"])])
     for start in range(0, 6000, 500):
         fed.items("s", [events(*(Queued(n, 1.0) for n in range(start, start + 500)))])
     late = encode_item(RequestEvents(0, 1e9, 1, []))
@@ -685,15 +670,13 @@ def test_requests_that_are_too_old_go_a_part_at_a_time() -> None:
     assert len(requests.live) == 0
 
 
-async def test_a_large_page_does_not_hold_the_loop() -> None:
-    """It is made a part at a time, of engines that change meanwhile."""
+async def test_a_large_page_does_not_block_the_loop() -> None:
+    """A large page is rendered in slices, while engines change."""
     world = World()
     registry = world.intake.registry
     for number in range(300):
         registry.register(engine(str(number)))
-    pages = Pages(
-        registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics, []
-    )
+    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
     making = asyncio.create_task(pages.page("engine", "text"))
     turns = 0
     while not making.done():
@@ -707,15 +690,13 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
     check_page(text_string_to_metric_families(page))
 
 
-async def test_a_page_does_not_keep_the_one_before_while_it_is_made() -> None:
-    """Two pages at once would be twice the memory, which the allocator keeps for ever."""
+async def test_the_previous_page_is_freed_before_the_next_is_rendered() -> None:
+    """Two pages at once would be twice the memory."""
     world = World()
     registry = world.intake.registry
     for number in range(100):
         registry.register(engine(str(number)))
-    pages = Pages(
-        registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics, []
-    )
+    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
     tracemalloc.start()
     try:
         size = sum(map(len, await pages.page("engine", "text")))
@@ -736,8 +717,8 @@ async def test_a_page_does_not_keep_the_one_before_while_it_is_made() -> None:
     assert peak - held < 0.5 * size
 
 
-def test_refusals_are_no_lines_in_the_log(fed: Fed, caplog: pytest.LogCaptureFixture) -> None:
-    """A peer does not fill a disk."""
+def test_refused_items_are_not_logged(fed: Fed, caplog: pytest.LogCaptureFixture) -> None:
+    """A peer must not fill a disk."""
     with caplog.at_level(logging.INFO):
         for _ in range(100):
             fed.items("s", [b"\xc1"])

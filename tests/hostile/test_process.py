@@ -1,21 +1,23 @@
-"""A real process under attack over raw sockets: it lives, stays small, and others stay exact."""
+"""A real exporter under attack over raw sockets: it stays small, and counts of others stay exact."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 import zmq
 from chaos.exporter import knows
+from fuzz import zmtp_peer
 from fuzz.siege import Siege, besieged
 
-from peers import endless, zmtp
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo
 
@@ -27,20 +29,24 @@ MAX_RESIDENT = 512
 MAX_LAG = 1.0
 MAX_PAGE = 40 << 20
 HALF_OPEN = 300
+SLOW_REQUESTS = 500
+SLOW_READERS = 100
+SCRAPE_TIMEOUT = 10.0
+"""Prometheus' default."""
 LONG = b"\x02"
 """A frame's flag: eight bytes of length follow."""
 
 
 @pytest.fixture(scope="module")
 def siege() -> Iterator[Siege]:
-    """One exporter for all attacks: it has to live through each of them."""
+    """An exporter for all attacks of this module."""
     with besieged() as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def unharmed(siege: Siege) -> Iterator[None]:
-    """After every attack."""
+    """Check the exporter after every attack."""
     siege.lag = siege.late = 0.0
     yield
 
@@ -53,32 +59,24 @@ def unharmed(siege: Siege) -> Iterator[None]:
 
 
 def ports(siege: Siege) -> tuple[int, int]:
-    """Where it listens for engines, and for pages."""
+    """Return the ports for engines and for pages."""
     return siege.port, siege.web_port
 
 
-def test_parts_without_end(siege: Siege) -> None:
-    """A message that never ends is cut off, and its memory is free."""
-    with endless(siege.path, b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)) as sent:
-        until(lambda: siege.value("sidestep_rebinds_total") > 0, siege)
-
-    assert sum(sent) > 100 << 20
-
-
-def test_lengths_that_cannot_be(siege: Siege) -> None:
-    """No memory is taken for what was only announced."""
+def test_announced_lengths_take_no_memory(siege: Siege) -> None:
+    """Only bytes that were received do."""
     before = siege.status("VmRSS")
     for length in (1 << 21, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
         for _ in range(5):
-            with zmtp(siege.path) as peer, contextlib.suppress(OSError):
+            with zmtp_peer.connect(siege.path) as peer, contextlib.suppress(OSError):
                 peer.sendall(LONG + struct.pack(">Q", length) + bytes(64))
                 assert peer.recv(1) == b""
 
     assert siege.status("VmRSS") < before + 64
 
 
-def test_handshakes_of_noise(siege: Siege) -> None:
-    """Nobody gets in, whoever tries however often."""
+def test_noise_in_handshakes_is_survived(siege: Siege) -> None:
+    """At both ports."""
     chance = random.Random(1)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(55, b"\0")
     for number in range(200):
@@ -88,8 +86,8 @@ def test_handshakes_of_noise(siege: Siege) -> None:
             peer.sendall(greeting[: chance.randrange(64)] + noise if number % 3 else noise)
 
 
-def test_connections_that_say_nothing(siege: Siege) -> None:
-    """Hundreds at each door: engines and pages go on, and the descriptors are free afterwards."""
+def test_silent_connections_are_closed(siege: Siege) -> None:
+    """Engines and pages are served meanwhile, and the descriptors are free afterwards."""
     before = siege.open_files()
     with contextlib.ExitStack() as stack:
         for port in ports(siege):
@@ -100,19 +98,42 @@ def test_connections_that_say_nothing(siege: Siege) -> None:
     until(lambda: siege.open_files() <= before + 20, siege)
 
 
-def test_scrapes_that_say_little_by_little(siege: Siege) -> None:
-    """Requests that never end hold nobody else up."""
-    with contextlib.ExitStack() as stack:
+def test_slow_requests_delay_nobody(siege: Siege) -> None:
+    """Headers that come byte by byte and never end are cut off, and a scraper beside them has its pages."""
+    with contextlib.closing(Scraper(siege)) as scraper, contextlib.ExitStack() as stack:
         slow = []
-        for _ in range(50):
+        for _ in range(SLOW_REQUESTS):
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", siege.web_port), 5))
             peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
             slow.append(peer)
-        for _ in range(20):
-            for peer in slow:
-                with contextlib.suppress(OSError):
+
+        def all_are_cut_off() -> bool:
+            for peer in list(slow):
+                try:
                     peer.sendall(b"x")
+                except OSError:
+                    slow.remove(peer)
+            scraper.scrape()
+            return not slow
+
+        assert siege.waits_for(all_are_cut_off)
+        assert scraper.value('sidestep_http_refused_total{reason="slow"}') >= SLOW_REQUESTS
+
+
+def test_unread_pages_delay_nobody(siege: Siege) -> None:
+    """Clients ask for page after page and read nothing; a scraper beside them has its pages."""
+    before = siege.open_files()
+    with contextlib.closing(Scraper(siege)) as scraper, contextlib.ExitStack() as stack:
+        for _ in range(SLOW_READERS):
+            peer = stack.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect(("127.0.0.1", siege.web_port))
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        until(lambda: scraper.value("sidestep_http_connections") > SLOW_READERS, siege)
+        for _ in range(20):
+            scraper.scrape()
         assert siege.settled()
+    until(lambda: siege.open_files() <= before + 20, siege)
 
 
 OVERSIZED = {
@@ -127,8 +148,8 @@ OVERSIZED = {
 
 
 @pytest.mark.parametrize("request_", OVERSIZED.values(), ids=OVERSIZED.keys())
-def test_requests_that_are_too_large(request_: bytes, siege: Siege) -> None:
-    """They are answered with an error, or not at all."""
+def test_oversized_requests_are_refused(request_: bytes, siege: Siege) -> None:
+    """With a client error, or without an answer."""
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", siege.web_port), 10) as peer:
             heard = b""
@@ -138,8 +159,8 @@ def test_requests_that_are_too_large(request_: bytes, siege: Siege) -> None:
             assert not heard.startswith(b"HTTP/1.1 5")
 
 
-def test_a_flood_of_scrapes(siege: Siege) -> None:
-    """200 at a time, for seconds: those who ask share pages, and engines have their time."""
+def test_a_flood_of_scrapes_does_not_delay_engines(siege: Siege) -> None:
+    """Concurrent scrapes share pages."""
     stop = threading.Event()
     scrapes: list[int] = []
     door = "127.0.0.1", siege.web_port
@@ -164,8 +185,8 @@ def test_a_flood_of_scrapes(siege: Siege) -> None:
     assert len(scrapes) > 10
 
 
-def test_label_bombs() -> None:
-    """A stream that takes all it can get: the page has its size, and the honest engine its counts."""
+def test_labels_and_families_without_end_are_limited() -> None:
+    """The page stays small, and counts of the honest engine exact."""
     # An exporter of its own: one over its soft limit of memory refuses new streams before it looks at labels.
     with besieged() as siege:
         assert throw_bombs(siege), own_samples(siege)
@@ -188,33 +209,62 @@ def throw_bombs(siege: Siege) -> bool:
                 engine(n, labels if n % 2 else {}, families if n % 3 else {})
                 for n in range(start, start + 64)
             ]
-            say(peer, ["H", VERSION, f"bomb{start}", start + 1, 1, 1, engines])
+            send(peer, ["H", VERSION, f"bomb{start}", start + 1, 1, 1, engines])
         engines = [engine(f"open{n}", {}, {}) for n in range(200)]
-        say(peer, ["H", VERSION, "open", 7777, 1, 1, engines])
+        send(peer, ["H", VERSION, "open", 7777, 1, 1, engines])
         for seq in range(1, 500):
             children = [[[f"{seq}/{n}" * 20], 1.0, [1.0]] for n in range(100)]
             family = [f"own_{seq}", "histogram", ["k"], children, "", bounds]
             item = msgspec.msgpack.encode(["s", seq % 200, 1.0, [family]])
-            say(peer, ["B", 7777, seq, [item]])
+            send(peer, ["B", 7777, seq, [item]])
         return siege.waits_for(lambda: siege.value("sidestep_series_limited_total") > 100)
 
 
 def own_samples(siege: Siege) -> str:
-    """The exporter's own samples that are not zero, to tell what it did instead."""
+    """Return the exporter's own samples that are not zero."""
     lines = (line for line in siege.page().splitlines() if line.startswith("sidestep_"))
     return "\n".join(line for line in lines if not line.endswith(" 0.0"))
 
 
-def test_at_the_end_all_is_exact(siege: Siege) -> None:
-    """Whatever was going on: to the token what the honest engine has pushed, nothing lost."""
+def test_after_all_attacks_counts_are_exact(siege: Siege) -> None:
+    """All that the honest engine pushed arrived, and nothing is lost."""
     siege.end()
     until(lambda: siege.counted() == siege.honest.pushed, siege)
 
     assert siege.value("sidestep_lost_items_total") == 0
 
 
+class Scraper:
+    """A scraper that reads its pages in time over one connection, as Prometheus does."""
+
+    def __init__(self, siege: Siege) -> None:
+        door = "127.0.0.1", siege.web_port
+        self._connection = http.client.HTTPConnection(*door, timeout=SCRAPE_TIMEOUT)
+        self.scrape()
+
+    def scrape(self) -> str:
+        """Return a page, which must come in time."""
+        since = time.monotonic()
+        self._connection.request("GET", "/metrics")
+        answer = self._connection.getresponse()
+        page = answer.read().decode()
+
+        assert answer.status == 200
+        assert time.monotonic() - since < SCRAPE_TIMEOUT
+        return page
+
+    def value(self, series: str) -> float:
+        """Return the value of one series on a new page."""
+        (line,) = [line for line in self.scrape().splitlines() if line.startswith(f"{series} ")]
+        return float(line.rpartition(" ")[2])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
 def engine(name: object, labels: dict[str, str], bounds: dict[str, list[int]]) -> EngineInfo:
-    """One of the attacker's."""
+    """Return an engine of the attacker."""
     found = {family: [float(bound) for bound in wanted] for family, wanted in bounds.items()}
     shown = {"engine": str(name), "model_name": "m", **labels}
     return EngineInfo(str(name), "vllm", shown, bounds=found)
@@ -222,7 +272,7 @@ def engine(name: object, labels: dict[str, str], bounds: dict[str, list[int]]) -
 
 @contextlib.contextmanager
 def dealer(siege: Siege) -> Iterator[zmq.Socket[bytes]]:
-    """A connection that says what it wants."""
+    """Connect as a DEALER."""
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
     peer.linger = 0
@@ -234,8 +284,8 @@ def dealer(siege: Siege) -> Iterator[zmq.Socket[bytes]]:
         context.term()
 
 
-def say(peer: zmq.Socket[bytes], message: list[object]) -> None:
-    """Send, and read what was answered so far."""
+def send(peer: zmq.Socket[bytes], message: list[object]) -> None:
+    """Send a message, and read pending answers."""
     if message[0] == "B":
         message = [*message[:3], [msgspec.Raw(item) for item in message[3]]]  # type: ignore[attr-defined]
     peer.send(msgspec.msgpack.encode(message))
@@ -245,5 +295,5 @@ def say(peer: zmq.Socket[bytes], message: list[object]) -> None:
 
 
 def until(condition: Callable[[], bool], siege: Siege) -> None:
-    """Wait for ``condition``; the process is asked again and again meanwhile."""
+    """Wait for ``condition``."""
     assert siege.waits_for(condition)

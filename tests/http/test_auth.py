@@ -20,13 +20,13 @@ USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
-    """As the guard's."""
+    """Return an executor with one thread, like the guard's."""
     with ThreadPoolExecutor(1) as made:
         yield made
 
 
 class Counted:
-    """bcrypt, and how often it ran; held up while ``gate`` is closed."""
+    """``verify`` that records the hashes it ran with, and waits while ``gate`` is closed."""
 
     def __init__(self) -> None:
         self.hashes: list[bytes] = []
@@ -34,14 +34,14 @@ class Counted:
         self.gate.set()
 
     def __call__(self, password: bytes, hashed: bytes) -> bool:
-        """As ``verify``."""
+        """Verify once the gate is open."""
         self.gate.wait(10)
         self.hashes.append(hashed)
         return verify(password, hashed)
 
 
-async def test_who_is_let_in(tmp_path: Path) -> None:
-    """Users with the right password are admitted; health and unknown paths need one as well."""
+async def test_only_users_with_their_password_are_admitted(tmp_path: Path) -> None:
+    """Health and unknown paths need the password as well."""
     async with front(tmp_path, USERS) as site:
         for path in ("/", "/-/healthy"):
             assert (await site.get(path, headers=user("alice", "sesame"))).status == 200
@@ -67,19 +67,19 @@ async def test_who_is_let_in(tmp_path: Path) -> None:
         "Basic YTpi=Yg==", "Basic ü",
     ],
 )  # fmt: skip
-def test_headers_that_are_no_credentials(header: str) -> None:
+def test_invalid_credentials(header: str) -> None:
     """Another scheme, invalid base64 and a missing colon give no credentials."""
     assert credentials(header) is None
 
 
-def test_credentials() -> None:
+def test_valid_credentials() -> None:
     """The first colon separates user and password; the scheme ignores case; any bytes are valid."""
     for text in (b"alice:a:b", b"alice:", b":", b"\xff\0:\xfe"):
         header = f"bAsIc {base64.b64encode(text).decode()}"
         assert credentials(header) == text.partition(b":")[::2]
 
 
-def test_long_passwords_and_odd_ones() -> None:
+def test_long_and_binary_passwords() -> None:
     """Bcrypt reads 72 bytes, as in Go; no password raises an error."""
     assert not verify(b"a\0b", HASH.encode())
     assert not verify(b"x" * 1000, HASH.encode())
@@ -87,16 +87,16 @@ def test_long_passwords_and_odd_ones() -> None:
     assert not verify(b"x" * 1000, bcrypt.hashpw(b"x" * 71, bcrypt.gensalt(4)))
 
 
-async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
+async def test_a_result_is_cached(executor: ThreadPoolExecutor) -> None:
     """Bcrypt runs once per password, right or wrong, for any number of concurrent requests."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     counted.gate.clear()
-    asked = [asyncio.create_task(passwords.is_valid(b"alice", b"sesame")) for _ in range(50)]
+    requests = [asyncio.create_task(passwords.is_valid(b"alice", b"sesame")) for _ in range(50)]
     await asyncio.sleep(0)
     counted.gate.set()
 
-    assert all(await asyncio.gather(*asked))
+    assert all(await asyncio.gather(*requests))
     assert await passwords.is_valid(b"alice", b"sesame")
     assert len(counted.hashes) == 1
     for _ in range(3):
@@ -104,8 +104,8 @@ async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
     assert len(counted.hashes) == 2
 
 
-async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolExecutor) -> None:
-    """Any number of wrong passwords leaves the right ones cached; only the last wrong ones are."""
+async def test_wrong_passwords_do_not_evict_right_ones(executor: ThreadPoolExecutor) -> None:
+    """Right passwords stay cached after any number of wrong ones, of which only the last are cached."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     assert await passwords.is_valid(b"alice", b"sesame")
@@ -120,7 +120,7 @@ async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolEx
     assert len(passwords._rejected) == MAX_REMEMBERED
 
 
-async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolExecutor) -> None:
+async def test_an_unknown_user_costs_as_much_as_a_known_one(executor: ThreadPoolExecutor) -> None:
     """An unknown user runs bcrypt with a hash of equal cost, the same per name, and is denied."""
     counted = Counted()
     hashes = [HASH.replace("$2b$", kind).encode() for kind in ("$2a$", "$2b$", "$2y$")]
@@ -134,27 +134,27 @@ async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolE
     assert counted.hashes[0] in hashes
 
 
-async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
+async def test_waiting_passwords_are_bounded(executor: ThreadPoolExecutor) -> None:
     """More waiting passwords are rejected at once; cached ones are still answered."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.clear()
-    asked = [
+    requests = [
         asyncio.create_task(passwords.is_valid(b"alice", str(number).encode()))
         for number in range(9)
     ]
     await asyncio.sleep(0)
     assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.set()
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    answers = await asyncio.gather(*requests, return_exceptions=True)
 
     assert answers[:4] == [False] * 4
     assert all(isinstance(answer, Busy) for answer in answers[4:])
     assert not passwords._pending
 
 
-async def test_one_at_a_time() -> None:
+async def test_verifications_run_one_at_a_time() -> None:
     """Two verifications never run at once, so a flood uses one core."""
     running, most = 0, 0
     lock = threading.Lock()
@@ -176,7 +176,7 @@ async def test_one_at_a_time() -> None:
     assert most == 1
 
 
-async def test_a_flood_of_wrong_passwords_is_answered(tmp_path: Path) -> None:
+async def test_a_flood_of_wrong_passwords(tmp_path: Path) -> None:
     """Each gets 401 or 503, no queue remains, and users with cached passwords are served."""
     costly = USERS.replace("$04$", "$10$")
     async with front(tmp_path, costly + f"  carol: {HASH}\n") as site:

@@ -18,16 +18,16 @@ HEALTH = "sidestep_web_config_current"
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that tests advance."""
 
     now = 100.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now
 
 
-async def test_a_removed_user_is_out_a_second_later(tmp_path: Path) -> None:
+async def test_a_removed_user_is_rejected_after_a_second(tmp_path: Path) -> None:
     """The first request of the next second sees the new file; none before does."""
     file, clock = tmp_path / "web.yml", Clock()
     file.write_text(BOTH)
@@ -70,7 +70,7 @@ async def test_changes_reach_requests(tmp_path: Path) -> None:
         (None, "No such file or directory"),
     ],
 )
-async def test_a_bad_file_changes_nothing(
+async def test_an_invalid_file_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, why: str
 ) -> None:
     """Admission is unchanged; one log line has the reason and a metric the state."""
@@ -99,7 +99,7 @@ async def test_a_bad_file_changes_nothing(
     assert metrics.value(HEALTH) == 1
 
 
-async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> None:
+async def test_a_reload_removes_no_protection(tmp_path: Path) -> None:
     """A file without its end, still being written, removes no protection; a restart applies it."""
     authority = Authority(tmp_path)
     authority.server()
@@ -125,7 +125,7 @@ async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> Non
         assert config.tls.client_auth == "RequireAndVerifyClientCert"
 
 
-async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
+async def test_a_certificate_applies_once_its_key_is_there(tmp_path: Path) -> None:
     """The new pair applies once both files are there; the old pair serves until then."""
     authority = Authority(tmp_path)
     authority.server()
@@ -143,7 +143,7 @@ async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
     assert await current.refreshed() is not good
 
 
-async def test_a_mounted_secret_is_swapped_by_a_link(tmp_path: Path) -> None:
+async def test_a_mounted_secret_is_replaced_by_a_symlink(tmp_path: Path) -> None:
     """Kubernetes swaps a directory link; the file's own link never changes."""
     for number, text in enumerate((BOTH, ALICE)):
         (tmp_path / str(number)).mkdir()

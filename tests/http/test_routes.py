@@ -32,7 +32,7 @@ async def play(exporter: Exporter, path: Path = MAIN_RUN) -> None:
 
 @pytest.fixture
 async def exporter(start: Start) -> AsyncIterator[Exporter]:
-    """With two engines' runs."""
+    """Return an exporter that has received two recorded runs."""
     async with start() as running:
         await play(running)
         await play(running, SPEC_RUN)
@@ -40,7 +40,7 @@ async def exporter(start: Start) -> AsyncIterator[Exporter]:
 
 
 def base(exporter: Exporter) -> str:
-    """Scheme, host and port."""
+    """Return scheme, host and port."""
     return exporter.url.removesuffix("/metrics")
 
 
@@ -65,20 +65,6 @@ PROMETHEUS = (
         (PROMETHEUS, "openmetrics"),
         ("application/openmetrics-text;q=0.3,text/plain;q=0.5", "text"),
         ("application/openmetrics-text;q=nonsense", "text"),
-        (f"{PROTOBUF},{PROMETHEUS}", "openmetrics"),
-    ],
-)
-def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -> None:
-    """The weights of the Accept header decide; without a header the page is text."""
-    assert negotiate(accept) == expected
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", "text"),
-        ("*/*", "text"),
-        (PROMETHEUS, "openmetrics"),
         (PROTOBUF, "protobuf"),
         (f"{PROTOBUF},{PROMETHEUS}", "protobuf"),
         (f"{PROTOBUF};q=0.5,text/plain;q=0.5", "protobuf"),
@@ -90,9 +76,16 @@ def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -
         (PROTOBUF.replace(";", " ; ").replace("=delimited", '="delimited"'), "protobuf"),
     ],
 )
-def test_protobuf_only_where_it_is_preferred(accept: str, expected: Format) -> None:
-    """By its weight, the first of equals; only in the one form that is offered."""
+def test_the_accept_header_selects_the_format(accept: str, expected: Format) -> None:
+    """The highest weight wins, then the first format; only delimited protobuf is offered."""
     assert negotiate(accept, protobuf=True) == expected
+    if expected != "protobuf":
+        assert negotiate(accept) == expected
+
+
+def test_protobuf_only_if_it_is_offered() -> None:
+    """A page without protobuf is served in the next format that the client accepts."""
+    assert negotiate(f"{PROTOBUF},{PROMETHEUS}") == "openmetrics"
 
 
 async def test_text_is_the_default(exporter: Exporter) -> None:
@@ -124,7 +117,7 @@ async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
     assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
 
 
-async def test_both_formats_hold_the_same(exporter: Exporter) -> None:
+async def test_text_and_openmetrics_have_the_same_samples(exporter: Exporter) -> None:
     """Both formats have every sample of the engines with the same value."""
     text = await get(exporter.url)
     openmetrics = await get(exporter.url, Accept="application/openmetrics-text")
@@ -135,7 +128,7 @@ async def test_both_formats_hold_the_same(exporter: Exporter) -> None:
     assert samples(text) == samples(openmetrics)
 
 
-async def test_names_choose_families(exporter: Exporter) -> None:
+async def test_names_select_families(exporter: Exporter) -> None:
     """Families are selected by family or sample name, the exporter's own included."""
     names = ["vllm:e2e_request_latency_seconds_bucket", "sidestep_items_total", "nothing"]
     async with (
@@ -147,7 +140,7 @@ async def test_names_choose_families(exporter: Exporter) -> None:
     assert set(families) == {"vllm:e2e_request_latency_seconds", "sidestep_items"}
 
 
-async def test_gzip_where_it_is_taken(exporter: Exporter) -> None:
+async def test_gzip_if_accepted(exporter: Exporter) -> None:
     """The page is compressed once, and equal after decompression."""
     url = exporter.url + "?name[]=vllm:request_success_total"
     async with (
@@ -161,8 +154,8 @@ async def test_gzip_where_it_is_taken(exporter: Exporter) -> None:
         assert gzip.decompress(await packed.read()) == await plain.read()
 
 
-async def test_a_page_shows_what_was_applied_since_the_last(exporter: Exporter) -> None:
-    """The page is reused while nothing changes, and never a moment longer."""
+async def test_a_page_has_all_items_applied_since_the_last(exporter: Exporter) -> None:
+    """A cached page is not served once something has changed."""
     before = parse(await get(exporter.url))["vllm:generation_tokens"]
     await play(exporter)
     after = parse(await get(exporter.url))["vllm:generation_tokens"]
@@ -176,13 +169,22 @@ async def test_a_page_shows_what_was_applied_since_the_last(exporter: Exporter) 
     [("/-/healthy", 200), ("/-/ready", 200), ("/", 200), ("/nothing", 404)],
 )
 async def test_health_and_landing_page(exporter: Exporter, path: str, status: int) -> None:
-    """The paths are those of every exporter."""
+    """Paths and status codes are those of other exporters."""
     async with aiohttp.ClientSession() as session, session.get(base(exporter) + path) as answer:
         assert answer.status == status
 
 
+async def test_the_landing_page_has_no_ingest_endpoint(exporter: Exporter) -> None:
+    """Everyone who may read metrics sees the page; the path of the ingest socket is for engines alone."""
+    page = await get(base(exporter) + "/")
+
+    assert "1 engine." in page
+    assert "ipc://" not in page
+    assert exporter.endpoints[0].removeprefix("ipc://") not in page
+
+
 async def test_engines_as_json(exporter: Exporter) -> None:
-    """The list has the engines, and whether streams feed them."""
+    """The list has each engine with its labels, and whether it is up."""
     engines = json.loads(await get(base(exporter) + "/api/v1/engines"))
 
     assert [engine["id"] for engine in engines] == ["test/tiny/0"]
@@ -191,7 +193,7 @@ async def test_engines_as_json(exporter: Exporter) -> None:
 
 
 async def test_metrics_as_json(exporter: Exporter) -> None:
-    """The page as values."""
+    """Types, labels and values equal those of the text page."""
     url = base(exporter) + "/api/v1/metrics"
     families = {f["name"]: f for f in json.loads(await get(url))}
     page = parse(await get(exporter.url))
@@ -212,7 +214,7 @@ class Mine(Collector):
     """A user's collector."""
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """One gauge."""
+        """Return one gauge."""
         return [GaugeMetricFamily("my_gauge", "Mine.", value=5.0)]
 
 
@@ -220,11 +222,11 @@ class Broken(Collector):
     """A user's collector that fails."""
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Nothing."""
+        """Fail."""
         raise OSError
 
 
-async def test_a_users_collectors_stand_beside_ours(tmp_path: Path) -> None:
+async def test_a_users_collectors_are_on_the_page(tmp_path: Path) -> None:
     """A failing collector loses its own samples and is counted."""
     flags = {
         "web_listen_address": ("127.0.0.1:0",),
@@ -238,20 +240,20 @@ async def test_a_users_collectors_stand_beside_ours(tmp_path: Path) -> None:
 
 
 PROMTOOL = shutil.which("promtool")
-DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total", "non-counter")
+ACCEPTED = ("metric names should not contain ':'", "vllm:iteration_tokens_total", "non-counter")
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
-async def test_promtool_finds_nothing_but_the_engines_own_names(exporter: Exporter) -> None:
-    """Colons, and a histogram called total, are the engine's names."""
+async def test_promtool_accepts_all_names_but_the_engines(exporter: Exporter) -> None:
+    """Colons, and a histogram whose name ends in total, are vLLM's choice."""
     page = await get(exporter.url)
-    found = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
+    found = subprocess.run(  # noqa: ASYNC221 - the event loop has nothing else to do
         [str(PROMTOOL), "check", "metrics"], input=page, capture_output=True, text=True, check=False
     )
     complaints = [
         line
         for line in (found.stdout + found.stderr).splitlines()
-        if line and not any(deserved in line for deserved in DESERVED)
+        if line and not any(accepted in line for accepted in ACCEPTED)
     ]
 
     assert complaints == []
@@ -262,7 +264,7 @@ CHROMIUM = shutil.which("chromium")
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
 async def test_the_landing_page_in_a_browser(exporter: Exporter, tmp_path: Path) -> None:
-    """It renders, names the engines, and its links lead somewhere."""
+    """The page has the number of engines and links to every other page."""
     process = await asyncio.create_subprocess_exec(
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -272,7 +274,7 @@ async def test_the_landing_page_in_a_browser(exporter: Exporter, tmp_path: Path)
     dom, _ = await asyncio.wait_for(process.communicate(), 60)
     page = dom.decode()
 
-    assert "1 engine;" in page
+    assert "1 engine." in page
     for link in (
         "/metrics",
         "/metrics/pod",

@@ -18,25 +18,25 @@ TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """With the server's certificate issued."""
+    """Return an authority that has issued the server's certificate."""
     made = Authority(tmp_path)
     made.server()
     return made
 
 
 def config(*more: str) -> str:
-    """A web configuration with these lines in ``tls_server_config``."""
+    """Return a web configuration with these lines in ``tls_server_config``."""
     lines = ("cert_file: server.pem", "key_file: server-key.pem", *more)
     return "tls_server_config:\n" + "".join(f"  {line}\n" for line in lines)
 
 
 def mutual(*more: str, kind: str = "RequireAndVerifyClientCert") -> str:
-    """Likewise, with client certificates."""
+    """Return a web configuration with client certificates."""
     return config(f"client_auth_type: {kind}", "client_ca_file: ca.pem", *more)
 
 
 async def ending(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the other side is done, whichever way it ends."""
+    """Read until the server closes or resets the connection."""
     with contextlib.suppress(ConnectionError):
         return await reader.read()
     return b""
@@ -66,9 +66,9 @@ async def test_only_https_is_served(authority: Authority) -> None:
 async def test_client_certificates(
     authority: Authority, text: str, expected: list[int], version: ssl.TLSVersion
 ) -> None:
-    """With a certificate, without, with a stranger's: each type lets in who it says.
+    """Each type admits clients with a certificate, without one, or with another authority's.
 
-    Who is not let in is counted.
+    Rejected clients are counted.
     """
     stranger = Authority(authority.directory, "stranger").ca.issue_cert("prometheus")
     anothers = only(authority.client(), version)
@@ -81,7 +81,7 @@ async def test_client_certificates(
         ]
 
         assert found == expected
-        # aiohttp's client asks twice where it was shut out after its side of the handshake.
+        # aiohttp's client tries again if it is rejected after its side of the handshake.
         await until(lambda: site.denied("client_cert") >= expected.count(0))
 
 
@@ -103,14 +103,16 @@ SANS = "client_allowed_sans: [a.example, 10.0.0.1, '2001:db8::1', a@b.example, s
         (["c@b.example"], 0),
     ],
 )
-async def test_names_of_clients(authority: Authority, names: list[str], status: int) -> None:
+async def test_names_of_client_certificates(
+    authority: Authority, names: list[str], status: int
+) -> None:
     """With a list of names, a certificate of the authority is not enough."""
     async with front(authority.directory, mutual(SANS)) as site:
         assert await site.status(tls=authority.client(*names)) == status
         assert (site.denied("client_cert") > 0) == (status == 0)
 
 
-async def test_an_empty_list_of_names_lets_in_nobody(authority: Authority) -> None:
+async def test_an_empty_list_of_names_admits_no_client(authority: Authority) -> None:
     """An empty list admits no client, as in exporter-toolkit; a missing list admits all."""
     async with front(authority.directory, mutual("client_allowed_sans: []")) as site:
         assert await site.status(tls=authority.client("a.example")) == 0
@@ -162,7 +164,7 @@ async def test_ciphers_and_curve(authority: Authority) -> None:
         assert await site.status(tls=authority.client()) == 200
 
 
-async def test_a_client_that_would_like_http2(authority: Authority) -> None:
+async def test_a_client_that_prefers_http2(authority: Authority) -> None:
     """The handshake negotiates HTTP/1.1."""
     client = authority.client()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -175,7 +177,7 @@ async def test_a_client_that_would_like_http2(authority: Authority) -> None:
     assert chosen == "http/1.1"
 
 
-async def test_a_renewed_certificate_is_served_at_once(authority: Authority) -> None:
+async def test_a_renewed_certificate_applies_to_the_next_handshake(authority: Authority) -> None:
     """The next handshake gets the new certificate; an open connection continues."""
     async with front(authority.directory, config()) as site:
         former = await served(site, authority)
@@ -194,7 +196,7 @@ async def test_a_renewed_certificate_is_served_at_once(authority: Authority) -> 
 
 
 async def served(site: Site, authority: Authority) -> bytes | None:
-    """The certificate that the server shows."""
+    """Return the server's certificate."""
     _, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=authority.client())
     found: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
@@ -202,7 +204,7 @@ async def served(site: Site, authority: Authority) -> bytes | None:
     return found
 
 
-async def test_clients_of_a_former_authority_have_to_come_again(authority: Authority) -> None:
+async def test_a_changed_authority_closes_connections(authority: Authority) -> None:
     """Connections that a former authority admitted end when the authority changes."""
     authority.server()
     async with front(authority.directory, mutual()) as site:
@@ -223,7 +225,7 @@ async def test_clients_of_a_former_authority_have_to_come_again(authority: Autho
         assert await site.status(tls=authority.client("prometheus")) == 0
 
 
-async def test_half_a_handshake_is_closed(authority: Authority) -> None:
+async def test_a_partial_handshake_is_closed(authority: Authority) -> None:
     """A partial handshake is closed and counted at its deadline while others are served."""
     limits = Limits(request_seconds=0.5, check_interval=0.05)
     async with front(authority.directory, config(), limits) as site:

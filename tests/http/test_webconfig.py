@@ -26,7 +26,7 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 
 @pytest.fixture(scope="module")
 def directory() -> Path:
-    """With a server's certificate and key, an authority, and files that are neither."""
+    """Return a directory with a server's certificate and key, an authority, and invalid files."""
     made = Path(tempfile.mkdtemp())
     authority = Authority(made)
     authority.server()
@@ -40,19 +40,19 @@ def directory() -> Path:
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    for kept, shown in {
+    for issued_name, documented in {
         "server.pem": "tls.crt",
         "server-key.pem": "tls.key",
         "ca.pem": "ca.crt",
     }.items():
-        (made / shown).write_bytes((made / kept).read_bytes())  # as the documents name them
+        (made / documented).write_bytes((made / issued_name).read_bytes())
     (made / "text.pem").write_text("no certificate\n")
     (made / "empty.pem").write_text("")
     return made
 
 
 def read(directory: Path, text: str | bytes) -> WebConfig:
-    """The configuration, with a TLS context made from it."""
+    """Return the configuration, once a TLS context could be made from it."""
     file = directory / "web.yml"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     config = load(file, WatchedFiles())
@@ -97,11 +97,11 @@ NEWER = {
     "a rate": "rate_limit: {interval: 1m30.5s, burst: 3}\n",
     "no rate": "rate_limit: {interval: 0, burst: 3}\n",
 }
-"""What Debian's promtool is too old for."""
+"""Files with keys that Debian's promtool does not know yet."""
 
 
 @pytest.mark.parametrize("text", [*ACCEPTED.values(), *NEWER.values()], ids=[*ACCEPTED, *NEWER])
-def test_what_is_taken(directory: Path, text: str) -> None:
+def test_accepted_files(directory: Path, text: str) -> None:
     """Files written for other exporters are accepted."""
     read(directory, text)
 
@@ -113,7 +113,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(file: Path) -> str:
-    """What it has against ``file``; empty for nothing."""
+    """Return promtool's complaints about ``file``."""
     done = subprocess.run(
         [str(PROMTOOL), "check", "web-config", file], capture_output=True, text=True, check=False
     )
@@ -122,7 +122,7 @@ def promtool(file: Path) -> str:
 
 @needs_promtool
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
-def test_promtool_takes_the_same(directory: Path, text: str) -> None:
+def test_promtool_accepts_the_same_files(directory: Path, text: str) -> None:
     """Promtool accepts the same files, so that the table above is exporter-toolkit's."""
     file = directory / "web.yml"
     file.write_text(text)
@@ -134,7 +134,7 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", SECURITY.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_the_documents_examples(directory: Path, text: str) -> None:
+def test_examples_in_the_documents(directory: Path, text: str) -> None:
     """The documents' examples are valid, also for promtool unless a key is newer than it."""
     file = directory / "web.yml"
     read(directory, text)
@@ -149,7 +149,7 @@ def test_the_documents_examples(directory: Path, text: str) -> None:
 
 
 def expanded(line: str) -> str:
-    """``{}`` is a certificate and its key, ``{c}`` and ``{k}`` one of them."""
+    """Expand ``{}`` to a certificate and its key, ``{c}`` and ``{k}`` to one of them."""
     line = line.replace("{}", "{c}, {k}")
     return line.replace("{c}", "cert_file: server.pem").replace("{k}", "key_file: server-key.pem")
 
@@ -243,7 +243,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items(), ids=range(len(REFUSED)))
-def test_what_is_refused(directory: Path, text: str, why: str) -> None:
+def test_rejected_files(directory: Path, text: str, why: str) -> None:
     """The error is one line that begins with the file and names the key and the remedy."""
     with pytest.raises(ConfigError) as refused:
         read(directory, text)
@@ -268,7 +268,7 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
             read(directory, content)
 
 
-def test_aliases_cost_what_they_are(directory: Path) -> None:
+def test_aliases_do_not_expand(directory: Path) -> None:
     """Nine levels of nine aliases would expand to a billion nodes; each is visited at most once."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
@@ -315,7 +315,7 @@ def test_certificates_inline(directory: Path) -> None:
         ("3µs", 3e-6), ("4ns", 4e-9), ("+1m", 60), ("1.s", 1),
     ],
 )  # fmt: skip
-def test_durations_are_gos(directory: Path, text: str, seconds: float) -> None:
+def test_durations_have_gos_form(directory: Path, text: str, seconds: float) -> None:
     """All of Go's units work."""
     config = read(directory, f"rate_limit: {{interval: {text}, burst: 2}}")
 
@@ -342,7 +342,7 @@ SYNTAX = st.text(
 
 
 @given(st.text() | SYNTAX | st.binary() | TREES.map(yaml.safe_dump))
-def test_any_file_is_taken_or_refused(content: str | bytes) -> None:
+def test_any_file_is_accepted_or_rejected(content: str | bytes) -> None:
     """No text, bytes or tree of known keys raises anything but ConfigError."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "web.yml"
@@ -351,4 +351,4 @@ def test_any_file_is_taken_or_refused(content: str | bytes) -> None:
         try:
             load(file, WatchedFiles())
         except ConfigError as error:
-            assert str(error)  # noqa: PT017 - it need not be refused
+            assert str(error)  # noqa: PT017 - the file may also be valid

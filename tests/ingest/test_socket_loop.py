@@ -1,4 +1,4 @@
-"""The exporter's socket against senders that lie, stutter and vanish."""
+"""The exporter's socket with hostile, faulty and vanishing senders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from exporters import Start, until
 from sidestep.app import Exporter, serve
 from sidestep.config.settings import read
-from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import RunError
 from sidestep.ingest.intake import Intake
 from sidestep.protocol.iteration_stats import IterationStats
@@ -30,7 +31,7 @@ LABELS = {"engine": "0", "model_name": "m"}
 
 
 def rejected(exporter: Exporter) -> dict[str, float]:
-    """Refusals by reason."""
+    """Return rejections by reason."""
     (family,) = (
         metric for metric in exporter.metrics.collect() if metric.name == "sidestep_rejected"
     )
@@ -47,12 +48,12 @@ POISON = {
 
 
 @pytest.mark.parametrize(("poison", "reason"), POISON.values(), ids=POISON.keys())
-async def test_a_poison_item_costs_itself(poison: bytes, reason: str, start: Start) -> None:
-    """It is counted by reason, its seq is consumed, the items around it are applied."""
+async def test_a_bad_item_is_dropped_alone(poison: bytes, reason: str, start: Start) -> None:
+    """A bad item is counted by reason and uses up its seq; the items around it are applied."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
-        await peer.say(batch(1, step(), poison, step()))
-        answer = await peer.hear()
+        await peer.send_hello()
+        await peer.send(batch(1, step(), poison, step()))
+        answer = await peer.receive()
 
         assert isinstance(answer, Ack)
         assert answer.applied == 3
@@ -60,12 +61,12 @@ async def test_a_poison_item_costs_itself(poison: bytes, reason: str, start: Sta
         assert rejected(exporter) == {reason: 1}
 
 
-async def test_a_bug_of_ours_costs_its_item(
+async def test_a_bug_drops_only_its_item(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted as one and logged with its traceback, once; the process lives on."""
+    """An unexpected error is counted, and logged once with its traceback; the process continues."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
+        await peer.send_hello()
         apply = exporter.ingest.intake.applier.apply
 
         def broken(engine: Any, item: Any) -> None:
@@ -74,7 +75,7 @@ async def test_a_bug_of_ours_costs_its_item(
             apply(engine, item)
 
         monkeypatch.setattr(exporter.ingest.intake.applier, "apply", broken)
-        await peer.say(batch(1, step(tokens=13), step(tokens=13), step()))
+        await peer.send(batch(1, step(tokens=13), step(tokens=13), step()))
         await until(lambda: tokens(exporter) == 1)
 
         assert rejected(exporter) == {"bug": 2}
@@ -84,18 +85,18 @@ async def test_a_bug_of_ours_costs_its_item(
 async def test_a_bug_outside_of_an_item_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kubernetes starts it again; a page that stands still would go unnoticed."""
+    """Kubernetes restarts it; a stalled page might go unnoticed."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     endpoint = f"ipc://{tmp_path}/i.ipc"
     flags = {"web_listen_address": ("127.0.0.1:0",), "ingest_endpoint": (endpoint,)}
-    monkeypatch.setattr(Intake, "take", broken)
+    monkeypatch.setattr(Intake, "accept", broken)
     serving = asyncio.create_task(serve(read(flags, {})))
     await until((tmp_path / "i.ipc").exists)
     async with connect(endpoint) as peer:
-        await peer.say(b"anything")
+        await peer.send(b"anything")
         with pytest.raises(RunError, match="ZeroDivisionError"):
             await asyncio.wait_for(serving, 20)
 
@@ -116,28 +117,28 @@ HOSTILE: dict[str, tuple[tuple[bytes, ...], str]] = {
 
 
 @pytest.mark.parametrize(("frames", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
-async def test_hostile_frames_are_counted_and_harm_nobody(
+async def test_hostile_frames_are_counted(
     frames: tuple[bytes, ...], reason: str, start: Start
 ) -> None:
-    """By reason; another peer's stream goes on."""
+    """By reason; another peer's stream continues."""
     async with start() as exporter, connect(exporter) as good, connect(exporter) as bad:
-        await good.greet()
-        await bad.say(*frames)
+        await good.send_hello()
+        await bad.send(*frames)
         await until(lambda: rejected_after(exporter) == {reason: 1})
-        await good.say(batch(1, step()))
+        await good.send(batch(1, step()))
         await until(lambda: tokens(exporter) == 1)
 
 
 def rejected_after(exporter: Exporter) -> dict[str, float]:
-    """Refusals by reason, none yet included."""
+    """Send a message and return rejections by reason, once there are some."""
     try:
         return rejected(exporter)
     except ValueError:
         return {}
 
 
-async def test_a_flood_of_nonsense_does_not_hold_the_loop(start: Start) -> None:
-    """Frames without items have their share of the loop, like those with."""
+async def test_a_flood_of_bad_frames_does_not_block_the_loop(start: Start) -> None:
+    """Frames without items share the time budget of those with items."""
     async with start() as exporter, connect(exporter) as bad:
         flood = asyncio.create_task(_flood(bad))
         loop = asyncio.get_running_loop()
@@ -155,18 +156,18 @@ async def test_a_flood_of_nonsense_does_not_hold_the_loop(start: Start) -> None:
 async def _flood(peer: Peer) -> None:
     while True:
         for _ in range(100):
-            await peer.say(b"\xc1")
+            await peer.send(b"\xc1")
         await asyncio.sleep(0)
 
 
-async def test_what_is_refused_changes_nothing(start: Start) -> None:
-    """A restarted stream with an engine that cannot be: the stream goes on as it was."""
+async def test_a_refused_hello_changes_nothing(start: Start) -> None:
+    """A restarted stream with an invalid engine: the known stream continues."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
+        await peer.send_hello()
         bad = EngineInfo("e", "abacus", LABELS)
-        await peer.say(Hello(VERSION, "s", 2, 1, 1, [bad]))
-        answer = await peer.hear()
-        await peer.say(batch(1, step()))
+        await peer.send(Hello(VERSION, "s", 2, 1, 1, [bad]))
+        answer = await peer.receive()
+        await peer.send(batch(1, step()))
         await until(lambda: tokens(exporter) == 1)
 
         assert isinstance(answer, Nack)
@@ -174,12 +175,12 @@ async def test_what_is_refused_changes_nothing(start: Start) -> None:
         assert exporter.registry.engines["s0"].streams == {1}
 
 
-async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
-    """A thousand restarts of one stream leave one behind."""
+async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
+    """So the state per stream is bounded."""
     async with start() as exporter, connect(exporter) as peer:
         info = EngineInfo("s0", "vllm", LABELS)
         for incarnation in range(1, 300):
-            await peer.say(Hello(VERSION, "s", incarnation, 1, 1, [info]))
+            await peer.send(Hello(VERSION, "s", incarnation, 1, 1, [info]))
         await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
 
         assert len(exporter.ingest.intake.bindings.engines) == 1
@@ -187,13 +188,13 @@ async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
 
 
 async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None:
-    """A frame whose acknowledgement was lost is sent again."""
+    """A sender repeats a frame whose acknowledgement was lost."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
-        await peer.say(batch(1, step(), step()))
-        await peer.hear()
-        await peer.say(batch(1, step(), step()))
-        answer = await peer.hear()
+        await peer.send_hello()
+        await peer.send(batch(1, step(), step()))
+        await peer.receive()
+        await peer.send(batch(1, step(), step()))
+        answer = await peer.receive()
 
         assert isinstance(answer, Ack)
         assert answer.applied == 2
@@ -201,12 +202,12 @@ async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None
         assert exporter.metrics.value("sidestep_duplicates_total") == 2
 
 
-async def test_a_gap_is_asked_for(start: Start) -> None:
-    """Never guessed."""
+async def test_missing_items_are_requested(start: Start) -> None:
+    """They are never guessed."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
-        await peer.say(batch(5, step()))
-        answer = await peer.hear()
+        await peer.send_hello()
+        await peer.send(batch(5, step()))
+        answer = await peer.receive()
 
         assert isinstance(answer, Nack)
         assert answer.code == "need_hello"
@@ -214,26 +215,26 @@ async def test_a_gap_is_asked_for(start: Start) -> None:
 
 
 async def test_streams_feed_one_engine_by_its_identity(start: Start) -> None:
-    """Two front ends that name the same engine add up to one series."""
+    """Two front ends that name the same engine feed one series."""
     async with start() as exporter, connect(exporter) as one, connect(exporter) as two:
         info = EngineInfo("shared", "vllm", LABELS)
         for incarnation, peer in enumerate((one, two), start=1):
-            await peer.say(Hello(VERSION, f"api{incarnation}", incarnation, 1, 1, [info]))
-            await peer.hear()
-            await peer.say(batch(1, step(tokens=incarnation), incarnation=incarnation))
+            await peer.send(Hello(VERSION, f"api{incarnation}", incarnation, 1, 1, [info]))
+            await peer.receive()
+            await peer.send(batch(1, step(tokens=incarnation), incarnation=incarnation))
         await until(lambda: tokens(exporter, "shared") == 3)
 
         assert len(exporter.registry.engines) == 1
 
 
-async def test_a_large_batch_does_not_hold_the_loop(start: Start) -> None:
-    """Applying is sliced: a page is served while thousands of items wait."""
+async def test_a_large_batch_does_not_block_the_loop(start: Start) -> None:
+    """A large batch is applied in slices, so a page is served while thousands of items wait."""
     async with start() as exporter, connect(exporter) as peer:
-        await peer.greet()
+        await peer.send_hello()
         latencies = [0.001 * n for n in range(200)]
         item = VllmStep(0, 1.0, 1.0, None, IterationStats(1, inter_token_latencies_iter=latencies))
         for number in range(8):
-            await peer.say(batch(1 + number * 400, *[item] * 400))
+            await peer.send(batch(1 + number * 400, *[item] * 400))
         turns = 0
         while tokens(exporter) < 3200:
             turns += 1

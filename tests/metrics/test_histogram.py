@@ -1,4 +1,4 @@
-"""The histogram against brute force."""
+"""Classic histograms, compared with brute force."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ values = st.one_of(st.floats(0, 200), st.sampled_from(BOUNDS), st.integers(0, 10
 
 
 def brute_force(observed: list[float]) -> list[int]:
-    """Cumulative counts by their definition."""
+    """Return the cumulative counts of ``observed`` by definition."""
     return [sum(v <= bound for v in observed) for bound in (*BOUNDS, math.inf)]
 
 
 @given(st.lists(values, max_size=300))
 def test_cumulative_counts_equal_brute_force(observed: list[float]) -> None:
-    """Each bucket holds what is at most its bound, whatever the batch's size."""
+    """A bucket counts values up to its bound, for any batch size."""
     histogram = Histogram(BOUNDS)
 
     refused = histogram.observe_many(list(observed))
@@ -33,21 +33,9 @@ def test_cumulative_counts_equal_brute_force(observed: list[float]) -> None:
     assert refused == 0
 
 
-@given(st.lists(values, max_size=200), st.integers(0, 200))
-def test_splitting_a_batch_changes_nothing(observed: list[float], at: int) -> None:
-    """Two batches count as one."""
-    whole, parts = Histogram(BOUNDS), Histogram(BOUNDS)
-
-    whole.observe_many(list(observed))
-    parts.observe_many(observed[:at])
-    parts.observe_many(observed[at:])
-
-    assert parts.counts == whole.counts
-
-
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=60))
-def test_what_is_no_latency_is_left_out_and_told(observed: list[float]) -> None:
-    """Negative, infinite, absurd and undefined values are refused, the rest is counted."""
+def test_invalid_values_are_refused_and_counted(observed: list[float]) -> None:
+    """Negative, infinite, absurd and undefined values are refused."""
     histogram = Histogram(BOUNDS)
     known = [v for v in observed if 0 <= v <= VALUE_LIMIT]
 
@@ -62,8 +50,8 @@ around = [math.nextafter(bound, to) for bound in BOUNDS for to in (0.0, math.inf
 
 
 @given(st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40))
-def test_a_batch_counts_as_one_by_one(observed: list[float]) -> None:
-    """Whatever its size and whatever numbers are in it."""
+def test_batch_equals_single_observations(observed: list[float]) -> None:
+    """This holds for any size and any numbers."""
     batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
 
     refused = batch.observe_many(list(observed))
@@ -77,8 +65,10 @@ def test_a_batch_counts_as_one_by_one(observed: list[float]) -> None:
     st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40),
     st.integers(0, 40),
 )
-def test_however_it_is_cut_a_batch_sums_up_as_one_by_one(observed: list[float], at: int) -> None:
-    """To the last digit."""
+def test_batch_in_order_has_the_exact_sum_of_single_observations(
+    observed: list[float], at: int
+) -> None:
+    """The sums are equal to the last digit."""
     batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
 
     refused = batch.observe_in_order(observed[:at]) + batch.observe_in_order(observed[at:])
@@ -88,8 +78,8 @@ def test_however_it_is_cut_a_batch_sums_up_as_one_by_one(observed: list[float], 
 
 
 @given(values, st.integers(0, 1000))
-def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
-    """One call for many equal values."""
+def test_run_equals_repeated_observations(value: float, count: int) -> None:
+    """A run is one call for equal values."""
     run, each = Histogram(BOUNDS), Histogram(BOUNDS)
 
     run.observe_run(value, count)
@@ -101,8 +91,8 @@ def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
 
 
 @given(st.lists(st.tuples(values | st.sampled_from([-1.0, math.nan, math.inf]), st.integers(1, 9))))
-def test_weights_count_as_often_as_they_say(observed: list[tuple[float, int]]) -> None:
-    """As if each value had come so many times; what is refused is so, too."""
+def test_weights_equal_repeated_observations(observed: list[tuple[float, int]]) -> None:
+    """Refused values count by their weight, too."""
     weighted, each = Histogram(BOUNDS), Histogram(BOUNDS)
 
     refused = weighted.observe_weighted(observed)
@@ -113,8 +103,8 @@ def test_weights_count_as_often_as_they_say(observed: list[tuple[float, int]]) -
     assert refused == expected
 
 
-def test_merged_counts_add_up() -> None:
-    """Counts that were made elsewhere are added bucket by bucket."""
+def test_added_counts_add_up() -> None:
+    """Counts are added bucket by bucket."""
     one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
     one.observe_many([0.5, 3.0])
     other.observe_many([1.5])
@@ -125,8 +115,8 @@ def test_merged_counts_add_up() -> None:
     assert one.sum == 5.0
 
 
-def test_other_bounds_do_not_merge() -> None:
-    """Counts of other bounds are refused before anything changes."""
+def test_counts_of_other_bounds_are_refused() -> None:
+    """Nothing changes then."""
     histogram = Histogram((1.0, 2.0))
 
     with pytest.raises(ValueError, match="shorter"):

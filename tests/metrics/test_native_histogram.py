@@ -1,4 +1,4 @@
-"""Native histograms against the definition of their buckets, and beside the classic ones."""
+"""Native histograms, compared with the definition of their buckets and with classic histograms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.exponential_buckets import (
     MAX_BUCKETS,
     ZERO_THRESHOLD,
-    check,
+    check_native,
     coarser,
     index_of,
     upper,
@@ -37,12 +37,12 @@ anything = st.one_of(counted, st.floats(allow_nan=True, allow_infinity=True))
 
 
 def state(histogram: NativeHistogram) -> tuple[int, int, dict[int, int]]:
-    """All of its native part."""
+    """Return the native part of ``histogram``."""
     return histogram.schema, histogram.zeros, histogram.buckets
 
 
 def observed(values: list[float], schema: int = 3) -> NativeHistogram:
-    """One that has seen ``values``, one by one."""
+    """Return a histogram that has observed ``values`` one by one."""
     found = NativeHistogram(BOUNDS, schema)
     for value in values:
         found.observe(value)
@@ -50,7 +50,7 @@ def observed(values: list[float], schema: int = 3) -> NativeHistogram:
 
 
 def quantile(histogram: NativeHistogram, share: float) -> float:
-    """As Prometheus reads it: linear within the bucket that has the rank."""
+    """Return a quantile as Prometheus computes it: linear within the bucket of the rank."""
     rank = share * sum(histogram.counts)
     before = histogram.zeros
     for index in sorted(histogram.buckets):
@@ -63,16 +63,16 @@ def quantile(histogram: NativeHistogram, share: float) -> float:
 
 
 @given(SCHEMAS, st.floats(math.nextafter(ZERO_THRESHOLD, 1.0), VALUE_LIMIT))
-def test_a_value_is_in_the_bucket_that_has_it_between_its_bounds(schema: int, value: float) -> None:
-    """Over the lower bound, and at most the upper one."""
+def test_value_is_between_the_bounds_of_its_bucket(schema: int, value: float) -> None:
+    """A value is above the lower bound of its bucket and at most the upper one."""
     index = index_of(schema, value)
 
     assert upper(schema, index - 1) < value <= upper(schema, index)
 
 
 @given(SCHEMAS, st.integers(-100, 49))
-def test_a_bound_belongs_to_the_bucket_below(schema: int, power: int) -> None:
-    """Exactly: the next float over it is the next bucket's, of each bound in a power of two."""
+def test_bound_belongs_to_the_bucket_below(schema: int, power: int) -> None:
+    """The next float above it belongs to the next bucket."""
     first = index_of(schema, 2.0**power)
     for index in range(first, first + (1 << max(schema, 0)) + 1):
         bound = upper(schema, index)
@@ -84,8 +84,8 @@ def test_a_bound_belongs_to_the_bucket_below(schema: int, power: int) -> None:
 
 
 @given(st.integers(COARSEST + 1, FINEST), st.floats(1e-30, VALUE_LIMIT), st.integers(1, 4))
-def test_two_buckets_of_a_schema_are_one_of_the_next(schema: int, value: float, steps: int) -> None:
-    """However many steps at once."""
+def test_coarser_schema_merges_pairs_of_buckets(schema: int, value: float, steps: int) -> None:
+    """Several steps can be made at once."""
     steps = min(steps, schema - COARSEST)
     found = coarser({index_of(schema, value): 3}, steps)
 
@@ -93,8 +93,8 @@ def test_two_buckets_of_a_schema_are_one_of_the_next(schema: int, value: float, 
 
 
 @given(st.lists(anything, max_size=200), SCHEMAS)
-def test_a_batch_counts_as_one_by_one(values: list[float], schema: int) -> None:
-    """Sorted or not, with what is refused in it; the classic part is what it is without."""
+def test_batch_equals_single_observations(values: list[float], schema: int) -> None:
+    """The classic part equals that of a classic histogram."""
     batch, each, classic = (
         NativeHistogram(BOUNDS, schema),
         observed(values, schema),
@@ -112,8 +112,8 @@ def test_a_batch_counts_as_one_by_one(values: list[float], schema: int) -> None:
 
 
 @given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))
-def test_weights_and_runs_count_as_often_as_they_say(values: list[tuple[float, int]]) -> None:
-    """As if each had come so many times."""
+def test_weights_and_runs_equal_repeated_observations(values: list[tuple[float, int]]) -> None:
+    """Both parts are equal."""
     weighted, runs = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
     each = observed([value for value, count in values for _ in range(count)])
 
@@ -126,8 +126,8 @@ def test_weights_and_runs_count_as_often_as_they_say(values: list[tuple[float, i
 
 
 @given(st.lists(counted, max_size=400), SCHEMAS)
-def test_the_native_count_is_the_classic_one(values: list[float], schema: int) -> None:
-    """And the number of buckets is bounded, whatever is observed."""
+def test_native_and_classic_counts_are_equal(values: list[float], schema: int) -> None:
+    """The number of buckets is limited."""
     histogram = NativeHistogram(BOUNDS, schema)
     histogram.observe_many(list(values))
 
@@ -136,8 +136,8 @@ def test_the_native_count_is_the_classic_one(values: list[float], schema: int) -
     assert len(histogram.buckets) <= MAX_BUCKETS
 
 
-def test_resolution_halves_where_there_would_be_too_many_buckets() -> None:
-    """And no count is lost: each is where it would be, had it been so coarse before."""
+def test_resolution_is_halved_at_the_bucket_limit() -> None:
+    """The counts equal those of a histogram that started with the coarser schema."""
     values = [2.0 ** (part / 8) for part in range(-300, 300)]
     histogram = observed(values)
 
@@ -147,10 +147,10 @@ def test_resolution_halves_where_there_would_be_too_many_buckets() -> None:
 
 
 @given(st.lists(counted, max_size=60), st.lists(counted, max_size=60), SCHEMAS, SCHEMAS)
-def test_merged_is_as_if_one_had_seen_all(
+def test_merge_equals_one_histogram_of_all_values(
     some: list[float], others: list[float], schema: int, other: int
 ) -> None:
-    """At the lower of both resolutions."""
+    """The schema is the lower of both."""
     merged, added = observed(some, schema), observed(others, other)
 
     merged.merge(added)
@@ -163,10 +163,10 @@ def test_merged_is_as_if_one_had_seen_all(
 
 
 @given(st.lists(latencies, min_size=1, max_size=300), st.floats(0.0, 1.0), st.integers(0, 5))
-def test_a_quantile_is_within_the_bucket_of_the_exact_one(
+def test_quantile_error_is_at_most_one_bucket_width(
     values: list[float], share: float, schema: int
 ) -> None:
-    """So that it is wrong by a bucket's width at most, at the resolution it has come to."""
+    """The width is that of the final schema."""
     histogram = observed(values, schema)
     values.sort()
     exact = values[max(math.ceil(share * len(values)) - 1, 0)]
@@ -176,8 +176,8 @@ def test_a_quantile_is_within_the_bucket_of_the_exact_one(
 
 
 @given(st.lists(counted, max_size=100), st.sampled_from(sorted(DEFAULTS)))
-def test_other_bounds_take_all_observations_over(values: list[float], family: str) -> None:
-    """None lower than it was, and none higher than the next bound over its native bucket."""
+def test_changed_bounds_keep_all_observations(values: list[float], family: str) -> None:
+    """No observation moves to a lower bound, or further than the next bound over its native bucket."""
     values = [value if value > ZERO_THRESHOLD else 0.0 for value in values]
     before, bounds = observed(values), DEFAULTS[family]
     after = before.with_bounds(bounds)
@@ -193,8 +193,8 @@ def test_other_bounds_take_all_observations_over(values: list[float], family: st
         assert found >= low or not values
 
 
-def test_what_is_known_by_classic_buckets_only_lands_by_their_bounds() -> None:
-    """What is over all of them, just above the last."""
+def test_classic_counts_move_to_native_buckets_by_their_bounds() -> None:
+    """Values above the highest bound count just above it."""
     histogram = NativeHistogram((0.0, 1.0, 2.0))
 
     histogram.add([5, 4, 3, 2], 10.0)
@@ -203,8 +203,8 @@ def test_what_is_known_by_classic_buckets_only_lands_by_their_bounds() -> None:
     assert histogram.buckets == {0: 4, 8: 3, 9: 2}
 
 
-def test_the_earlier_of_two_begins_is_kept() -> None:
-    """Where one is told at all."""
+def test_merge_keeps_the_earlier_creation_time() -> None:
+    """Unknown creation times are ignored."""
     one, other = NativeHistogram(BOUNDS, created=5.0), NativeHistogram(BOUNDS, created=3.0)
     one.merge(NativeHistogram(BOUNDS))
     assert one.created == 5.0
@@ -228,28 +228,28 @@ def test_the_earlier_of_two_begins_is_kept() -> None:
         NativeBuckets(-4, 0, [6], [3]),
     ],
 )
-def test_what_cannot_be_is_refused(native: NativeBuckets) -> None:
-    """Another count, a bucket twice or one that no value has, what is no count."""
+def test_invalid_native_buckets_are_rejected(native: NativeBuckets) -> None:
+    """The count differs, a bucket occurs twice or cannot exist, or a count is no number."""
     with pytest.raises(WireError):
-        check(native, 3)
+        check_native(native, 3)
 
 
 @given(st.lists(counted, max_size=100), SCHEMAS)
-def test_what_is_kept_can_be_read(values: list[float], schema: int) -> None:
-    """And added to an empty one is the same again."""
+def test_wire_form_restores_the_histogram(values: list[float], schema: int) -> None:
+    """The restored state is equal."""
     histogram = observed(values, schema)
-    kept = histogram.to_wire()
-    assert kept.native is not None
-    check(kept.native, len(values))
+    wire = histogram.to_wire()
+    assert wire.native is not None
+    check_native(wire.native, len(values))
 
     again = NativeHistogram(BOUNDS, schema)
-    again.add(histogram.counts, histogram.sum, kept.native)
+    again.add(histogram.counts, histogram.sum, wire.native)
 
     assert state(again) == state(histogram)
 
 
-def test_a_family_has_the_resolution_that_is_wanted() -> None:
-    """The operator's, else the catalogue's, else that of all."""
+def test_schema_is_set_by_operator_then_catalogue_then_default() -> None:
+    """The creation time is the current one."""
     native = NativeSettings({"request_tokens": 5}, lambda: 7.0)
 
     assert native.histogram(BOUNDS, "request_tokens").schema == 5
@@ -272,8 +272,8 @@ def test_a_family_has_the_resolution_that_is_wanted() -> None:
         lambda h: h.merge(observed([0.0])),
     ],
 )
-def test_what_changes_is_encoded_anew(change: Callable[[NativeHistogram], object]) -> None:
-    """However it has."""
+def test_every_change_clears_the_encoded_bytes(change: Callable[[NativeHistogram], object]) -> None:
+    """This holds for every method that changes counts."""
     histogram = observed([1.0])
     histogram.encoded = b"old"
 
@@ -293,8 +293,8 @@ OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
 ]
 
 
-def all_of(histogram: NativeHistogram) -> tuple[object, ...]:
-    """Whatever a page shows of it, copied."""
+def exposed(histogram: NativeHistogram) -> tuple[object, ...]:
+    """Return a copy of everything that a page exposes of ``histogram``."""
     return (
         histogram.bounds,
         [*histogram.counts],
@@ -306,26 +306,26 @@ def all_of(histogram: NativeHistogram) -> tuple[object, ...]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(counted, min_size=1, max_size=8))))
-def test_what_was_lent_stays_as_it_was(
+def test_copy_on_write_is_unaffected_by_later_observations(
     some: list[tuple[Callable[[NativeHistogram, list[float]], object], list[float]]],
 ) -> None:
-    """Until it is encoded, whatever is observed meanwhile; and what is kept counts all of it."""
+    """The histogram itself counts all of them."""
     histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
-    lent: list[tuple[NativeHistogram, tuple[object, ...]]] = []
+    copies: list[tuple[NativeHistogram, tuple[object, ...]]] = []
     for change, values in some:
         found = histogram.copy_on_write()
         assert histogram.copy_on_write() is found
-        lent.append((found, all_of(histogram)))
+        copies.append((found, exposed(histogram)))
         change(histogram, values)
         change(plain, values)
         assert histogram.encoded is None
 
-    assert all(all_of(found) == then for found, then in lent)
-    assert all_of(histogram) == all_of(plain)
+    assert all(exposed(found) == then for found, then in copies)
+    assert exposed(histogram) == exposed(plain)
 
 
-def test_what_is_encoded_is_not_copied_any_more() -> None:
-    """Its bytes are there, and nobody looks at the rest."""
+def test_encoded_state_is_not_copied() -> None:
+    """Only its bytes are needed."""
     histogram = observed([0.1])
     found = histogram.copy_on_write()
     histogram.encoded = found.encoded = b"encoded"

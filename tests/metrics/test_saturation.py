@@ -1,310 +1,344 @@
-"""The saturation ratio against a simulated engine whose knee is known, and against all that is odd."""
+"""The saturation ratio, compared with simulated engines whose capacity is known."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramps import Look, Model, Rate, Simulation, knee, ramp
+from ramps import Look, Mix, Model, Rate, Simulation, knee
 from sidestep.metrics.saturation import (
     BLOCKED_SECONDS,
     MAX_INTERVAL,
-    MAX_UNBLOCKED,
-    MAX_WINDOW,
+    MIN_SECONDS,
+    SHORTEST_PERIOD,
+    WINDOW_STEPS,
     Load,
-    OfferedRate,
     Saturation,
+    ShortestStep,
 )
 
 MODELS = {
-    "batch": Model(),
-    "memory": Model(slots=256, room=20_000),
-    "small": Model(slots=4, prompt=2000.0),
-    "large": Model(slots=256, room=1_000_000, step=(0.02, 0.0001, 0.00001)),
-    "long": Model(slots=32, answer=800.0, prompt=3000.0),
+    "16 slots": Model(slots=16),
+    "48 slots": Model(slots=48, step=(0.01, 0.0005, 0.00005)),
+    "small KV cache": Model(slots=256, room=60_000),
 }
-OTHERS = {
-    "prefill": Model(slots=64, prompt=4000.0, answer=50.0),
-    "chat": Model(slots=16, prompt=300.0, answer=400.0, step=(0.012, 0.0003, 0.00003)),
-    "tight": Model(slots=128, room=60_000, prompt=1500.0, answer=300.0),
-}
-"""Of other shapes. Constants were chosen on ramps of these as well, with other seeds than ``UNSEEN``."""
-UNSEEN = range(500, 503)
-"""Seeds on which nothing was chosen."""
-ALL = {**MODELS, **OTHERS}
-OFF = 0.8
-"""Somebody who acts at 1 should not take it back before this."""
+"""Engines; steps of the second one get six times as long from an empty batch to a full one."""
+CHAT = Mix(prompt=300.0, answer=300.0)
+RAG = Mix(prompt=4000.0, answer=150.0)
+HITS = Mix(prompt=4000.0, answer=150.0, cached=0.9)
+PREFILL = Mix(prompt=6000.0, answer=20.0)
+MIXES = {"chat": CHAT, "RAG": RAG, "prefix hits": HITS, "prefill-heavy": PREFILL}
+SETTLED = 600.0
+"""Seconds after a change by which the ratio is right."""
+MEAN = 300.0
+"""Seconds over which a ratio is averaged for a comparison: as many requests arrive by chance."""
+Ratios = dict[float, float | None]
+"""Ratios by time."""
 
 
 @cache
-def most(name: str) -> float:
-    """Requests a second that the model serves."""
-    return knee(ALL[name], seconds=2400)
+def capacity(model: Model, mix: Mix) -> float:
+    """Return the requests per second that the model can serve."""
+    return knee(model, mix)
 
 
-def told(look: Look) -> Load:
-    """What an engine says of itself: not who came, but who had a place and who waits."""
+def load_of(model: Model, look: Look) -> Load:
+    """Return the load that an engine reports."""
     return Load(
         running=look.running,
         waiting=look.waiting,
-        begun=look.arrived - look.waiting,
-        arrived=look.arrived,
-        generated=look.generated,
-        preempted=look.preempted,
+        occupancy=max(look.running / model.slots, look.usage),
+        begun=look.begun,
+        arrived=look.begun + look.waiting,
+        steps=look.steps,
+        stamp=look.stamp,
+        seen=1e9 + look.time,
     )
 
 
-def ratios(looks: Iterable[Look]) -> Iterator[tuple[float, float | None]]:
-    """Time and ratio."""
-    saturation = Saturation()
+def ratios(model: Model, looks: Iterable[Look]) -> Ratios:
+    """Return the ratios of an engine that reports ``looks``."""
+    saturation, found = Saturation(), {}
     for look in looks:
-        saturation.update(look.time, told(look))
-        yield look.time, saturation.ratio
+        saturation.update(look.time, load_of(model, look))
+        found[look.time] = saturation.ratio
+    return found
 
 
-def changes(found: Iterable[tuple[float, float | None]]) -> list[tuple[float, bool]]:
-    """When it became saturated, and when it was no more."""
-    state, seen = False, []
-    for time, ratio in found:
-        if ratio is not None and state != (ratio >= (OFF if state else 1.0)):
-            state = not state
-            seen.append((time, state))
-    return seen
+def run(
+    model: Model,
+    mix: Mix | Callable[[float], Mix],
+    share: Rate,
+    seconds: float,
+    seed: int = 7,
+) -> Ratios:
+    """Return the ratios of a simulated engine whose load is ``share``, in multiples of its capacity."""
+
+    def rate(now: float) -> float:
+        return share(now) * capacity(model, mix(now) if callable(mix) else mix)
+
+    return ratios(model, Simulation(model, mix, rate, seed).looks(seconds))
 
 
-def run(name: str, rate: Rate, seed: int, seconds: float) -> list[tuple[float, float | None]]:
-    """A simulated engine under ``rate``, in knees."""
-    full = most(name)
-    return [*ratios(Simulation(ALL[name], lambda now: full * rate(now), seed).looks(seconds))]
+def means(found: Ratios, since: float) -> Iterator[tuple[float, float]]:
+    """Yield ends of pieces of MEAN seconds after ``since``, and the mean ratios of these pieces."""
+    end = since + MEAN
+    while end <= max(found):
+        piece = [found[time] for time in found if end - MEAN < time <= end]
+        yield end, fmean(ratio for ratio in piece if ratio is not None)
+        end += MEAN
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", MODELS)
-def test_a_ramp_is_seen_within_a_tenth_of_the_knee(name: str, seed: int) -> None:
-    """From 0.3 to 1.5 knees within an hour: once, and for good. The constants were chosen on these."""
-    line = ramp(0.3, 1.5, 3600)
-    seen = changes(run(name, line, seed, 3600))
-
-    assert [state for _, state in seen] == [True]
-    assert line(seen[0][0]) == pytest.approx(1.0, abs=0.1)
+def saturated(found: Ratios) -> int:
+    """Return the seconds in which the ratio was at least 1."""
+    return sum(ratio is not None and ratio >= 1 for ratio in found.values())
 
 
-def test_most_ramps_that_nothing_was_chosen_on_are_seen_as_well() -> None:
-    """Nine in ten within a tenth, all within a fifth: at a request a second chance alone is a twentieth."""
-    line, off = ramp(0.3, 1.5, 3600), []
-    for name in ALL:
-        for seed in UNSEEN:
-            seen = changes(run(name, line, seed, 3600))
-            assert [state for _, state in seen] == [True]
-            off.append(abs(line(seen[0][0]) - 1.0))
-
-    assert sum(one <= 0.1 for one in off) >= 0.9 * len(off)
-    assert max(off) < 0.2
-
-
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.1, 1.3])
-@pytest.mark.parametrize("name", ALL)
-def test_a_steady_load_is_one_state(name: str, share: float) -> None:
-    """Below the knee never saturated, above it soon, and then for good; the ratio is the share."""
-    found = run(name, lambda _: share, 20, 2400)
-    late = [ratio for time, ratio in found if time > 1200 and ratio is not None]
-
-    assert [state for _, state in changes(found)] == [True] * (share > 1)
-    if share > 1:
-        assert sum(late) / len(late) == pytest.approx(share, abs=0.1)
-    assert all(ratio < 1 for ratio in late) or share > 1
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_bursts_that_are_served_in_between_are_no_saturation(name: str) -> None:
-    """Twice the knee for 20 s every five minutes; the mean is 0.65."""
-    found = run(name, lambda now: 2.0 if now % 300 < 20 else 0.55, 30, 3600)
-
-    assert changes(found) == []
-
-
-@pytest.mark.parametrize("name", ["batch", "memory", "prefill"])
-def test_a_step_is_seen_and_its_end(name: str) -> None:
-    """From 0.6 to 1.2 knees and back: within five minutes, with no overshoot beyond a fifth."""
-    found = run(name, lambda now: 0.6 if now < 1200 else 1.2 if now < 2400 else 0.5, 31, 3600)
-    on, off = changes(found)
-
-    assert 1200 < on[0] < 1500
-    assert 2400 < off[0] < 2760
-    assert max(ratio or 0 for _, ratio in found) < 1.44
-
-
-def test_an_idle_engine_asks_for_nothing() -> None:
-    """Once the window has passed, and for as long as it is idle."""
-    found = run("batch", lambda now: 1.2 if now < 900 else 0.0, 1, 12 * 3600)
-
-    assert {ratio for time, ratio in found if time > 900 + MAX_WINDOW + 300} == {0.0}
-
-
-def test_nothing_is_said_before_the_engine_was_full() -> None:
-    """Nobody knows what it can do."""
-    assert {ratio for _, ratio in run("large", lambda _: 0.5, 1, 1800)} == {None}
-
-
-def overloaded() -> tuple[Saturation, Look]:
-    """One that has learned, and the last look at its engine."""
-    saturation = Saturation()
-    for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 1).looks(900):
-        saturation.update(look.time, told(look))
-    assert saturation.ratio is not None
-    return saturation, look
-
-
-def test_who_has_no_queue_is_served() -> None:
-    """Whatever the numbers say, 1 needs a queue that has been there for a while."""
-    saturation, look = overloaded()
-    assert saturation.ratio is not None
-    assert saturation.ratio > 1
-    last, each = told(look), (1.3 * most("batch"), most("batch") * MODELS["batch"].answer)
-
-    for second in range(1, int(BLOCKED_SECONDS) + 10):
-        load = last._replace(
-            waiting=0 if second == 1 else last.waiting,
-            begun=last.begun + each[0] * second,
-            arrived=last.arrived + each[0] * second,
-            generated=last.generated + each[1] * second,
-        )
-        saturation.update(look.time + second, load)
-
-        # It begins with the first second that both begins and ends with a queue.
-        assert (saturation.ratio > MAX_UNBLOCKED) == (second >= BLOCKED_SECONDS + 2)
-        assert saturation.ratio >= MAX_UNBLOCKED
-
-
-def test_an_engine_that_counts_anew_is_another() -> None:
-    """Its counters fell: what was learned of the one before says nothing."""
-    saturation, last = overloaded()
-    for look in Simulation(MODELS["large"], lambda _: 5.0, 1).looks(900):
-        saturation.update(last.time + look.time, told(look))
-        assert saturation.ratio is None
-
-
-def test_requests_that_vanish_are_not_divided_by() -> None:
-    """Who tells of fewer requests than before is not believed."""
-    saturation, last = overloaded()
-    load = told(last)._replace(begun=0, generated=last.generated + 2000)
-    saturation.update(last.time + 1, load)
-
-    assert saturation.ratio is None
-
-
-def test_requests_that_are_counted_anew_are_no_fall_of_the_load() -> None:
-    """Another Hello's bucket bounds let the histogram begin at 0: what goes on is the same load."""
-    saturation, last = overloaded()
-    fresh = Saturation()
-    for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 2).looks(900):
-        load, now = told(look), last.time + look.time
-        later = load._replace(generated=load.generated + last.generated)
-        saturation.update(now, later)
-        fresh.update(now, later)
-
-        assert saturation.ratio == fresh.ratio
-    assert saturation.ratio is not None
-
-
-@pytest.mark.parametrize(
-    ("running", "begun", "generated"), [(5, 10**8, 0), (5e-324, 1, 1), (5e-324, 10**8, 0)]
-)
-def test_no_engine_can_say_what_is_divided_by_zero(
-    running: float, begun: int, generated: int
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 1.2])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_constant_load_is_known_within_15_percent_of_the_knee(
+    model: str, mix: str, share: float
 ) -> None:
-    """The exporter's tick reads this: an engine that tells nonsense must not end it."""
+    """Below four fifths of the knee the ratio is below 1; above the knee it stays above."""
+    found = run(MODELS[model], MIXES[mix], lambda _: share, 1800)
+
+    for _, ratio in means(found, SETTLED):
+        assert ratio == pytest.approx(share, abs=0.15)
+    if share < 1:
+        assert saturated(found) <= 30
+    else:
+        assert saturated({t: r for t, r in found.items() if t > SETTLED}) == 1200
+
+
+CHANGES = {
+    "chat to RAG": (CHAT, 0.7, RAG, 0.95),
+    "chat to too much RAG": (CHAT, 0.7, RAG, 1.2),
+    "RAG to prefix hits": (RAG, 0.7, HITS, 0.5),
+    "RAG to chat": (RAG, 0.95, CHAT, 0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_change_of_mix_is_known_after_10_minutes(model: str, change: str) -> None:
+    """Nothing that was learned about the requests before it stands in the way."""
+    before, low, after, high = CHANGES[change]
+    found = run(
+        MODELS[model],
+        lambda now: before if now < 1200 else after,
+        lambda now: low if now < 1200 else high,
+        3600,
+    )
+
+    for _, ratio in means(found, 1200 + SETTLED):
+        assert ratio == pytest.approx(high, abs=0.15)
+    first = next((t for t, r in found.items() if t > 1200 and r is not None and r >= 1), math.inf)
+    assert first < 1200 + 240 or high < 1
+    assert saturated({t: r for t, r in found.items() if t > 1200 + SETTLED}) == 0 or high > 0.8
+
+
+@pytest.mark.parametrize("mix", ["chat", "RAG"])
+@pytest.mark.parametrize("model", MODELS)
+def test_bursts_of_20_seconds_hardly_saturate(model: str, mix: str) -> None:
+    """At two and a half times a mean load of 0.7, the ratio is 1 or more for at most 3 % of an hour."""
+    found = run(MODELS[model], MIXES[mix], lambda now: 1.75 if now % 120 < 20 else 0.49, 3600)
+
+    for _, ratio in means(found, SETTLED):
+        assert ratio == pytest.approx(0.7, abs=0.2)
+    assert saturated(found) <= 0.03 * 3600
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prefix_cache_that_fills_relieves_the_engine(model: str) -> None:
+    """The same requests are less and less of what the engine can serve."""
+    rate = 0.8 * capacity(MODELS[model], RAG)
+
+    def mix(now: float) -> Mix:
+        return Mix(RAG.prompt, RAG.answer, cached=round(min(now / 1200, 1.0) * 0.8, 1))
+
+    looks = Simulation(MODELS[model], mix, lambda _: rate, 7).looks(3000)
+    found = ratios(MODELS[model], looks)
+
+    assert saturated(found) <= 60
+    for _, ratio in means(found, 1200 + SETTLED):
+        assert ratio == pytest.approx(rate / capacity(MODELS[model], mix(3000)), abs=0.15)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_ratio_follows_a_day(model: str) -> None:
+    """A day of two hours, from a tenth of the knee to nine tenths and back."""
+
+    def share(now: float) -> float:
+        return 0.5 - 0.4 * math.cos(2 * math.pi * now / 7200)
+
+    found = run(MODELS[model], CHAT, share, 7200)
+
+    for end, ratio in means(found, SETTLED):
+        # The ratio is that of two minutes ago on average.
+        assert ratio == pytest.approx(share(end - MEAN / 2 - 120), abs=0.15)
+
+
+def test_there_is_no_ratio_in_the_first_minute() -> None:
+    """A new engine has none, and an idle one has 0."""
+    found = run(MODELS["16 slots"], CHAT, lambda _: 0.0, 200)
+
+    assert {ratio for time, ratio in found.items() if time <= 60} == {None}
+    assert {ratio for time, ratio in found.items() if time > 61} == {0.0}
+
+
+def load(second: float, **fields: Any) -> Load:
+    """Return the load of an engine with 10 steps and 2 requests per second."""
+    requests = 2 * second
+    known = Load(4, 0, 0.5, requests, requests, 10 * second, second, 1e9 + second)
+    return known._replace(**fields)
+
+
+def after(seconds: int, **fields: Any) -> Saturation:
+    """Return the estimate after a constant load."""
     saturation = Saturation()
-    load = Load(running, 5, 100, 105, 100, 0)
-    for second in range(1, 200):
-        saturation.update(float(second), load)
-        added = (100, 100) if second == 1 else (begun, generated)
-        load = load._replace(
-            begun=load.begun + added[0],
-            arrived=load.arrived + added[0],
-            generated=load.generated + added[1],
-            preempted=load.preempted + 1,
-        )
-
-        assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
+    for second in range(seconds):
+        saturation.update(second, load(second, **fields))
+    return saturation
 
 
-def test_a_trend_is_one_of_a_quarter_of_an_hour() -> None:
-    """Over less time it is chance: the rate is the mean of the last ten minutes, then ahead of it."""
-    offered, rates = OfferedRate(), {}
-    for second in range(1800):
-        rates[second] = offered.update(float(second), second**2 / 2000)
-
-    assert rates[899] == pytest.approx((899 - 300) / 1000, abs=0.03)
-    assert rates[1799] == pytest.approx(1799 / 1000, abs=0.03)
+def test_an_engine_whose_steps_are_never_shorter_is_as_saturated_as_its_batch_is_full() -> None:
+    """An engine that counts no steps, too."""
+    assert after(600).ratio == pytest.approx(0.5, abs=0.001)
+    assert after(600, steps=None).ratio == 0.5
+    assert after(600, steps=None).shortest.seconds is None
 
 
-def test_a_gap_is_no_load() -> None:
-    """What came in it came sometime: the rate is counted from its end on, the capacity stays."""
-    looks = [*Simulation(MODELS["batch"], lambda _: 1.2 * most("batch"), 1).looks(2400)]
-    kept = [look for look in looks if not 1200 < look.time <= 1500]
-    found = dict(ratios(kept))
+def test_longer_steps_are_load() -> None:
+    """Half of each step is load, with a batch that is half full: three quarters of what the engine can serve."""
+    saturation = Saturation()
+    for second in range(1200):
+        steps = 20 * second if second < 10 else 200 + 10 * (second - 10)
+        saturation.update(second, load(second, steps=steps))
 
-    assert 1500 - 1200 > MAX_INTERVAL
-    assert found[1200] is not None
-    assert found[1501] is None
-    after = [ratio for time, ratio in found.items() if time > 1800 and ratio is not None]
-    assert after
-    assert sum(after) / len(after) == pytest.approx(1.2, abs=0.1)
+    assert saturation.shortest.seconds == pytest.approx(0.05)
+    assert saturation.shortest.measured == pytest.approx(1e9 + 1)
+    assert saturation.ratio == pytest.approx(0.75, abs=0.005)
+
+
+def test_requests_that_wait_take_all_places() -> None:
+    """It does not matter what limits the batch."""
+    assert after(200, waiting=1).ratio == 1.0
+
+
+def test_a_stopped_engine_with_a_queue_is_saturated() -> None:
+    """Nothing runs and everything waits."""
+    saturation = after(300)
+    for second in range(300, 1200):
+        frozen = load(300, running=0, waiting=9, arrived=609)
+        saturation.update(second, frozen)
+    assert saturation.ratio is not None
+    assert saturation.ratio >= 1.0
+
+
+def test_a_queue_of_five_minutes_is_saturation() -> None:
+    """Clients that give up make the queue shrink, and fewer arrive than begin."""
+    saturation = Saturation()
+    for second in range(400):
+        given_up = load(second, waiting=3, arrived=1.8 * second)
+        saturation.update(second, given_up)
+        if second == BLOCKED_SECONDS - 1:
+            assert saturation.ratio == pytest.approx(0.9, abs=0.01)
+
+    assert saturation.ratio == 1.0
+
+
+def test_a_short_queue_of_a_slow_engine_is_no_overload() -> None:
+    """Two requests that wait are as many as the engine begins in two minutes."""
+    saturation = Saturation()
+    for second in range(600):
+        begun, waiting = second // 60, 2 if second >= 590 else 0
+        one = load(second, begun=begun, waiting=waiting, arrived=begun + waiting)
+        saturation.update(second, one)
+
+    assert saturation.ratio == pytest.approx(0.63, abs=0.05)
+
+
+def test_a_restarted_engine_starts_anew() -> None:
+    """The shortest step of the previous process is forgotten, and the ratio of the first minute is unknown."""
+    saturation = after(600)
+    saturation.update(600, load(0))
+    assert saturation.ratio is None
+    assert saturation.shortest.seconds is None
+    for second in range(1, 600):
+        saturation.update(600 + second, load(second))
+        assert (saturation.ratio is None) == (second < MIN_SECONDS)
+
+
+def test_a_gap_is_not_counted() -> None:
+    """What happened meanwhile is unknown; what was learned stays."""
+    fresh = after(int(MIN_SECONDS) - 10)
+    fresh.update(600, load(600))
+    fresh.update(601, load(601))
+    assert fresh.ratio is None
+    saturation = after(600, waiting=1)
+    saturation.update(600 + 2 * MAX_INTERVAL, load(2000))
+    assert saturation.ratio == 1.0
+    saturation.update(601 + 2 * MAX_INTERVAL, load(2001))
+
+    assert saturation.ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_shortest_step_is_forgotten_after_a_day() -> None:
+    """Half a day is the least for which it is remembered."""
+    shortest, steps = ShortestStep(), 0
+    for half in range(4):
+        for second in range(0, int(SHORTEST_PERIOD), 3600):
+            now = half * SHORTEST_PERIOD + second
+            steps += WINDOW_STEPS * (100 if now < 7200 else 1)
+            shortest.update(now, steps, now, 1e9 + now)
+            remembered = 3600 <= now < 2 * SHORTEST_PERIOD
+            assert (shortest.measured == 1e9 + 3600) == remembered
+
+    assert shortest.seconds == pytest.approx(360)
+
+
+def test_pauses_make_no_step_shorter() -> None:
+    """Neither does a stamp that goes back, as after a restart of the host."""
+    shortest = ShortestStep()
+    for steps, stamp in ((0, 0), (9, 0.3), (10, 1.0), (10, 60.0), (20, 61.0), (30, 5.0), (35, 5.1)):
+        shortest.update(stamp, steps, stamp, stamp)
+
+    assert shortest.seconds == pytest.approx(0.1)
 
 
 number = st.integers(0, 10**6)
-loads = st.builds(Load, number, number, number, number, number, number)
+share = st.floats(0, 2)
+loads = st.builds(
+    Load, number, number, share, number, number, st.none() | number, st.floats(0, 1e6), number
+)
 
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.floats(0, 700), loads), max_size=60))
-def test_whatever_is_told_gives_a_number_or_none(told: list[tuple[float, Load]]) -> None:
-    """Also what no engine would tell; time may stand still."""
+def test_any_load_gives_a_number_or_none(reports: list[tuple[float, Load]]) -> None:
+    """Loads may be impossible, and time may stand still."""
     saturation, now = Saturation(), 0.0
-    for seconds, load in told:
+    for seconds, one in reports:
         now += seconds
-        saturation.update(now, load)
+        saturation.update(now, one)
 
         assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
 
 
-@settings(max_examples=100)
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0.5, 9.5), st.integers(0, 300), st.integers(0, 50), st.integers(0, 9000)
-        ),
-        min_size=50,
-        max_size=300,
-    ),
-    st.integers(0, 3),
-)
-def test_whatever_is_counted_gives_a_number_or_none(
-    told: list[tuple[float, int, int, int]], preempted: int
-) -> None:
-    """Counters that only grow, with a queue most of the time, so that a ratio is there."""
-    saturation, now, begun, generated = Saturation(), 0.0, 0, 0
-    for index, (seconds, waiting, more, tokens) in enumerate(told):
-        now, begun, generated = now + seconds, begun + more, generated + tokens
-        load = Load(32, waiting, begun, begun + waiting, generated, preempted * index)
-        saturation.update(now, load)
+def test_update_interval_hardly_matters() -> None:
+    """Every fifth second gives nearly the same ratios."""
+    model = MODELS["16 slots"]
+    rate = 0.8 * capacity(model, CHAT)
+    looks = [*Simulation(model, CHAT, lambda _: rate, 2).looks(1800)]
+    often, rarely = ratios(model, looks), ratios(model, looks[4::5])
 
-        assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
-
-
-def test_looks_may_come_at_any_pace() -> None:
-    """A busy exporter looks more rarely: every other second gives nearly the same."""
-    looks = [*Simulation(MODELS["batch"], lambda _: 1.2 * most("batch"), 2).looks(1800)]
-    often, rarely = dict(ratios(looks)), dict(ratios(looks[1::2]))
-
-    pairs = [(often[time], ratio) for time, ratio in rarely.items() if ratio is not None]
-    assert len(pairs) > 500
-    assert all(one == pytest.approx(two, abs=0.1) for one, two in pairs)
-    assert all(before < after for before, after in pairwise(rarely))
+    for (_, one), (_, two) in zip(means(often, SETTLED), means(rarely, SETTLED), strict=True):
+        assert one == pytest.approx(two, abs=0.1)

@@ -1,11 +1,10 @@
-"""Objectives' counters against a plain count, wherever observations come from and whatever is restarted."""
+"""Counters of objectives, compared with plain counts, for every way in which observations arrive."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -14,15 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intakes import CORE_RUNS, Fed, Step, steps
+from intakes import CORE_RUNS, Fed, steps
+from nodes import Node, samples
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
-from sidestep.config.slo import parse
+from sidestep.config.objectives import parse
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import Item, VllmStep, encode_item
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.slo import resolve
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import json_format, protobuf_page
-from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import render
+from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
@@ -32,7 +34,6 @@ from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationSta
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.records import Child, Head, Record, Totals
 from sidestep.protocol.self_described import Family, Sample, Samples
-from trees import Node, samples
 
 VLLM = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 LABELS = {"engine_type": "unified", "model_name": "m"}
@@ -46,27 +47,27 @@ latencies = st.one_of(
 )
 
 
-def objectives(*told: str) -> list[Objective]:
-    """As ``--slo`` has them."""
-    return [parse(one) for one in told]
+def objectives(*texts: str) -> Sequence[Objective]:
+    """Return objectives in the notation of ``--slo``."""
+    return resolve(map(parse, texts), DIALECTS, common=False)
 
 
 def step(values: Sequence[float]) -> bytes:
-    """Requests that got their first token so late."""
+    """Return a step with these times to first token."""
     return encode_item(
         VllmStep(0, 1.0, 1.0, None, IterationStats(0, time_to_first_tokens_iter=[*values]))
     )
 
 
 def fed(slo: Iterable[Objective], engine: EngineInfo = VLLM, **options: object) -> Fed:
-    """An exporter with one engine."""
+    """Return an exporter with one engine."""
     found = Fed(slo=slo, **options)  # type: ignore[arg-type]
-    found.greet("s", [engine])
+    found.send_hello("s", [engine])
     return found
 
 
 def counted(page: str, name: str = SLO_REQUESTS) -> dict[tuple[str, ...], float]:
-    """Values of the family by objective and result, the engines' together."""
+    """Return the family's values on ``page`` by objective and result, summed over engines."""
     found: Counter[tuple[str, ...]] = Counter()
     for series, value in samples(page).items():
         if series.startswith(name):
@@ -79,7 +80,7 @@ def counted(page: str, name: str = SLO_REQUESTS) -> dict[tuple[str, ...], float]
 
 
 def expected(found: Iterable[float], **thresholds: float) -> dict[tuple[str, ...], float]:
-    """The same by hand; what is no latency is in neither."""
+    """Return the plain counts of valid latencies by objective and result."""
     known = [value for value in found if 0.0 <= value <= 1e15]
     return {
         (name, result): sum((value <= threshold) == (result == "good") for value in known)
@@ -94,13 +95,13 @@ def expected(found: Iterable[float], **thresholds: float) -> dict[tuple[str, ...
     weighted=st.lists(st.tuples(latencies, st.integers(1, 4)), max_size=8),
     run=st.tuples(latencies, st.integers(1, 9)),
 )
-def test_every_way_to_observe_is_judged_once(
+def test_every_way_to_observe_counts_once(
     native: bool,
     batches: list[list[float]],
     weighted: list[tuple[float, int]],
     run: tuple[float, int],
 ) -> None:
-    """The histogram stays what it would be without."""
+    """The histogram itself is the same as without objectives."""
     bounds = (0.001, 0.25, 0.5, 2560.0)
     plain = NativeHistogram(bounds) if native else Histogram(bounds)
     requests: dict[tuple[str, ...], int | float] = {}
@@ -119,12 +120,12 @@ def test_every_way_to_observe_is_judged_once(
 
     assert found.to_wire() == plain.to_wire()
     assert isinstance(found, NativeHistogram) == native
-    told = {(name, result): count for (result, name), count in requests.items()}
-    assert told == expected(everything, **thresholds)
+    counts = {(name, result): count for (result, name), count in requests.items()}
+    assert counts == expected(everything, **thresholds)
 
 
-def test_merged_counts_are_not_judged_again() -> None:
-    """What combines histograms for a page counts nothing, nor do other bounds."""
+def test_merging_and_changed_bounds_count_nothing() -> None:
+    """Pages merge histograms that have been counted already."""
     requests: dict[tuple[str, ...], int | float] = {}
     for plain in (Histogram((1.0,)), NativeHistogram((1.0,))):
         found = with_slo_counter(plain, SloCounter(requests, {}, [Limit("a", 0.5)]))
@@ -139,33 +140,35 @@ def test_merged_counts_are_not_judged_again() -> None:
 
 
 @given(st.lists(st.floats(0.0, 20.0)), st.floats(0.1, 15.0) | st.sampled_from([0.5, 1.0, 10.0]))
-def test_buckets_alone_are_never_judged_wrongly(found: list[float], threshold: float) -> None:
-    """What the threshold divides is in neither; where it is a bound that is nothing."""
+def test_bucket_that_the_threshold_divides_is_undecided(
+    found: list[float], threshold: float
+) -> None:
+    """If the threshold is a bound, all observations are decided."""
     histogram = Histogram((0.5, 1.0, 10.0))
     histogram.observe_many([*found])
     requests: dict[tuple[str, ...], int | float] = {}
-    unjudged: dict[tuple[str, ...], int | float] = {}
-    judge = SloCounter(requests, unjudged, [Limit("a", threshold)])
-    judge.count_buckets(histogram.bounds, histogram.counts)
-    judge.count_buckets(histogram.bounds, histogram.counts, ["a"])
+    undecided: dict[tuple[str, ...], int | float] = {}
+    slo_counter = SloCounter(requests, undecided, [Limit("a", threshold)])
+    slo_counter.count_buckets(histogram.bounds, histogram.counts)
+    slo_counter.count_buckets(histogram.bounds, histogram.counts, ["a"])
     exact = expected(found, a=threshold)
 
     assert requests["good", "a"] <= exact["a", "good"]
     assert requests["bad", "a"] <= exact["a", "bad"]
-    assert sum((*requests.values(), *unjudged.values())) == len(found)
-    assert threshold not in histogram.bounds or not unjudged
+    assert sum((*requests.values(), *undecided.values())) == len(found)
+    assert threshold not in histogram.bounds or not undecided
 
 
 @given(st.data())
 @settings(max_examples=60)
-def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -> None:
-    """Observed, folded in the engine, gathered from many items, and carried from process to process."""
+def test_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -> None:
+    """Observations arrive directly, folded or buffered, and processes restart."""
     slo = [
         Objective(f"at_{place}", (TTFT,), threshold) for place, threshold in enumerate(THRESHOLDS)
     ]
     native = data.draw(st.sampled_from([None, NativeSettings({}, lambda: 1.0)]))
     now = fed(slo, native=native)
-    said = Settings(
+    known = Settings(
         objectives=[messages.Objective(o.name, [*o.families], o.threshold) for o in slo],
         schemas=None if native is None else {},
     )
@@ -181,20 +184,20 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
                     now.items("s", [step(batch)])
             case _:
                 folder = ItemFolder()
-                folder.settings = said
+                folder.settings = known
                 assert all(folder.fold(step(batch), [VLLM]) for batch in batches)
                 folded = folder.seal()
                 now.aggregate("s", folded.items, folded.frames)
         if data.draw(st.booleans()):
-            now = now.reborn(now.snapshot(), slo=slo)
+            now = now.restarted(now.snapshot(), slo=slo)
 
     thresholds = {one.name: one.threshold for one in slo}
     assert counted(now.page) == expected(everything, **thresholds)
     assert counted(now.page, SLO_UNDECIDED) == {}
 
 
-def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
-    """An older one: the bucket from 0.25 to 0.5 cannot be told apart, and nothing is guessed."""
+def test_folded_record_without_objectives_is_counted_by_its_buckets() -> None:
+    """An older sender sends none; the bucket with the threshold is undecided."""
     now = fed(objectives("ttft=350ms", "mine=500ms,family=ttft"))
     folder = ItemFolder()
     assert folder.fold(step([0.1, 0.3, 0.4, 0.45, 0.6, 7.0]), [VLLM])
@@ -207,8 +210,8 @@ def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     assert counted(now.page, SLO_UNDECIDED) == {("ttft",): 3}
 
 
-def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
-    """Families that describe themselves go by themselves where all of them are too large for a frame."""
+def test_record_folded_in_parts_is_counted_once() -> None:
+    """Families that make a record too large are sent separately."""
     family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
     bounds = [float(n) for n in range(250)]
@@ -216,8 +219,8 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
     for number in range(10):
         children = [Sample([str(n)], counts=[1 << 35] * 251, total=1.0) for n in range(60)]
         items.append(tokenizer(Family(f"own_{number}", "histogram", ["k"], children, "", bounds)))
-    told = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
-    for known in ([told], []):
+    objective = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
+    for known in ([objective], []):
         folder, node = ItemFolder(), fed(objectives("ttft=350ms"), SGLANG)
         folder.settings = Settings(objectives=known)
         assert all(folder.fold(item, [SGLANG]) for item in items)
@@ -233,8 +236,8 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
         assert node.rejected == {}
 
 
-def test_what_is_added_is_judged_whatever_else_is_refused() -> None:
-    """One family of an old sender's record contradicts what is known: nothing of it counts, all else does."""
+def test_accepted_families_are_counted_though_others_are_rejected() -> None:
+    """A rejected family of the same record counts nothing."""
     node = fed(objectives("ttft=400ms"), SGLANG)
     family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
@@ -257,8 +260,8 @@ def test_what_is_added_is_judged_whatever_else_is_refused() -> None:
     assert [v for series, v in page.items() if series.startswith(f"{family.name}_count")] == [3]
 
 
-def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -> None:
-    """They have no such family: what is not there is not read."""
+def test_slo_counts_of_engines_without_latencies_are_ignored() -> None:
+    """Their dialect has no such family."""
     triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
     node = fed(objectives("ttft=350ms"), triton)
     for labels in ([], ["good", "ttft"]):
@@ -270,19 +273,19 @@ def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -
         assert counted(node.page) == {}
 
 
-def test_no_engine_names_objectives() -> None:
-    """A Hello that knows labels beforehand knows none of these: there are the operator's alone."""
+def test_hello_cannot_add_objectives() -> None:
+    """Only the operator configures them."""
     engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
 
     assert "sidestep_slo" not in fed((), engine).page
     assert counted(fed(objectives("ttft=1s"), engine).page, SLO_UNDECIDED) == {}
 
 
-def test_what_an_exporter_says_costs_an_engine_little() -> None:
-    """However often it names a family, that one is held against each objective once."""
-    told = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
+def test_family_named_repeatedly_is_counted_once() -> None:
+    """The exporter may send an objective with repeated families."""
+    sent = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
     folder = ItemFolder()
-    folder.settings = Settings(objectives=told)
+    folder.settings = Settings(objectives=sent)
     assert folder.fold(step([0.1, 0.5]), [VLLM])
     record = decode_record(folder.seal().frames[0][0])
 
@@ -291,15 +294,15 @@ def test_what_an_exporter_says_costs_an_engine_little() -> None:
     assert len(children) == 2 * 64
 
 
-def test_an_objective_counts_from_when_it_is_configured() -> None:
-    """Under a new name from 0, under a new threshold from where it was: no counter ever falls."""
+def test_objective_counts_from_its_configuration_on() -> None:
+    """A new name starts at 0, a new threshold continues, and no counter decreases."""
     first = fed(objectives("ttft=350ms"))
     first.items("s", [step([0.3, 0.4])])
-    second = first.reborn(first.snapshot(), slo=objectives("ttft=100ms", "late=5s,family=ttft"))
+    second = first.restarted(first.snapshot(), slo=objectives("ttft=100ms", "late=5s,family=ttft"))
     before = counted(second.page)
     second.items("s", [step([0.3, 0.05, 6.0])])
-    third = second.reborn(second.snapshot(), slo=objectives("late=5s,family=ttft"))
-    fourth = third.reborn(third.snapshot())
+    third = second.restarted(second.snapshot(), slo=objectives("late=5s,family=ttft"))
+    fourth = third.restarted(third.snapshot())
 
     assert before == {
         ("ttft", "good"): 1, ("ttft", "bad"): 1, ("late", "good"): 0, ("late", "bad"): 0,
@@ -317,8 +320,8 @@ ALL = objectives(
 )  # fmt: skip
 
 
-def forms(node: Fed) -> dict[str, list[bytes]]:
-    """The page in all forms: lines of text, else families."""
+def pages(node: Fed) -> dict[str, list[bytes]]:
+    """Return the page in all formats."""
     registry = node.intake.registry
     choices = {
         "pod": SeriesFilter().for_pod,
@@ -327,8 +330,7 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
         "dropped": SeriesFilter(dropped_labels=frozenset({"engine", "tp_rank"})),
     }
     merged = {
-        name: AggregatedPage(registry, series_filter).pieces()
-        for name, series_filter in choices.items()
+        name: TextPage(registry, series_filter).pieces() for name, series_filter in choices.items()
     }
     texts = {
         "text": render(registry),
@@ -343,18 +345,18 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
 
 
 def without(pieces: list[bytes]) -> list[bytes]:
-    """Those that are not about objectives."""
+    """Return the parts that are not about objectives."""
     return [piece for one in pieces if b"sidestep_slo" not in (piece := bytes(one)) and piece]
 
 
 @pytest.mark.parametrize("native", [None, NativeSettings({}, lambda: 1.0, both=True)])
-def test_everything_else_is_the_same_to_the_byte(native: NativeSettings | None) -> None:
-    """With objectives and without: text, OpenMetrics, JSON, protobuf, the pod view, thinned buckets."""
+def test_objectives_change_nothing_else_on_any_page(native: NativeSettings | None) -> None:
+    """All formats and views are byte-identical."""
     with_them, bare = Fed(slo=ALL, native=native), Fed(native=native)
     for run in ("core", "core_aborts", "core_lora", "sglang", "sglang_dp"):
         for node in (with_them, bare):
             node.feed(steps(run))
-    mine, theirs = forms(with_them), forms(bare)
+    mine, theirs = pages(with_them), pages(bare)
 
     assert "sidestep_slo" not in str(theirs)
     for form, pieces in mine.items():
@@ -363,8 +365,8 @@ def test_everything_else_is_the_same_to_the_byte(native: NativeSettings | None) 
     assert with_them.rejected == bare.rejected == {}
 
 
-def test_nothing_is_kept_where_there_are_no_objectives() -> None:
-    """Histograms are of the plain kinds, as they were."""
+def test_histograms_are_plain_without_objectives() -> None:
+    """There is no cost without objectives."""
     bare, native = fed(()), fed((), native=NativeSettings({}, lambda: 1.0))
     (one,), (other,) = (node.intake.registry.engines.values() for node in (bare, native))
 
@@ -372,10 +374,10 @@ def test_nothing_is_kept_where_there_are_no_objectives() -> None:
     assert {type(h) for h in other.histograms if h is not None} == {NativeHistogram}
 
 
-def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
-    """Not even whether there are any, for each family: what comes costs what it did."""
+def test_items_call_nothing_of_objectives_without_any() -> None:
+    """No code of objectives runs once the histograms exist."""
     node = fed((), VLLM)
-    node.greet("t", [SGLANG])
+    node.send_hello("t", [SGLANG])
     family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     family.samples = [Sample(["true"], observations=[0.1] * 30, counts=[1] * 25, total=1.0)]
     family.bounds = [float(n) for n in range(24)]
@@ -386,7 +388,7 @@ def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
             called.add((Path(frame.f_code.co_filename).stem, frame.f_code.co_name))
 
     for number in range(2):
-        # The first ones make what they are counted in.
+        # The first items create the histograms.
         before = sys.getprofile()
         sys.setprofile(note if number else None)
         try:
@@ -398,13 +400,13 @@ def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
     assert ("self_described", "add_samples") in called
     assert ("histogram", "observe_many") in called
     assert not [c for c in called if c[0] in {"slo_histogram", "slo", "availability"}]
-    assert not [c for c in called if "judge" in c[1]]
+    assert not [c for c in called if c[1] in {"slo_counter", "_count_slo"}]
     assert node.rejected == {}
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
-def test_real_runs_are_counted_as_their_buckets_say(run: str) -> None:
-    """A threshold on a bound: what the bucket has is good, and the rest of the count is bad."""
+def test_recorded_runs_count_as_their_buckets(run: str) -> None:
+    """The threshold is a bound, so that both counts are exact."""
     node = Fed(slo=objectives("ttft=5ms", "inter_token=10ms", "e2e=300ms", "queue=300ms"))
     node.feed(steps(run))
     found = samples(node.page)
@@ -422,21 +424,21 @@ def test_real_runs_are_counted_as_their_buckets_say(run: str) -> None:
         ("e2e", "vllm:e2e_request_latency_seconds", "0.3"),
         ("queue", "vllm:request_queue_time_seconds", "0.3"),
     ):
-        told = counted(node.page)
-        assert told[slo, "good"] == total(f"{family}_bucket", le)
-        assert told[slo, "good"] + told[slo, "bad"] == total(f"{family}_count") > 0
+        counts = counted(node.page)
+        assert counts[slo, "good"] == total(f"{family}_bucket", le)
+        assert counts[slo, "good"] + counts[slo, "bad"] == total(f"{family}_count") > 0
 
 
 def tokenizer(*families: Family) -> bytes:
-    """What SGLang's front end tells."""
+    """Return an item of SGLang's front end."""
     return encode_item(Samples(0, 1.0, list(families)))
 
 
-def test_one_name_goes_for_both_engines() -> None:
-    """Of SGLang whatever its labels are; weights count; a family of its own stays its own."""
+def test_one_objective_counts_both_engines() -> None:
+    """An objective counts all label values and weights of SGLang, and no families of its extensions."""
     node = Fed(slo=objectives("ttft=350ms", "inter_token=50ms", "availability"))
-    node.greet("v", [VLLM])
-    node.greet("g", [SGLANG])
+    node.send_hello("v", [VLLM])
+    node.send_hello("g", [SGLANG])
     node.items("v", [step([0.3, 0.4])])
     first = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     first.samples = [
@@ -463,14 +465,14 @@ def test_one_name_goes_for_both_engines() -> None:
     }
 
 
-def test_sglangs_counts_are_not_judged_again_by_another_process() -> None:
-    """A snapshot has its buckets, and what was judged of them."""
+def test_restored_buckets_are_not_counted_again() -> None:
+    """The snapshot holds the counters."""
     slo = objectives("ttft=350ms", "other=300ms,family=ttft")
     node = fed(slo, SGLANG)
     family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     family.samples = [Sample(["true"], observations=[0.1, 0.32, 0.5])]
     node.items("s", [tokenizer(family)])
-    again = node.reborn(node.snapshot(), slo=slo)
+    again = node.restarted(node.snapshot(), slo=slo)
     again.items("s", [tokenizer(family)])
 
     assert counted(node.page) == {
@@ -480,8 +482,8 @@ def test_sglangs_counts_are_not_judged_again_by_another_process() -> None:
     assert counted(again.page, SLO_UNDECIDED) == {}
 
 
-def test_what_comes_as_buckets_is_judged_by_them() -> None:
-    """From an engine that only tells counts; an objective of a common name is judged as well."""
+def test_bucket_counts_of_an_engine_are_counted() -> None:
+    """Objectives of common names are counted as well."""
     node = fed(objectives("ttft=400ms", "other=300ms,family=ttft"), SGLANG)
     family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
     family.bounds = [0.2, 0.4, 0.6]
@@ -494,17 +496,17 @@ def test_what_comes_as_buckets_is_judged_by_them() -> None:
     assert counted(node.page, SLO_UNDECIDED) == {("other",): 4}
 
 
-def test_ranks_that_tell_the_same_count_once_in_the_pod_view() -> None:
-    """Queue times of SGLang are told by each rank."""
+def test_equal_ranks_count_once_in_the_pod_view() -> None:
+    """Each rank reports SGLang's queue times."""
     node = Fed(slo=objectives("queue=1s"))
     family = Family("sglang:queue_time_seconds", "histogram", [])
     family.samples = [Sample(observations=[0.5, 2.0, 3.0])]
     for rank in "01":
         labels = {**LABELS, **dict.fromkeys(RANKS, "0"), "tp_rank": rank}
-        node.greet(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
+        node.send_hello(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
         node.items(rank, [tokenizer(family)])
     pod = b"".join(
-        b"".join(p) for p in AggregatedPage(node.intake.registry, SeriesFilter().for_pod).pieces()
+        b"".join(p) for p in TextPage(node.intake.registry, SeriesFilter().for_pod).pieces()
     )
 
     assert counted(node.page) == {("queue", "good"): 2, ("queue", "bad"): 4}
@@ -512,13 +514,13 @@ def test_ranks_that_tell_the_same_count_once_in_the_pod_view() -> None:
 
 
 def ended(*reasons: int) -> Item:
-    """Requests that ended so."""
+    """Return a step with requests that ended for these reasons."""
     found = [FinishedRequestStats(finish_reason=reason) for reason in reasons]
     return VllmStep(0, 1.0, 1.0, None, IterationStats(0, finished_requests=found))
 
 
 def test_availability_of_vllm() -> None:
-    """Aborted, failed and turned away are bad; it is what the engine's counters say, also after a restart."""
+    """Aborted, failed and rejected requests are bad, also after a restart."""
     slo = objectives("availability")
     node = fed(slo)
     before = counted(node.page)
@@ -531,7 +533,7 @@ def test_availability_of_vllm() -> None:
     assert folder.fold(encode_item(ended(0, 2)), [VLLM])
     folded = folder.seal()
     node.aggregate("s", folded.items, folded.frames)
-    again = node.reborn(node.snapshot(), slo=slo)
+    again = node.restarted(node.snapshot(), slo=slo)
 
     assert before == {("availability", "good"): 0, ("availability", "bad"): 0}
     assert counted(again.page) == counted(node.page) == {
@@ -539,22 +541,22 @@ def test_availability_of_vllm() -> None:
     }  # fmt: skip
 
 
-def told(name: str, count: float) -> Family:
-    """A counter of SGLang's front end grew."""
+def counter(name: str, count: float) -> Family:
+    """Return a family that increases a counter of SGLang."""
     labels = ["is_streaming"] if name == "num_requests" else []
     return Family(
         f"sglang:{name}_total", "counter", labels, [Sample(["true"][: len(labels)], count)]
     )
 
 
-def test_availability_of_sglang_never_falls() -> None:
-    """It counts an abort before the request has ended, and then that as well."""
+def test_availability_of_sglang_never_decreases() -> None:
+    """SGLang counts an abort before the request ends."""
     node = fed(objectives("availability"), SGLANG)
     seen = [counted(node.page)]
     for family in (
-        told("num_requests", 5),
-        told("num_aborted_requests", 2),
-        told("num_requests", 3),
+        counter("num_requests", 5),
+        counter("num_aborted_requests", 2),
+        counter("num_requests", 3),
     ):
         node.items("s", [tokenizer(family)])
         seen.append(counted(node.page))
@@ -564,48 +566,50 @@ def test_availability_of_sglang_never_falls() -> None:
     assert [one["availability", "bad"] for one in seen[1:]] == [0, 2, 2]
 
 
-def test_whoever_counts_judges() -> None:
-    """Another exporter shows what it is told of, by the name and threshold there; its own are for its own."""
+def test_upstream_exporter_exposes_the_counts_of_the_source() -> None:
+    """Its own objectives apply only to engines that it counts itself."""
     slo = objectives("ttft=350ms", "availability")
-    leaf, bare = Node("leaf", slo=slo), Node("bare")
-    root = Node("root", slo=objectives("ttft=1s", "e2e=1s"))
-    for node in (leaf, bare, root):
+    downstream, bare = Node("downstream", slo=slo), Node("bare")
+    upstream = Node("upstream", slo=objectives("ttft=1s", "e2e=1s"))
+    for node in (downstream, bare, upstream):
         name = node.name
-        node.greet("s", [EngineInfo(name, "vllm", {"engine": name, "model_name": "m"})])
+        node.send_hello("s", [EngineInfo(name, "vllm", {"engine": name, "model_name": "m"})])
         node.items("s", [step([0.1, 0.5, 5.0]), encode_item(ended(0, 3))])
-    for node in (leaf, bare):
-        node.tell(root)
+    for node in (downstream, bare):
+        node.forward_to(upstream)
 
     found = {
         series: value
-        for series, value in samples(root.page).items()
+        for series, value in samples(upstream.page).items()
         if series.startswith(SLO_REQUESTS)
     }
-    at_root = {series: value for series, value in found.items() if 'engine="root"' in series}
-    assert {s: v for s, v in found.items() if s not in at_root} == {
+    at_upstream = {
+        series: value for series, value in found.items() if 'engine="upstream"' in series
+    }
+    assert {s: v for s, v in found.items() if s not in at_upstream} == {
         series: value
-        for series, value in samples(leaf.page).items()
+        for series, value in samples(downstream.page).items()
         if series.startswith(SLO_REQUESTS)
     }
-    assert counted("\n".join(f"{s} {v}" for s, v in at_root.items())) == {
+    assert counted("\n".join(f"{s} {v}" for s, v in at_upstream.items())) == {
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("e2e", "good"): 0, ("e2e", "bad"): 0,
     }  # fmt: skip
 
 
-def test_a_new_life_of_a_leaf_adds_to_the_last() -> None:
-    """Without a snapshot it begins at 0; at the root nothing falls."""
-    root = Node("root")
+def test_counters_add_up_over_epochs_of_a_source() -> None:
+    """Nothing decreases upstream."""
+    upstream = Node("upstream")
     for boot, found in ((1, [0.1, 0.5]), (2, [0.2])):
-        leaf = Node("leaf", boot, slo=objectives("ttft=350ms"))
-        leaf.greet("s", [VLLM])
-        leaf.items("s", [step(found)])
-        leaf.tell(root)
+        downstream = Node("downstream", boot, slo=objectives("ttft=350ms"))
+        downstream.send_hello("s", [VLLM])
+        downstream.items("s", [step(found)])
+        downstream.forward_to(upstream)
 
-    assert counted(root.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
+    assert counted(upstream.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
 
 
-def test_a_record_cannot_bring_objectives_of_its_own() -> None:
-    """What a sender claims under other names, or of another result, has no series."""
+def test_record_cannot_add_objectives() -> None:
+    """Unknown names and results are ignored."""
     sender, node = ItemFolder(), fed(objectives("ttft=350ms", "late=9s,family=ttft"))
     sender.settings = Settings(
         objectives=[messages.Objective(name, [TTFT], 9.0) for name in ("ttft", "mine", "late")]
@@ -622,18 +626,3 @@ def test_a_record_cannot_bring_objectives_of_its_own() -> None:
         ("ttft", "good"): 1, ("ttft", "bad"): 1, ("late", "good"): 1, ("late", "bad"): 0,
     }  # fmt: skip
     assert node.rejected == {}
-
-
-@pytest.mark.parametrize("run", CORE_RUNS)
-def test_a_run_with_objectives_goes_on_in_another_process(run: str) -> None:
-    """Cut in three places, requests in flight and all, its counters are the very same."""
-    recorded: list[Step] = list(steps(run))
-    whole = Fed(slo=ALL)
-    whole.feed(recorded)
-    cut = Fed(slo=ALL)
-    for start, end in pairwise([0, *(len(recorded) * n // 4 for n in (1, 2, 3)), len(recorded)]):
-        cut.feed(recorded[start:end])
-        cut = cut.reborn(cut.snapshot(), slo=ALL)
-
-    assert counted(whole.page) == counted(cut.page)
-    assert sum(counted(cut.page).values()) > 0

@@ -1,4 +1,4 @@
-"""Both ends of the protocol, over a network that the test plays."""
+"""Sender and receiver of the delivery protocol, connected by a network that the test simulates."""
 
 from __future__ import annotations
 
@@ -8,44 +8,43 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.engines.folding import ItemFolder
 from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Ack,
+    Aggregate,
     Batch,
     Bye,
     EngineInfo,
     FromExporter,
+    FromSender,
     Heartbeat,
     Hello,
     Nack,
-    decode_from_exporter,
     decode_from_sender,
     encode,
 )
 from sidestep.protocol.receiver import ACK_BYTES, ACK_INTERVAL, MAX_STREAMS, Receiver
 from sidestep.protocol.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
+from sidestep.protocol.stream import Stream, StreamState
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
 
 def sender(incarnation: int = 7, **options: int) -> Sender:
-    """A sender of stream ``s``."""
+    """Return a sender of stream ``s``."""
     return Sender("s", incarnation, [ENGINE], Random(1), ItemFolder(), **options)
 
 
 def item(number: int) -> bytes:
-    """Stands for an encoded item."""
+    """Return a placeholder of an encoded item."""
     return msgspec.msgpack.encode(number)
 
 
 def frames(of: Sender, now: float) -> list[bytes]:
-    """All that may go out at ``now``."""
+    """Return all frames that may be sent at ``now``."""
     found = []
     while (frame := of.next_frame(now)) is not None:
         found.append(frame)
@@ -54,14 +53,14 @@ def frames(of: Sender, now: float) -> list[bytes]:
 
 
 class Link:
-    """A lossless connection, and what the exporter applied through it."""
+    """A lossless connection, and the items that the receiver applied through it."""
 
     def __init__(self, of: Sender, receiver: Receiver, peer: bytes = b"p") -> None:
         self.sender, self.receiver, self.peer = of, receiver, peer
         self.applied: list[int] = []
 
     def run(self, now: float) -> None:
-        """Carry everything in both directions until nothing moves."""
+        """Deliver messages in both directions until there are none."""
         moved = True
         while moved:
             moved = False
@@ -78,7 +77,7 @@ class Link:
 
 
 def test_items_arrive_once_and_in_order() -> None:
-    """After the handshake all items are applied and the ring is empty."""
+    """After that the ring is empty."""
     link = Link(sender(), Receiver(1))
     link.sender.add([item(n) for n in range(2000)])
 
@@ -90,7 +89,7 @@ def test_items_arrive_once_and_in_order() -> None:
 
 
 def test_nothing_is_sent_before_the_hello_is_answered() -> None:
-    """Only the answer with this Hello's nonce opens the stream."""
+    """Only an Ack with the nonce of this Hello completes the handshake (S5)."""
     one = sender()
     one.add([item(1)])
     (hello,) = frames(one, 0.0)
@@ -106,8 +105,8 @@ def test_nothing_is_sent_before_the_hello_is_answered() -> None:
     assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
 
 
-def test_a_new_exporter_gets_what_the_last_one_had_not_acknowledged() -> None:
-    """Unacknowledged frames are sent again, unchanged, to the exporter that answers next."""
+def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
+    """They are unchanged."""
     one = sender()
     first = Receiver(1)
     link = Link(one, first)
@@ -124,8 +123,8 @@ def test_a_new_exporter_gets_what_the_last_one_had_not_acknowledged() -> None:
     assert isinstance(decode_from_sender(lost), Batch)
 
 
-def test_an_unanswered_hello_is_repeated_ever_more_slowly() -> None:
-    """Between two Hellos the time doubles up to five seconds, with jitter."""
+def test_hellos_are_repeated_with_backoff() -> None:
+    """The pause doubles up to five seconds, with jitter (S6)."""
     one = sender()
     now, times = 0.0, []
     while now < 60:
@@ -140,8 +139,8 @@ def test_an_unanswered_hello_is_repeated_ever_more_slowly() -> None:
     assert 3.7 < gaps[-1] < 6.3
 
 
-def test_another_boot_number_means_another_exporter() -> None:
-    """An acknowledgement of a boot we did not greet makes the sender greet anew."""
+def test_an_ack_of_another_boot_requires_a_new_handshake() -> None:
+    """An ack of another exporter process requires a new handshake."""
     link = Link(sender(), Receiver(1))
     link.run(0.0)
 
@@ -151,7 +150,7 @@ def test_another_boot_number_means_another_exporter() -> None:
 
 
 def test_the_window_is_half_the_ring() -> None:
-    """Unacknowledged frames never fill more than half of the ring, by one frame at most."""
+    """Frames in flight exceed half of the ring by one frame at most (S3)."""
     size = 8 * BATCH_BYTES
     link = Link(sender(ring_bytes=size), Receiver(1))
     link.run(0.0)
@@ -162,8 +161,8 @@ def test_the_window_is_half_the_ring() -> None:
     assert size // 2 <= sum(map(len, sent)) < size // 2 + 2 * BATCH_BYTES
 
 
-def test_a_frame_that_the_exporter_cannot_read_is_given_up() -> None:
-    """Its items are counted as dropped; those behind it arrive."""
+def test_an_unreadable_frame_is_replaced_by_empty_items() -> None:
+    """Its items are counted as dropped, and later ones arrive (S7)."""
     one = sender()
     link = Link(one, Receiver(1))
     link.run(0.0)
@@ -178,7 +177,7 @@ def test_a_frame_that_the_exporter_cannot_read_is_given_up() -> None:
 
 
 def test_the_newest_process_of_a_stream_wins() -> None:
-    """The older one is told, stops, and counts what it is given from then on."""
+    """The older one stops for good, and counts what it is given as dropped."""
     receiver = Receiver(1)
     old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
     old.run(0.0)
@@ -187,29 +186,17 @@ def test_the_newest_process_of_a_stream_wins() -> None:
     old.sender.add([item(1)])
     old.run(1.0)
     old.sender.add([item(2)])
+    old.sender.describe([ENGINE])
 
     assert old.applied == []
+    assert frames(old.sender, 9.0) == []
     assert old.sender.state is State.STOPPED
     assert old.sender.dropped == 2
     assert receiver.streams["s"].incarnation == 2
 
 
-def test_a_stopped_sender_stays_stopped() -> None:
-    """Whatever its engine has to say of itself: another process has the stream's name."""
-    receiver = Receiver(1)
-    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
-    old.run(0.0)
-    new.run(0.0)
-    old.sender.add([item(1)])
-    old.run(1.0)
-    old.sender.describe([ENGINE])
-
-    assert old.sender.state is State.STOPPED
-    assert frames(old.sender, 9.0) == []
-
-
-def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
-    """The answer to the Hello before it does not count as one to this."""
+def test_engines_described_during_a_handshake_are_sent() -> None:
+    """The Ack of the earlier Hello no longer completes the handshake."""
     one, receiver = sender(), Receiver(1)
     (hello,) = frames(one, 0.0)
     new = EngineInfo("e", "vllm", ENGINE.labels, {"cache_config": {"block_size": "16"}})
@@ -223,8 +210,8 @@ def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
     assert receiver.streams["s"].engines == [new]
 
 
-def test_only_the_frame_that_was_not_read_is_given_up() -> None:
-    """Which one it was shows when the exporter says what it has applied."""
+def test_only_the_unreadable_frame_is_replaced() -> None:
+    """The applied seq of the next Ack identifies it."""
     one, receiver = sender(), Receiver(1)
     link = Link(one, receiver)
     link.run(0.0)
@@ -243,8 +230,8 @@ def test_only_the_frame_that_was_not_read_is_given_up() -> None:
     assert link.applied == [1, None, 3]
 
 
-def test_a_restart_is_told_from_a_reconnect() -> None:
-    """Another incarnation restarted; the same one merely came back."""
+def test_a_restart_is_distinguished_from_a_reconnect() -> None:
+    """A restarted process has another incarnation."""
     receiver = Receiver(1)
     hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
 
@@ -254,12 +241,12 @@ def test_a_restart_is_told_from_a_reconnect() -> None:
 
 
 def opened(receiver: Receiver, first: int = 1) -> None:
-    """Stream ``s`` of incarnation 1 on connection ``p``."""
+    """Open stream ``s``, incarnation 1, on connection ``p``."""
     receiver.receive(b"p", Hello(VERSION, "s", 1, 1, first, [ENGINE]), 0.0)
 
 
 def codes(replies: list[tuple[bytes, FromExporter]]) -> list[str]:
-    """Of the refusals among ``replies``."""
+    """Return the codes of the Nacks among ``replies``."""
     return [reply.code for _, reply in replies if isinstance(reply, Nack)]
 
 
@@ -276,7 +263,7 @@ def codes(replies: list[tuple[bytes, FromExporter]]) -> list[str]:
 def test_only_the_next_items_are_applied(
     first: int, count: int, applied: int, duplicates: int, refused: list[str]
 ) -> None:
-    """After seq 5: the next apply, known ones are duplicates, all else is asked for anew."""
+    """After seq 5 known items are duplicates, and anything else but seq 6 is refused."""
     receiver = Receiver(1)
     opened(receiver, first=6)
 
@@ -287,8 +274,8 @@ def test_only_the_next_items_are_applied(
     assert codes(received.replies) == refused
 
 
-def test_what_a_sender_no_longer_holds_is_counted_as_lost() -> None:
-    """A known incarnation that begins behind the next seq has lost what lies between."""
+def test_items_that_the_sender_no_longer_has_are_lost() -> None:
+    """A Hello that begins behind the next seq reports them."""
     receiver = Receiver(1)
     opened(receiver)
 
@@ -297,29 +284,67 @@ def test_what_a_sender_no_longer_holds_is_counted_as_lost() -> None:
     assert received.lost == 10
 
 
-def test_a_lost_tail_is_found_by_the_heartbeat() -> None:
-    """A heartbeat that claims more than has arrived makes the sender send it again."""
+def prepared(state: StreamState) -> Receiver:
+    """A receiver whose stream ``s``, incarnation 1, is in ``state``, on connection ``p`` if it has one."""
     receiver = Receiver(1)
-    opened(receiver)
+    if state is StreamState.LOCAL:
+        receiver.attach("s", 1)
+    elif state is not StreamState.UNKNOWN:
+        opened(receiver)
+    if state is StreamState.DETACHED:
+        receiver.detach(receiver.streams["s"])
+    elif state is StreamState.CLOSED:
+        receiver.receive(b"p", Bye(1, 0), 0.0)
+    elif state is StreamState.RETIRED:
+        receiver.receive(b"q", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0)
+    return receiver
 
-    assert codes(receiver.receive(b"p", Heartbeat(1, 3, 0), 0.0).replies) == ["need_hello"]
+
+UNKNOWN, DETACHED, OPEN, CLOSED, RETIRED, LOCAL = StreamState
+BATCH, HELLO = Batch(1, 1, [msgspec.Raw(item(1))]), Hello(VERSION, "s", 1, 1, 1, [ENGINE])
+OTHERS = [BATCH, Aggregate(1, 1, 1, []), Heartbeat(1, 0, 0), Bye(1, 0)]
 
 
 @pytest.mark.parametrize(
-    "message", [Batch(9, 1, []), Heartbeat(9, 0, 0), Bye(9, 0)], ids=["batch", "beat", "bye"]
-)
-def test_a_stranger_is_asked_for_its_hello(message: Batch | Heartbeat | Bye) -> None:
-    """Neither an unknown incarnation nor a known one on another connection is taken in."""
-    receiver = Receiver(1)
-    opened(receiver)
+    ("states", "peer", "messages", "refusals", "following"),
+    [
+        ([UNKNOWN, DETACHED, OPEN, CLOSED], b"p", [HELLO], [], OPEN),
+        ([UNKNOWN, DETACHED, OPEN, CLOSED], b"new", [HELLO], [], OPEN),
+        ([RETIRED, LOCAL], b"new", [HELLO], ["id_conflict"], None),
+        ([DETACHED, CLOSED], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], [], RETIRED),
+        ([OPEN], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], ["id_conflict"], RETIRED),
+        ([LOCAL], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], ["id_conflict"], LOCAL),
+        ([DETACHED, OPEN, CLOSED, RETIRED, LOCAL], b"q", [Hello(VERSION, "t", 1, 1, 1, [ENGINE])], ["id_conflict"], None),
+        ([OPEN], b"p", OTHERS[:3], [], OPEN),
+        ([OPEN], b"p", [Bye(1, 0)], [], CLOSED),
+        ([OPEN], b"p", [Heartbeat(1, 3, 0)], ["need_hello"], OPEN),
+        ([RETIRED], b"p", OTHERS, ["id_conflict"], RETIRED),
+        ([UNKNOWN, DETACHED, CLOSED, LOCAL], b"p", OTHERS, ["need_hello"], None),
+        (list(StreamState), b"other", OTHERS, ["need_hello"], None),
+    ],
+)  # fmt: skip
+def test_a_message_is_answered_by_the_state_table(
+    states: list[StreamState],
+    peer: bytes,
+    messages: list[FromSender],
+    refusals: list[str],
+    following: StreamState | None,
+) -> None:
+    """The state of its incarnation decides what is refused, what is applied and what comes next."""
+    for state in states:
+        for message in messages:
+            receiver = prepared(state)
+            stream = receiver._by_incarnation.get(1)
+            received = receiver.receive(peer, message, 0.0)
 
-    assert codes(receiver.receive(b"p", message, 0.0).replies) == ["need_hello"]
-    message.incarnation = 1
-    assert codes(receiver.receive(b"other", message, 0.0).replies) == ["need_hello"]
+            assert codes(received.replies) == refusals
+            assert bool(received.items) == (state is OPEN and message is BATCH and peer == b"p")
+            stream = stream or receiver._by_incarnation.get(1, Stream("s", 1))
+            assert stream.state is (state if following is None else following)
 
 
-def test_reports_of_drops_add_up_over_heartbeats() -> None:
-    """They carry running totals of a process; a stream's go on over its restarts."""
+def test_reported_drops_add_up_over_incarnations() -> None:
+    """Heartbeats carry running totals of a process; those of a stream continue at a restart."""
     receiver = Receiver(1)
     opened(receiver)
 
@@ -332,8 +357,8 @@ def test_reports_of_drops_add_up_over_heartbeats() -> None:
     assert (stream.dropped, stream.errors) == (9, 1)
 
 
-def test_streams_are_bounded_and_those_that_left_make_room() -> None:
-    """One more than the limit is refused until one says goodbye."""
+def test_a_closed_stream_is_removed_for_a_new_one() -> None:
+    """While none is closed, one more than the limit is refused."""
     receiver = Receiver(1)
     for number in range(1, MAX_STREAMS + 1):
         receiver.receive(b"p", Hello(VERSION, f"s{number}", number, 1, 1, []), 0.0)
@@ -344,16 +369,16 @@ def test_streams_are_bounded_and_those_that_left_make_room() -> None:
     assert codes(receiver.receive(b"p", late, 0.0).replies) == []
 
 
-def test_an_unreadable_frame_is_answered() -> None:
-    """The sender learns that it is to give the frame up, or that versions differ."""
+def test_an_unreadable_frame_is_refused_by_its_reason() -> None:
+    """The sender replaces the frame, or reports the version."""
     receiver = Receiver(1)
 
     assert codes(receiver.refuse_frame(b"p", WireError("bad_schema"))) == ["bad_schema"]
     assert codes(receiver.refuse_frame(b"p", WireError("version"))) == ["version"]
 
 
-def test_what_is_no_answer_is_ignored() -> None:
-    """A sender is not disturbed by bytes that are none of the exporter's messages."""
+def test_invalid_answers_are_ignored() -> None:
+    """The state of the sender does not change."""
     one = sender()
     one.receive(b"\xc1 nonsense", 0.0)
 
@@ -361,10 +386,7 @@ def test_what_is_no_answer_is_ignored() -> None:
 
 
 def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
-    """When a stream that sends frames of ``size`` bytes is told so, if it is asked 20 times a second.
-
-    After that time it is quiet for a second.
-    """
+    """Return the times of Acks to a stream that sends ``size`` bytes at intervals, checked 20 times a second."""
     receiver = Receiver(1)
     receiver.receive(b"p", Hello(VERSION, "s", 1, 1, 1, [ENGINE]), 0.0)
     told: list[float] = []
@@ -382,8 +404,8 @@ def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
     return told
 
 
-def test_a_stream_that_sends_a_little_is_told_once_a_second() -> None:
-    """And soon after it has become quiet: senders that close wait for that."""
+def test_a_slow_stream_gets_an_ack_each_second() -> None:
+    """And one soon after its last item, which closing senders wait for."""
     told = busy(9.5, 500)
 
     assert len(told) == 10
@@ -391,25 +413,22 @@ def test_a_stream_that_sends_a_little_is_told_once_a_second() -> None:
     assert told[-1] <= 9.5 + 1.2 * ACK_INTERVAL
 
 
-def test_a_stream_that_sends_much_is_told_four_times_a_second() -> None:
-    """So that what it has sent ahead stays far below what it may."""
+def test_a_fast_stream_gets_four_acks_a_second() -> None:
+    """So that its frames in flight stay far below the window."""
     told = busy(10.0, ACK_BYTES)
 
     assert len(told) >= 36
     assert all(b - a < 1.3 * ACK_INTERVAL for a, b in pairwise(told[:-1]))
 
 
-def test_a_stream_that_sends_seldom_is_told_each_time() -> None:
-    """A quarter of a second after what it sent."""
+def test_a_rare_message_gets_an_ack_of_its_own() -> None:
+    """A quarter of a second after it."""
     assert len(busy(10.0, 500, every=1.0)) == 10
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_sender_waits_for_its_acknowledgement_until_it_greets_again(seed: int) -> None:
-    """Whatever its ring holds, how much it sends and how often, and how late what it sent is safe.
-
-    Nothing is folded where the ring has room for what comes in as long as that takes.
-    """
+def test_no_sender_runs_into_the_timeout_of_acks(seed: int) -> None:
+    """Whatever its ring holds, how much and how often it sends, and how late snapshots are."""
     random = Random(seed)
     ring_bytes = random.choice([2 << 10, 64 << 10, 8 << 20])
     every = random.choice([0.05, 0.2, 0.3, 0.9, 2.0, 5.0])
@@ -450,12 +469,12 @@ def test_no_sender_waits_for_its_acknowledgement_until_it_greets_again(seed: int
 
 
 def rates(replies: list[tuple[bytes, FromExporter]]) -> list[tuple[bytes, float | None]]:
-    """Which connections were told which sample rate."""
+    """Return the sample rate of each Ack, with its connection."""
     return [(peer, reply.kv_sample_rate) for peer, reply in replies if isinstance(reply, Ack)]
 
 
-def test_every_acknowledgement_carries_the_sample_rate() -> None:
-    """That of the hello, of items and of the goodbye; the sender keeps it."""
+def test_every_ack_carries_the_sample_rate() -> None:
+    """Acks of Hello, items and Bye carry the sample rate, and the sender keeps it."""
     receiver = Receiver(1)
     receiver.kv_sample_rate = 0.25
     hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
@@ -471,8 +490,8 @@ def test_every_acknowledgement_carries_the_sample_rate() -> None:
     assert link.sender.kv_sample_rate == 0.25
 
 
-def test_another_sample_rate_is_told_at_once_to_open_streams() -> None:
-    """Though nothing new was applied and an acknowledgement went out just now; but only once."""
+def test_a_changed_sample_rate_is_sent_to_open_streams_at_once() -> None:
+    """Once, though nothing was applied since the last Ack."""
     receiver = Receiver(1)
     links = [Link(Sender(name, number, [ENGINE], Random(1), ItemFolder()), receiver, name.encode())
              for number, name in enumerate(["a", "b", "left"], 1)]  # fmt: skip
@@ -493,8 +512,8 @@ def test_another_sample_rate_is_told_at_once_to_open_streams() -> None:
     assert receiver.acks(1000.0) == []
 
 
-def test_a_sample_rate_outlives_the_connection() -> None:
-    """While the sender greets anew it goes on with what it was told."""
+def test_the_sample_rate_is_kept_during_a_handshake() -> None:
+    """Until the next Ack."""
     receiver = Receiver(1)
     receiver.kv_sample_rate = 0.5
     link = Link(sender(), receiver)
@@ -506,7 +525,7 @@ def test_a_sample_rate_outlives_the_connection() -> None:
 
 
 class OldAck(msgspec.Struct, array_like=True, gc=False, tag="A"):
-    """An acknowledgement as it was before it carried settings."""
+    """An Ack of a release without settings."""
 
     version: int
     boot: int
@@ -516,15 +535,15 @@ class OldAck(msgspec.Struct, array_like=True, gc=False, tag="A"):
     durable: int
 
 
-def test_an_older_sender_understands_the_acknowledgement() -> None:
-    """It passes over the field that it does not know."""
+def test_an_older_sender_decodes_the_ack() -> None:
+    """An older sender skips the fields of an ack that it does not know."""
     new = encode(Ack(VERSION, 1, 7, 2, 5, 4, 0.25))
 
     assert msgspec.msgpack.decode(new, type=OldAck) == OldAck(VERSION, 1, 7, 2, 5, 4)
 
 
-def test_an_older_exporter_says_nothing_about_samples() -> None:
-    """What the last one asked for ends with its successor's answer; within a life it stays."""
+def test_an_older_exporter_ends_the_sample_rate() -> None:
+    """The Ack of its handshake ends the previous exporter's rate; its later Acks do not change it."""
     one = sender()
     receiver = Receiver(1)
     receiver.kv_sample_rate = 0.5
@@ -539,141 +558,3 @@ def test_an_older_exporter_says_nothing_about_samples() -> None:
 
     assert one.state is State.STREAMING
     assert one.kv_sample_rate is None
-
-
-class Network(RuleBasedStateMachine):
-    """Frames are lost with their connection, repeated, delayed; exporters restart.
-
-    Within one exporter's life nothing is lost or doubled; and what no exporter
-    acknowledged reaches the next one.
-    """
-
-    @initialize()
-    def begin(self) -> None:
-        """One sender, one exporter, nothing on the way."""
-        self.now = 0.0
-        self.pushed = 0
-        self.boot = 0
-        self.sender = sender(ring_bytes=1 << 20)
-        self.peer = 0
-        self.to_exporter: list[tuple[bytes, bytes]] = []
-        self.to_sender: list[tuple[bytes, bytes]] = []
-        self.rate = 0.01
-        self.start()
-
-    def start(self) -> None:
-        """Another exporter process, which knows nothing but its configuration."""
-        self.boot += 1
-        self.receiver = Receiver(self.boot)
-        self.receiver.kv_sample_rate = self.rate
-        self.applied: list[int] = []
-        self.acknowledged = self.sender._applied
-
-    @property
-    def connection(self) -> bytes:
-        """Whose frames arrive: the socket that is open now."""
-        return str(self.peer).encode()
-
-    @rule(count=st.integers(1, 40))
-    def push(self, count: int) -> None:
-        """The engine pushes."""
-        self.sender.add([item(self.pushed + n) for n in range(1, count + 1)])
-        self.pushed += count
-
-    @rule(seconds=st.sampled_from([0.01, 0.3, 4.0]))
-    def pass_time(self, seconds: float) -> None:
-        """Time passes, and the publisher looks at what there is to do."""
-        self.now += seconds
-        self.turn()
-
-    def turn(self) -> None:
-        """One round of the publisher's loop."""
-        if self.sender.reopen:
-            self.peer += 1
-            self.to_exporter, self.to_sender = [], []
-            self.sender.reopened()
-        for frame in frames(self.sender, self.now):
-            self.to_exporter.append((self.connection, frame))
-
-    @precondition(lambda self: self.to_exporter)
-    @rule(again=st.booleans())
-    def deliver(self, again: bool) -> None:
-        """The exporter reads a frame, perhaps one that it will read again."""
-        peer, frame = self.to_exporter[0] if again else self.to_exporter.pop(0)
-        received = self.receiver.receive(peer, decode_from_sender(frame), self.now)
-        self.applied += [msgspec.msgpack.decode(raw) for raw in received.items]
-        self.to_sender += [(to, encode(reply)) for to, reply in received.replies]
-
-    @rule()
-    def acknowledge(self) -> None:
-        """The exporter sends what acknowledgements are due."""
-        acks = self.receiver.acks(self.now)
-        self.to_sender += [(to, encode(ack)) for to, ack in acks]
-
-    @precondition(lambda self: self.to_sender)
-    @rule(lost=st.booleans())
-    def answer(self, lost: bool) -> None:
-        """An answer arrives, or does not."""
-        peer, frame = self.to_sender.pop(0)
-        if not lost and peer == self.connection:
-            self.sender.receive(frame, self.now)
-            self.turn()
-
-    @rule(rate=st.sampled_from([0.0, 0.01, 0.5]))
-    def adjust(self, rate: float) -> None:
-        """The exporter is told another sample rate."""
-        self.rate = self.receiver.kv_sample_rate = rate
-
-    @rule()
-    def cut(self) -> None:
-        """The connection breaks with all that was on the way."""
-        self.to_exporter, self.to_sender = [], []
-        self.sender.reopen = True
-
-    @rule()
-    def restart(self) -> None:
-        """The exporter dies with what it had not acknowledged."""
-        self.to_exporter, self.to_sender = [], []
-        self.start()
-
-    @invariant()
-    def applied_in_order_without_gap(self) -> None:
-        """An exporter applies consecutive items, each once."""
-        if self.applied:
-            first = self.applied[0]
-            assert list(range(first, first + len(self.applied))) == self.applied
-            assert first <= self.acknowledged + 1
-
-    @invariant()
-    def acknowledged_only_what_was_applied(self) -> None:
-        """The sender never believes more to be applied than was."""
-        assert self.sender._applied <= self.pushed
-        if self.sender.boot == self.boot and self.applied:
-            assert self.sender._applied <= self.applied[-1]
-
-    def teardown(self) -> None:
-        """When the faults end, everything pushed is applied, and settings are known."""
-        # Where nothing flows an answer that is lost is not missed: the next items bring it.
-        self.push(1)
-        for _ in range(60):
-            self.now += 0.3
-            self.turn()
-            while self.to_exporter:
-                self.deliver(again=False)
-            self.acknowledge()
-            while self.to_sender:
-                self.answer(lost=False)
-        assert self.sender.drained
-        assert self.sender.dropped == 0
-        assert self.sender.kv_sample_rate == self.rate
-        if self.applied:
-            assert self.applied[-1] == self.pushed
-
-
-Network.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestNetwork = Network.TestCase
-
-
-def test_answers_are_decoded_by_kind() -> None:
-    """Ack and Nack are what an exporter says."""
-    assert isinstance(decode_from_exporter(encode(Nack(1, 2, "need_hello"))), Nack)

@@ -1,4 +1,4 @@
-"""A program that embeds vLLM: generates, writes its registry's page, ends.
+"""A program that embeds vLLM: it generates, writes its registry's page and ends.
 
 Runs with vLLM's interpreter: ``asyncllm_program.py MODEL PAGE``.
 """
@@ -18,7 +18,7 @@ from sidestep_adapters.vllm.plugin import SidestepStatLogger
 
 
 async def run(model: str, page: Path) -> None:
-    """Eight answers of thirty tokens."""
+    """Generate eight answers of thirty tokens and write the page."""
     arguments = AsyncEngineArgs(
         model=model,
         served_model_name="tiny",
@@ -37,7 +37,7 @@ async def run(model: str, page: Path) -> None:
 
     try:
         await asyncio.gather(*map(ask, range(8)))
-        # The last record comes in the turn of the loop that ended the last answer, or the next.
+        # The last record is made in the iteration of the loop that ended the last answer, or the next.
         while REGISTRY.get_sample_value(
             "vllm:num_requests_running", {"engine": "0", "model_name": "tiny"}
         ):

@@ -1,4 +1,4 @@
-"""A program that uses vLLM's synchronous class in one process; prints the tokens it got."""
+"""A program that uses vLLM's synchronous class in one process and prints the generated tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Generate with a tapped scheduler, then just end."""
+    """Generate with a tapped scheduler, and return without closing anything."""
     llm = LLM(
         model=sys.argv[1],
         load_format="dummy",

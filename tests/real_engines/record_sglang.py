@@ -1,7 +1,7 @@
-"""Records a run of a real SGLang and its page: ``python -m engines.record_sglang NAME...``.
+"""A program that records runs of a real SGLang and their pages.
 
-In this checkout's ``tests``, with the interpreter of the development environment. An
-idle SGLang counts on: the recording is cut where both pages were the same.
+``PYTHONPATH=tests/support .venv/bin/python tests/real_engines/record_sglang.py NAME...``. An
+idle SGLang continues to count: the recording is cut where both pages were the same.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import threading
 import time
 from pathlib import Path
 
+from exporters import until
 from real_engines.comparison import Page, all_differences, idle, parse
 from real_engines.load import Client
-from real_engines.processes import ExporterProcess, until
+from real_engines.processes import ExporterProcess
 from real_engines.sglang_runs import LABELLED, MIXED, PARALLEL, Run
 from real_engines.sglang_server import SglangServer, interpreter
 from real_engines.tiny_model import make_model
@@ -30,7 +31,7 @@ SETTLE = 120.0
 
 
 async def record(name: str, run: Run, home: Path) -> None:
-    """Run it in ``home``, and keep it."""
+    """Record ``run`` in ``home`` and store it as ``name`` in the test data."""
     model = make_model(home / "tiny")
     endpoint, recorded = f"ipc://{home}/ingest.ipc", home / "whole.rec"
     environ = {
@@ -42,8 +43,8 @@ async def record(name: str, run: Run, home: Path) -> None:
     stop = threading.Event()
     started = time.monotonic()
     tee = Tee(environ["SIDESTEP_ENDPOINT"], endpoint, recorded)
-    taping = threading.Thread(target=tee.run, args=(stop,))
-    taping.start()
+    recording = threading.Thread(target=tee.run, args=(stop,))
+    recording.start()
     try:
         async with ExporterProcess(endpoint, home / "exporter.log") as exporter, server:
             await exporter.started()
@@ -58,18 +59,18 @@ async def record(name: str, run: Run, home: Path) -> None:
                 ours: Page = parse(await exporter.page())
                 end = time.monotonic() - started
                 theirs = parse(text)
-                # Not in a row: the page's own requests would always be ahead of ours.
+                # A request for its page counts on it: without a pause it would stay ahead of ours.
                 await asyncio.sleep(0.2)
                 return idle(theirs) and not list(all_differences(theirs, ours))
 
             await until(same, SETTLE, "pages that are the same")
     finally:
         stop.set()
-        taping.join()
+        recording.join()
     writer = Writer(home / "cut.rec")
-    for taken in read(recorded):
-        if not isinstance(taken, Call) and taken.at <= end:
-            writer.write(taken)
+    for entry in read(recorded):
+        if not isinstance(entry, Call) and entry.at <= end:
+            writer.write(entry)
     writer.close()
     cut = (home / "cut.rec").read_bytes()
     (DATA / f"{name}.rec.gz").write_bytes(gzip.compress(cut, mtime=0))
@@ -77,7 +78,7 @@ async def record(name: str, run: Run, home: Path) -> None:
 
 
 def main() -> None:
-    """The runs that are named, or all."""
+    """Record the runs named on the command line, or all."""
     for name in sys.argv[1:] or RUNS:
         home = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
         try:

@@ -1,4 +1,4 @@
-"""A program that embeds SGLang: generates, then keeps its metrics in a file until told to end.
+"""A program that embeds SGLang: it generates, then writes its page until the file END exists.
 
 Runs with SGLang's interpreter: ``sglang_program.py MODEL PAGE END``.
 """
@@ -15,7 +15,7 @@ from sidestep_adapters.sglang import plugin as sglang_plugin
 
 
 def run(model: str, page: Path, end: Path) -> None:
-    """Eight answers of thirty tokens, one of them streamed."""
+    """Generate eight answers of thirty tokens, one of them streamed."""
     engine = sglang.Engine(
         model_path=model,
         served_model_name="tiny",
@@ -42,15 +42,15 @@ def run(model: str, page: Path, end: Path) -> None:
             pass
         while not end.exists():
             written = page.with_suffix(".new")
-            written.write_bytes(shown())
+            written.write_bytes(current_page())
             written.replace(page)
             time.sleep(0.2)
     finally:
         engine.shutdown()
 
 
-def shown() -> bytes:
-    """The page of all processes of the engine, as its server would make it."""
+def current_page() -> bytes:
+    """Return the page of all processes of the engine, as its server would make it."""
     # Not before SGLang has chosen the directory in which processes share them.
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415

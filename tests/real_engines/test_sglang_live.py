@@ -1,15 +1,14 @@
-"""The plugin inside a real SGLang: what its collectors count is what our page shows."""
+"""The plugin inside a real SGLang: the exporter's page equals the collectors' own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from exporters import until
 from real_engines.comparison import (
     Page,
     assert_complete,
@@ -26,39 +25,47 @@ from real_engines.comparison import (
     value,
 )
 from real_engines.load import Ask, Client, generated, reasons
-from real_engines.processes import ExporterProcess, until
+from real_engines.processes import ExporterProcess
 from real_engines.sglang_runs import BOUNDS, LABELLED, MIXED, PARALLEL
 from real_engines.sglang_server import SglangServer
+from real_engines.sites import SglangSite
 from sglang_pages import ALLOWED, says_nothing
 
 pytestmark = pytest.mark.engine
 
 RECORDED = Path(__file__).parents[1] / "data" / "page_sglang.txt.gz"
-"""What SGLang showed of the same load beside the plugin."""
+"""SGLang's page after the same load beside the plugin."""
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sglang.md"
 OUTSIDE = ("sglang:http_", "sglang:process_cpu_seconds", "sglang:routing_keys_active")
 """Families that no collector counts."""
+AT_ZERO = {
+    "prefill_effective_tokens_total",
+    "scheduler_idle_seconds_total",
+    "scheduler_process_cpu_seconds_total",
+    "scheduler_stage_seconds_total",
+    "dp_attention_tokens_total",
+    "dp_attention_pairs_total",
+    "dp_attention_steps_total",
+    "dp_attention_token_imbalance_ratio",
+    "dp_attention_sync_wait_seconds",
+}
+"""Families that a scheduler's collector starts at 0 when it is made, before it can be tapped."""
 REPORTED = ("sglang:gen_throughput", "sglang:decode_sum_seq_lens")
-"""Gauges that hold what the last report of a busy scheduler said."""
-
-
-@contextlib.asynccontextmanager
-async def both(server: SglangServer, endpoint: str, home: Path) -> AsyncIterator[ExporterProcess]:
-    """A server and an exporter, started; both are asked to end, and must."""
-    async with ExporterProcess(endpoint, home / "exporter.log") as exporter, server:
-        await exporter.started()
-        await server.started()
-        yield exporter
+"""Gauges with values of a busy scheduler's last report."""
 
 
 def up(page: Page) -> float:
-    """Engines of the model that feed. Others, without any label, are of processes that SGLang kills."""
+    """Return how many engines of the model are up.
+
+    Others, without any label, belong to processes that SGLang kills.
+    """
     return value(page, "sidestep_engine_up", model_name="tiny")
 
 
 async def agree_while_busy(
     server: SglangServer, exporter: ExporterProcess, client: Client
 ) -> dict[str, float]:
-    """Gauges that are 0 on an idle engine, on both pages while some requests run."""
+    """Return gauges that are 0 on an idle engine, once both pages agree on them while requests run."""
     asks = [Ask(client.text(30), 1500) for _ in range(2)]
     seen: dict[str, float] = {}
 
@@ -72,23 +79,20 @@ async def agree_while_busy(
         )
         return all(seen.values()) and theirs == [seen, seen]
 
-    watching = asyncio.create_task(until(same, what="a busy engine's gauges on our page"))
+    watching = asyncio.create_task(until(same, 60, "a busy engine's gauges on our page"))
     answers = await client.ask_all(asks)
     await watching
     assert_complete(answers)
     return seen
 
 
-async def test_beside_the_collectors_both_pages_agree(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
+async def test_beside_the_collectors_both_pages_agree(sglang: SglangSite) -> None:
     """After a mixed load all of SGLang's page is on ours, and no more; while it runs its gauges are.
 
-    An engine that is asked to end says goodbye.
+    An engine that is asked to end closes its streams.
     """
-    environ = {"SIDESTEP_ENDPOINT": endpoint, **MIXED.environ}
-    server = SglangServer(sglang_python, tiny, home, environ=environ)
-    async with both(server, endpoint, home) as exporter:
+    server = sglang.server(environ=MIXED.environ)
+    async with sglang.with_exporter(server) as exporter:
         async with Client(server.base) as client:
             busy = await agree_while_busy(server, exporter, client)
             answers = await MIXED.load(client)
@@ -112,14 +116,11 @@ async def test_beside_the_collectors_both_pages_agree(
     assert (code, up(after)) == (0, 0)
 
 
-async def test_instead_of_the_collectors(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """SGLang's collectors count nothing; our page has what it had, with what the clients were told."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_SGLANG_MODE": "instead", **MIXED.environ}
-    server = SglangServer(sglang_python, tiny, home, environ=environ)
+async def test_instead_of_the_collectors(sglang: SglangSite) -> None:
+    """SGLang's collectors count nothing; our page has their families, with the clients' totals."""
+    server = sglang.server(environ={"SIDESTEP_SGLANG_MODE": "instead", **MIXED.environ})
     asked = "sglang:num_requests"
-    async with both(server, endpoint, home) as exporter:
+    async with sglang.with_exporter(server) as exporter:
         before = await settled_alone(exporter, lambda page: value(page, asked) > 0)
         async with Client(server.base) as client:
             answers = await client.mixed(leave=False, streams=2)
@@ -151,23 +152,34 @@ async def test_instead_of_the_collectors(
         if number and not name.startswith(OUTSIDE)
     }
     assert {} == counted
+    left = [name for name, family in engine_families(theirs).items() if family.samples]
+    assert {f"sglang:{name.removesuffix('_total')}" for name in AT_ZERO} == {
+        name for name in left if not name.startswith(OUTSIDE)
+    }
     recorded = parse(gzip.decompress(RECORDED.read_bytes()).decode())
     silent = {name for name, (rule, _) in ALLOWED.items() if rule is says_nothing}
-    # Nobody left in this run; and who asks for what outside of the load is not the same.
+    # No client left in this run; and requests outside of the load are not the same.
     apart = {"sglang:num_aborted_requests", *silent}
     theirs_beside = {name: form for name, form in shape(recorded).items() if name not in apart}
-    assert theirs_beside.keys() == engine_families(ours).keys()
-    assert {
-        name: form for name, form in theirs_beside.items() if not name.startswith("sglang:http_")
-    } == {name: form for name, form in shape(ours).items() if not name.startswith("sglang:http_")}
+    ours_instead = shape(ours)
+    assert theirs_beside.keys() == ours_instead.keys()
+    for name, form in theirs_beside.items():
+        if not name.startswith("sglang:http_"):
+            assert form == ours_instead[name], name
     assert_nothing_refused(ours)
 
 
-async def test_two_ranks(sglang_python: Path, tiny: Path, home: Path, endpoint: str) -> None:
+def test_the_document_lists_the_families_that_stay_at_0() -> None:
+    """An operator who still scrapes SGLang finds there which families to ignore."""
+    text = DOCUMENT.read_text()
+
+    assert {name for name in AT_ZERO if f"`{name}`" not in text} == set()
+
+
+async def test_two_ranks(sglang: SglangSite) -> None:
     """Both pages agree rank by rank, and each rank is an engine that can be down."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint, **PARALLEL.environ}
-    server = SglangServer(sglang_python, tiny, home, PARALLEL.arguments, environ)
-    async with both(server, endpoint, home) as exporter:
+    server = sglang.server(PARALLEL.arguments, PARALLEL.environ)
+    async with sglang.with_exporter(server) as exporter:
         async with Client(server.base) as client:
             answers = await PARALLEL.load(client)
         theirs, ours, found = await settled(server, exporter)
@@ -179,19 +191,18 @@ async def test_two_ranks(sglang_python: Path, tiny: Path, home: Path, endpoint: 
     assert [400] == [answer.status for answer in answers if answer.status != 200]
     for rank in "01":
         assert value(ours, "sglang:realtime_tokens", dp_rank=rank, mode="decode") > 0
-    # Two schedulers, a tokenizer, a detokenizer, and what hands out requests.
+        assert value(ours, "sidestep_max_running_requests", dp_rank=rank) > 0
+        assert 0 < value(ours, "sidestep_shortest_step_seconds", dp_rank=rank) < 1
+    # Two schedulers, a tokenizer, a detokenizer, and the process that distributes requests.
     assert value(ours, "sidestep_streams") == 5
     assert up(after) == 0
     assert_nothing_refused(ours)
 
 
-async def test_labels_and_bounds_of_the_administrator(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
+async def test_labels_and_bounds_of_the_administrator(sglang: SglangSite) -> None:
     """Priorities, labels of requests, labels of the deployment and other bounds are on both pages."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint, **LABELLED.environ}
-    server = SglangServer(sglang_python, tiny, home, LABELLED.arguments, environ)
-    async with both(server, endpoint, home) as exporter:
+    server = sglang.server(LABELLED.arguments, LABELLED.environ)
+    async with sglang.with_exporter(server) as exporter:
         async with Client(server.base) as client:
             answers = await LABELLED.load(client)
         theirs, ours, found = await settled(server, exporter)
@@ -207,6 +218,6 @@ async def test_labels_and_bounds_of_the_administrator(
     }
     assert all(labels["site"] == "here" for labels in [*queue, *finished])
     for family, bounds in BOUNDS.items():
-        shown = {labels["le"] for labels in labels_of(ours, family) if "le" in labels}
-        assert {*bounds.split(), "+Inf"} == shown
+        found_bounds = {labels["le"] for labels in labels_of(ours, family) if "le" in labels}
+        assert {*bounds.split(), "+Inf"} == found_bounds
     assert_nothing_refused(ours)

@@ -1,16 +1,15 @@
-"""Serving never depends on the exporter, and what is counted survives both."""
+"""A real SGLang keeps serving whatever happens to the exporter, and counters survive restarts."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from exporters import until
 from real_engines.comparison import (
     Page,
     assert_complete,
@@ -24,44 +23,51 @@ from real_engines.comparison import (
     shape,
     value,
 )
-from real_engines.load import Answer, Ask, Client, generated
-from real_engines.processes import ExporterProcess, at_start, until
+from real_engines.load import Client, generated
+from real_engines.processes import at_start
 from real_engines.sglang_runs import MIXED
 from real_engines.sglang_server import STAND_INS, SglangServer, Sharing, sglang_environ
+from real_engines.sites import (
+    DUMP_THREADS,
+    PUBLISHER,
+    STALL,
+    TOKENS,
+    SglangSite,
+    SteadyLoad,
+    completions,
+    zmq_threads,
+)
 
 pytestmark = pytest.mark.engine
 
-TOKENS = 40
-STALL = 10.0
-"""Seconds between two tokens that no busy machine explains; the engine makes one in 10 ms."""
+GENERATED = "sglang:generation_tokens"
 SILENCE = 60.0
-"""Seconds within which an engine that was killed must be known to be down: it takes 30."""
-PUBLISHER = "sidestep_adapters/publisher/publisher.py"
-DUMP_THREADS = """
-import faulthandler, os, pathlib, signal
-faulthandler.register(signal.SIGUSR2)
+"""Seconds within which a killed engine must be reported as down: it takes 30."""
+MARK_PROCESS = """
+import os, pathlib
 (pathlib.Path(__file__).parent / str(os.getpid())).touch()
 """
-
-NOTICE_PLUGIN = """
+"""Start-up code with which each process that runs Python leaves a file of its number."""
+MARK_PLUGIN = """
 import sys
 
-def noticed(event, details):
+def imported(event, details):
     if event == "import" and details[0].startswith("sidestep_adapters."):
         (pathlib.Path(__file__).parent / f"{os.getpid()}.loaded").touch()
 
-sys.addaudithook(noticed)
+sys.addaudithook(imported)
 """
+"""Start-up code with which a process that imports the plugin leaves a file; after ``MARK_PROCESS``."""
 
 
 def interpreters(server: SglangServer) -> list[int]:
-    """The server's processes that run Python; needs ``DUMP_THREADS``."""
+    """Return the server's processes that run Python; needs ``MARK_PROCESS``."""
     started = server.log.parent / "start"
     return [pid for pid in server.alive() if (started / str(pid)).exists()]
 
 
-async def threads(server: SglangServer) -> str:
-    """The stacks of all threads of the server; needs ``DUMP_THREADS``."""
+async def stacks(server: SglangServer) -> str:
+    """Return the stacks of the server's threads; needs ``DUMP_THREADS`` and ``MARK_PROCESS``."""
     start = len(server.output)
     for pid in interpreters(server):
         before = len(server.output)
@@ -71,59 +77,28 @@ async def threads(server: SglangServer) -> str:
     return server.output[start:]
 
 
-def zmq_threads(server: SglangServer) -> Counter[str]:
-    """The server's threads that belong to ZMQ contexts."""
-    names = [
-        task.read_text().strip()
-        for pid in interpreters(server)
-        for task in Path(f"/proc/{pid}/task").glob("*/comm")
-    ]
-    return Counter(name for name in names if name.startswith("ZMQ"))
-
-
-async def workers(client: Client, goes_on: Callable[[], bool], answers: list[Answer]) -> None:
-    """Four at a time until told to end, every other one streamed."""
-
-    async def worker(number: int) -> None:
-        while goes_on():
-            answers.append(await client.ask(Ask(client.text(30), TOKENS, stream=number % 2 > 0)))
-
-    await asyncio.gather(*map(worker, range(4)))
-
-
-async def test_exporter_comes_late_dies_and_comes_back(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """No request notices; an exporter that keeps its state has all of the engine's page in the end."""
-    log, kept = home / "exporter.log", ["--state.dir", str(home / "state")]
-    environ = {
-        "SIDESTEP_ENDPOINT": endpoint,
-        "PYTHONPATH": at_start(home, DUMP_THREADS),
-        **MIXED.environ,
-    }
-    async with SglangServer(sglang_python, tiny, home, environ=environ) as server:
+async def test_exporter_starts_late_is_killed_and_restarts(sglang: SglangSite) -> None:
+    """No request is affected; an exporter that keeps its state has all of the engine's page in the end."""
+    state = ["--state.dir", str(sglang.home / "state")]
+    start = at_start(sglang.home, DUMP_THREADS + MARK_PROCESS)
+    async with sglang.server(environ={"PYTHONPATH": start, **MIXED.environ}) as server:
         await server.started()
-        publishing = (await threads(server)).count(PUBLISHER)
+        publishing = (await stacks(server)).count(PUBLISHER)
         async with Client(server.base) as client:
             absent = await MIXED.load(client)
-            async with ExporterProcess(endpoint, log, *kept) as first:
+            async with sglang.exporter(*state) as first:
                 await first.started()
                 _, late, found_late = await settled(server, first)
-
-                going = True
-                steady: list[Answer] = []
-                load = asyncio.create_task(workers(client, lambda: going, steady))
-                await until(lambda: len(steady) >= 20)
+                load = SteadyLoad(client, streams=2)
+                await load.more(20)
                 await first.stop(signal.SIGKILL)
-                now = len(steady)
-                await until(lambda: len(steady) >= now + 20)
-            async with ExporterProcess(endpoint, log, *kept) as second:
+                await load.more(20)
+            async with sglang.exporter(*state) as second:
                 await second.started()
-                now = len(steady)
-                await until(lambda: len(steady) >= now + 20)
-                going = False
-                await load
+                await load.more(20)
+                await load.stop()
                 theirs, ours, found = await settled(server, second)
+        steady = load.answers
         report("sglang late and killed", theirs, [*absent, *steady], publishing=publishing)
 
     assert publishing >= 3
@@ -133,38 +108,32 @@ async def test_exporter_comes_late_dies_and_comes_back(
     assert_complete(steady)
     assert {TOKENS} == {answer.tokens for answer in steady}
     assert max(answer.longest_gap for answer in steady) < STALL
-    grown = value(ours, "sglang:generation_tokens") - value(late, "sglang:generation_tokens")
-    assert generated(steady) == grown
+    assert generated(steady) == value(ours, GENERATED) - value(late, GENERATED)
     assert_nothing_refused(late)
     assert_nothing_refused(ours)
 
 
-async def test_killed_engine_goes_on_counting_when_it_is_back(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
+async def test_counters_continue_after_a_killed_engine_restarts(sglang: SglangSite) -> None:
     """Totals of a killed engine and of its next process add up; without a next one it is down."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint}
-    families = ("sglang:generation_tokens", "sglang:num_requests", "sglang:realtime_tokens")
+    families = (GENERATED, "sglang:num_requests", "sglang:realtime_tokens")
     latency = "sglang:e2e_request_latency_seconds"
     totals: Counter[str] = Counter()
 
     def ups(page: Page) -> float:
         return value(page, "sidestep_engine_up")
 
-    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+    async with sglang.exporter() as exporter:
         await exporter.started()
         for _ in range(2):
-            async with SglangServer(sglang_python, tiny, home, environ=environ) as server:
+            async with sglang.server() as server:
                 await server.started()
                 async with Client(server.base) as client:
-                    assert_complete(
-                        await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
-                    )
+                    assert_complete(await completions(client, 20))
 
                 async def at_rest(server: SglangServer = server) -> bool:
                     return idle(parse(await server.page()))
 
-                await until(at_rest)
+                await until(at_rest, 60)
                 theirs = parse(await server.page())
                 totals.update({name: int(value(theirs, name)) for name in families})
                 totals[latency] += int(count(theirs, latency))
@@ -180,10 +149,10 @@ async def test_killed_engine_goes_on_counting_when_it_is_back(
         async def down() -> bool:
             return not ups(parse(await exporter.page()))
 
-        await until(down, SILENCE, "an engine that is known to be down")
+        await until(down, SILENCE, "an engine that is reported as down")
         after = parse(await exporter.page())
 
-    # A tokenizer, a scheduler, its radix cache, and what processes have of their own.
+    # A tokenizer, a scheduler, its radix cache, and an engine for families of the processes.
     assert ups(ours) == 4
     assert value(ours, "sidestep_engine_restarts", model_name="tiny") == 2
     assert {name: value(after, name) for name in families} == {n: totals[n] for n in families}
@@ -191,73 +160,72 @@ async def test_killed_engine_goes_on_counting_when_it_is_back(
     assert_nothing_refused(ours)
 
 
-async def test_without_an_endpoint_the_plugin_does_nothing(
-    sglang_python: Path, tiny: Path, home: Path
-) -> None:
-    """It is found and loaded, but has no thread and no socket, and the page is as without it."""
-    start = at_start(home, DUMP_THREADS + NOTICE_PLUGIN)
+async def test_without_an_endpoint_the_plugin_does_nothing(sglang: SglangSite) -> None:
+    """The plugin is loaded but has no thread and no socket, and the page is the same as without it."""
+    start = at_start(sglang.home, DUMP_THREADS + MARK_PROCESS + MARK_PLUGIN)
     pages: list[Page] = []
-    stacks, sockets, loaded = [], [], []
-    for environ in ({"PYTHONPATH": start}, {"PYTHONPATH": start, "SGLANG_PLUGINS": "none"}):
-        async with SglangServer(sglang_python, tiny, home, environ=environ) as server:
+    found, sockets, loaded = [], [], []
+    for environ in ({}, {"SGLANG_PLUGINS": "none"}):
+        settings = {"PYTHONPATH": start, **environ}
+        async with sglang.server(environ=settings, sends=False) as server:
             await server.started()
             async with Client(server.base) as client:
-                assert_complete([await client.ask(Ask(client.text(30), TOKENS))])
+                assert_complete(await completions(client, 1))
 
             async def at_rest(server: SglangServer = server) -> bool:
                 page = parse(await server.page())
                 return idle(page) and value(page, "sglang:num_requests") == 2
 
-            await until(at_rest)
+            await until(at_rest, 60)
             pages.append(parse(await server.page()))
-            stacks.append(await threads(server))
-            sockets.append(zmq_threads(server))
+            found.append(await stacks(server))
             pids = interpreters(server)
+            sockets.append(zmq_threads(pids))
             loaded.append(sum((Path(start) / f"{pid}.loaded").exists() for pid in pids))
 
     # By the server, its scheduler and its detokenizer.
     assert [3, 0] == loaded
-    assert [0, 0] == [stack.count(PUBLISHER) for stack in stacks]
+    assert [0, 0] == [stack.count(PUBLISHER) for stack in found]
     assert sockets[0] == sockets[1]
     assert shape(pages[0]) == shape(pages[1])
 
 
 class Embedded(Sharing):
-    """``sglang_program.py``, whose page is a file."""
+    """The program ``sglang_program.py``, whose page is a file."""
 
-    def __init__(self, python: Path, model: Path, home: Path, endpoint: str) -> None:
-        self.file, self.end = home / "page.txt", home / "end"
+    def __init__(self, site: SglangSite) -> None:
+        self.file, self.end = site.home / "page.txt", site.home / "end"
         environ = {
-            **sglang_environ(home),
-            "SIDESTEP_ENDPOINT": endpoint,
+            **sglang_environ(site.home),
+            "SIDESTEP_ENDPOINT": site.endpoint,
             "SGLANG_PLUGINS": "none-by-entry-point",
             "PYTHONPATH": str(STAND_INS),
         }
         script = Path(__file__).with_name("sglang_program.py")
-        command = [str(python), str(script), str(model), str(self.file), str(self.end)]
-        super().__init__(command, environ, home / "program.log")
+        arguments = (script, site.model, self.file, self.end)
+        command = [str(site.python), *map(str, arguments)]
+        super().__init__(command, environ, site.home / "program.log")
 
     async def page(self) -> str:
-        """What it wrote last."""
+        """Return the page that the program has written last."""
         return self.file.read_text()
 
 
-async def test_an_engine_inside_a_program(
-    sglang_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """``stat_loggers`` takes the collectors by hand; the page of the engine's processes is ours.
+async def test_an_engine_inside_a_program(sglang: SglangSite) -> None:
+    """``stat_loggers`` taps the collectors; the page of the engine's processes equals ours.
 
-    What processes count outside of collectors takes the entry point: of the detokenizer nothing.
+    Families that processes count outside of collectors need the entry point: the detokenizer has
+    no others.
     """
-    apart = ["sglang:process_cpu_seconds"]
-    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+    async with sglang.exporter() as exporter:
         await exporter.started()
-        async with Embedded(sglang_python, tiny, home, endpoint) as program:
+        async with Embedded(sglang) as program:
 
-            async def shown() -> bool:
+            async def has_a_page() -> bool:
                 return program.file.exists()
 
-            await program.ready(shown, 300)
+            await program.ready(has_a_page, 300)
+            apart = ["sglang:process_cpu_seconds"]
             theirs, ours, found = await settled(program, exporter, apart=apart)
             report("sglang in a program", theirs, [])
             program.end.touch()
@@ -265,7 +233,7 @@ async def test_an_engine_inside_a_program(
             code, output = program.code, program.output
 
     assert [] == found
-    assert value(ours, "sglang:generation_tokens") == 8 * 30
+    assert value(ours, GENERATED) == 8 * 30
     assert value(ours, "sglang:num_requests", is_streaming="true") == 1
     assert code == 0, output[-2000:]
     assert_nothing_refused(ours)

@@ -1,46 +1,89 @@
-"""A real Triton: its statistics, by way of the exporter, against its own page."""
+"""A real Triton: the exporter's page of its statistics equals its own page."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from exporters import until
 from real_engines.comparison import Found, Page, assert_nothing_refused, labels_of, parse, value
-from real_engines.processes import ExporterProcess, until
+from real_engines.processes import ExporterProcess
 from real_engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
 from real_engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from real_engines.triton_server import Place, TritonServer, exporter_of, ingest
+from sidestep.engines.triton.fields import EXTENSION
 
 pytestmark = pytest.mark.engine
 
 TAGS = {"_team": "blue", "_tier": 'free "trial"'}
-"""Labels of a model that its configuration has, and its statistics have not."""
+"""Labels of a model that are in its configuration and not in its statistics."""
 POLLS = "sidestep_triton_polls"
 BUSY = "sidestep_triton_busy_seconds"
 MEAN = "sidestep_triton_interval_mean_seconds"
 KEY = {"x-key": "s3cret"}
 
 
+LIST_FIELDS = """
+import json
+from tritonclient.grpc import service_pb2
+
+def paths(message, before=""):
+    for field in message.fields:
+        name = before + field.name + ("[]" if field.is_repeated else "")
+        if field.message_type is None:
+            yield name
+        else:
+            yield from paths(field.message_type, name + ".")
+
+print(json.dumps(list(paths(service_pb2.ModelStatistics.DESCRIPTOR))))
+"""
+"""A script that writes the paths of all plain fields of Triton's own message."""
+
+
+def test_every_field_of_the_extension_is_listed(triton_python: Path) -> None:
+    """The list behind docs/triton-fields.md is that of Triton's own client."""
+    done = subprocess.run(
+        [triton_python, "-c", LIST_FIELDS], capture_output=True, text=True, check=True
+    )
+    listed = {path.replace(".value.", ".") for path in json.loads(done.stdout)}
+
+    assert listed == set(EXTENSION)
+
+
 async def refused(exporter: ExporterProcess) -> Page:
-    """The page once a poll was."""
+    """Return the exporter's page once Triton has refused a poll."""
     page = Page()
 
-    async def has_been() -> bool:
+    async def is_refused() -> bool:
         nonlocal page
         page = parse(await exporter.page())
         return value(page, POLLS, outcome="restricted") > 0
 
-    await until(has_been, what="a poll that was refused")
+    await until(is_refused, 60, "a poll that was refused")
     return page
 
 
-async def test_its_own_page_and_its_statistics_tell_of_the_load(
+async def started(
+    stack: contextlib.AsyncExitStack, home: Path, targets: Mapping[str, str]
+) -> dict[str, ExporterProcess]:
+    """Start an exporter per target, and return them by name; ``stack`` stops them."""
+    exporters = {
+        name: await stack.enter_async_context(exporter_of(target, home, name))
+        for name, target in targets.items()
+    }
+    return {name: await exporter.started() for name, exporter in exporters.items()}
+
+
+async def test_its_own_page_and_its_statistics_have_the_load(
     triton_python: Path, home: Path
 ) -> None:
-    """The models do what the other tests take for granted, and nothing is left of a server."""
+    """The models behave as the other tests assume, and a server leaves nothing behind."""
     place = Place.chosen(triton_python, home)
     async with TritonServer(place) as server, Client(place) as client:
         await server.started()
@@ -84,35 +127,27 @@ async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path)
         "http-page": f"{place.base},metrics={place.page}",
         "grpc": place.grpc_target,
         "grpc-page": f"{place.grpc_target},metrics={place.page}",
-        "late": place.base,
         "upstream": "",
     }
     found: dict[str, Found] = {}
     pages: dict[str, Page] = {}
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(TritonServer(place))
-        exporters: dict[str, ExporterProcess] = {}
-
-        async def listen(name: str) -> None:
-            exporter = await stack.enter_async_context(exporter_of(targets[name], home, name))
-            exporters[name] = await exporter.started()
-
-        for name in ("http", "http-page", "grpc", "grpc-page", "upstream"):
-            await listen(name)
+        exporters = await started(stack, home, targets)
         forward = ["--forward", ingest(home, "upstream"), "--forward.interval", "0.2"]
         downstream = exporter_of(place.base, home, "downstream", *forward)
         await stack.enter_async_context(downstream)
         await server.started()
         client = await stack.enter_async_context(Client(place))
         answers = await client.mixed()
-        # One that comes now has what was counted before, too.
-        await listen("late")
+        # An exporter that starts now has earlier counts, too.
+        exporters |= await started(stack, home, {"late": place.base})
         answers += await client.mixed()
         for name, exporter in exporters.items():
-            passed = "metrics=" in targets[name]
+            passed = name.endswith("-page")
             pages[name], found[name] = await settled(server, exporter, passed=passed)
 
-    assert {name: [] for name in targets} == found
+    assert {name: [] for name in exporters} == found
     for name, page in pages.items():
         assert state(page) == "up"
         assert_nothing_refused(page)
@@ -121,7 +156,7 @@ async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path)
         )
         assert value(page, SUCCESS, model="queued", **TAGS) > 0
         assert value(page, POLLS, outcome="ok") > 0
-        assert (value(page, FAILURE, reason="BACKEND") > 0) == ("metrics=" in targets[name])
+        assert (value(page, FAILURE, reason="BACKEND") > 0) == name.endswith("-page")
 
 
 async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path) -> None:
@@ -147,10 +182,7 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
             TritonServer(place, ["batched", "queued"], arguments, KEY)
         )
         await server.started()
-        exporters: dict[str, ExporterProcess] = {}
-        for name, target in targets.items():
-            exporter = await stack.enter_async_context(exporter_of(target, home, name))
-            exporters[name] = await exporter.started()
+        exporters = await started(stack, home, targets)
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         answers += await client.ask_in_turn(Ask("queued") for _ in range(3))
@@ -173,7 +205,7 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
 
 
 async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path) -> None:
-    """Statistics that Triton gives only model by model, with its own page off, are all there."""
+    """Statistics that Triton serves only model by model, with its own page off, are complete."""
     place = Place.chosen(triton_python, home)
     models = ["batched", "cached"]
     arguments = ["--model-namespacing=true", "--allow-metrics=false"]
@@ -182,10 +214,8 @@ async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(TritonServer(place, models, arguments))
         await server.started()
-        exporters: dict[str, ExporterProcess] = {}
-        for name, target in {"http": place.base, "grpc": place.grpc_target}.items():
-            exporter = await stack.enter_async_context(exporter_of(target, home, name))
-            exporters[name] = await exporter.started()
+        targets = {"http": place.base, "grpc": place.grpc_target}
+        exporters = await started(stack, home, targets)
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         answers += await client.ask_in_turn(Ask("cached", version="1") for _ in range(3))
@@ -198,8 +228,35 @@ async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path
         assert answered(page) == succeeded(answers)
 
 
+async def test_a_version_is_polled_alone(triton_python: Path, home: Path) -> None:
+    """Only named versions are exposed; one that the server does not have is no error."""
+    place = Place.chosen(triton_python, home)
+    names = "model=cached/3,model=cached/2,model=nobody/1,model=batched"
+    targets = {"http": f"{place.base},{names}", "grpc": f"{place.grpc_target},{names}"}
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(TritonServer(place, ["batched", "cached"]))
+        await server.started()
+        exporters = await started(stack, home, targets)
+        client = await stack.enter_async_context(Client(place))
+        answers = await client.ask_in_turn(Ask("cached", version=version) for version in "1333")
+        answers += await client.ask_all(Ask("batched") for _ in range(5))
+        expected = succeeded(answer for answer in answers if answer.ask.version != "1")
+        for exporter in exporters.values():
+            page = Page()
+
+            async def is_counted(exporter: ExporterProcess = exporter) -> bool:
+                nonlocal page
+                page = parse(await exporter.page())
+                return answered(page) == expected
+
+            await until(is_counted, 60, "the requests of named versions")
+            shown = {(labels["model"], labels["version"]) for labels in labels_of(page, SUCCESS)}
+            assert shown == {("batched", "1"), ("cached", "3")}
+            assert value(page, POLLS) == value(page, POLLS, outcome="ok")
+
+
 async def test_a_long_execution_counts_when_it_ends(triton_python: Path, home: Path) -> None:
-    """Nothing tells of it before; then it is in the totals, and for one interval in the gauges."""
+    """A running execution is on no page; when it ends, it is in the totals and in one interval's gauges."""
     place = Place.chosen(triton_python, home, "slow")
     pages: list[Page] = []
     target = f"{place.base},interval=0.5"
@@ -213,7 +270,7 @@ async def test_a_long_execution_counts_when_it_ends(triton_python: Path, home: P
                 pages.append(parse(await exporter.page()))
                 return asked.done() and value(pages[-1], SUCCESS) == 1
 
-            await until(is_counted, what="a request that is counted")
+            await until(is_counted, 60, "a request that is counted")
             answer = await asked
         _, found = await settled(server, exporter)
 

@@ -1,7 +1,6 @@
-"""The same payloads give vLLM's own classes and ours the same samples.
+"""vLLM's own classes and ours make the same samples of the same payloads.
 
-Runs with the engine's interpreter: ``PYTHONPATH=exporter:adapters python -m pytest
--m engine tests/engines/test_vllm_connectors.py``.
+It runs with the interpreter of vLLM's environment, see ``make test-engines``.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +28,14 @@ from sidestep_adapters.vllm.frontend import FrontendTap
 pytestmark = pytest.mark.engine
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+SIMPLE = "vllm.v1.simple_kv_offload.metrics"
 ROW = {row.name: row for row in ROWS}
 KIND = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def load(module: str, name: str) -> Any:
-    """A class of vLLM, or the reason why this machine or release has none."""
+    """Return a class of vLLM; skip the test if this machine or release has none."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, OSError) as error:
@@ -43,12 +44,12 @@ def load(module: str, name: str) -> Any:
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """A registry of its own, into which vLLM's metric classes are pointed."""
+    """Return an empty registry for vLLM's metrics."""
     return CollectorRegistry()
 
 
 def metric_types(registry: CollectorRegistry) -> dict[type, Any]:
-    """prometheus_client's classes, bound to ``registry``, as vLLM wants them given."""
+    """Return prometheus_client's classes, bound to ``registry``, in the form that vLLM takes."""
 
     def bound(kind: Any) -> Any:
         class Bound(kind):  # type: ignore[misc]
@@ -62,14 +63,14 @@ def metric_types(registry: CollectorRegistry) -> dict[type, Any]:
 
 
 def native(registry: CollectorRegistry, prom: Any, payloads: list[Any]) -> Values:
-    """What vLLM's class shows after ``payloads``."""
+    """Return the samples of vLLM's class after ``payloads``."""
     for payload in payloads:
         prom.observe(copy.deepcopy(payload), 0)
     return readings(registry)
 
 
 def ours(payloads: list[Any], connector: str) -> Values:
-    """What our families show, counted by prometheus_client in the catalogue's rows."""
+    """Return the samples of our families, counted by prometheus_client in the catalogue's rows."""
     registry = CollectorRegistry()
     metrics: dict[str, Any] = {}
     for payload in payloads:
@@ -79,7 +80,7 @@ def ours(payloads: list[Any], connector: str) -> Values:
 
 
 def count(metrics: dict[str, Any], row: Row, family: Family, registry: CollectorRegistry) -> None:
-    """Enter ``family`` into a metric made from ``row``."""
+    """Count ``family`` in a metric made from ``row``."""
     if family.name not in metrics:
         bounds = row.bounds or buckets.DEFAULTS.get(row.buckets, ())
         options = {"buckets": bounds} if row.kind == "histogram" else {}
@@ -101,7 +102,7 @@ def count(metrics: dict[str, Any], row: Row, family: Family, registry: Collector
 
 
 def readings(registry: CollectorRegistry) -> Values:
-    """Every sample, without its creation time; an empty label is no label."""
+    """Return every sample, without creation times and empty labels."""
     return {
         (reading.name, tuple(sorted(item for item in reading.labels.items() if item[1]))): (
             reading.value
@@ -112,13 +113,13 @@ def readings(registry: CollectorRegistry) -> Values:
     }
 
 
-def moved(values: Values) -> Values:
-    """Only what is not 0: some classes create series before their first data, others do not."""
+def nonzero(values: Values) -> Values:
+    """Return values other than 0: some classes create series before their first data, others do not."""
     return {key: value for key, value in values.items() if value}
 
 
 def prom_of(module: str, name: str, registry: CollectorRegistry, config: Any = None) -> Any:
-    """One of vLLM's ``*PromMetrics``."""
+    """Return one of vLLM's ``*PromMetrics``."""
     if config is None:
         config = SimpleNamespace(
             kv_transfer_config=None,
@@ -132,25 +133,24 @@ def prom_of(module: str, name: str, registry: CollectorRegistry, config: Any = N
 
 
 def check(registry: CollectorRegistry, prom: Any, payloads: list[Any], connector: str) -> None:
-    """Both sides show the same; nothing moved is missing on either."""
+    """Check that both sides have the same samples, up to samples at 0 that only the engine has."""
     expected = native(registry, prom, payloads)
     actual = ours(payloads, connector)
 
-    assert moved(actual) == moved(expected)
-    assert len(moved(actual)) > 0
-    # Whatever we show at 0 the engine shows as well, such as each bucket.
+    assert nonzero(actual) == nonzero(expected)
+    assert len(nonzero(actual)) > 0
     assert actual.keys() <= expected.keys()
 
 
 def recorded(stats: Any, *calls: tuple[Any, ...]) -> Any:
-    """The payload of vLLM's own stats object after ``calls`` of (method, *arguments)."""
+    """Return the payload of vLLM's own stats object after ``calls`` of (method, *arguments)."""
     for method, *arguments in calls:
         getattr(stats, method)(*arguments)
     return stats.to_dict() if hasattr(stats, "to_dict") else stats.data
 
 
 def nixl_payloads() -> list[Any]:
-    """Two steps of vLLM's own NIXL stats."""
+    """Return two steps of vLLM's own NIXL stats."""
     new = load(f"{V1}.nixl.stats", "NixlKVConnectorStats")
     transfer = SimpleNamespace(
         xferDuration=20_000, postDuration=700, totalBytes=1 << 20, descCount=64
@@ -174,7 +174,7 @@ def nixl_payloads() -> list[Any]:
 
 
 def offload_payloads() -> list[Any]:
-    """Two steps of vLLM's own offloading stats, with tiers."""
+    """Return steps of vLLM's own offloading stats, with tiers."""
     new = load(f"{V1}.offloading.metrics", "OffloadingConnectorStats")
     steps = [
         recorded(
@@ -231,7 +231,7 @@ def offload_payloads() -> list[Any]:
 
 
 def offload_config(spec: str) -> Any:
-    """As much of a VllmConfig as the offloading class reads."""
+    """Return the part of a VllmConfig that the offloading class reads."""
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(
             kv_connector_extra_config={"spec_name": spec, "store_threshold": 2}
@@ -239,104 +239,66 @@ def offload_config(spec: str) -> Any:
     )
 
 
-def test_nixl(registry: CollectorRegistry) -> None:
-    """NIXL's recorded steps give the same samples."""
-    prom = prom_of(f"{V1}.nixl.stats", "NixlPromMetrics", registry)
-
-    check(registry, prom, nixl_payloads(), "NixlConnector")
-
-
-def test_mooncake(registry: CollectorRegistry) -> None:
-    """Mooncake's recorded steps give the same samples."""
-    prom = prom_of(f"{V1}.mooncake.stats", "MooncakePromMetrics", registry)
-    new = load(f"{V1}.mooncake.stats", "MooncakeKVConnectorStats")
+def mooncake_payloads() -> list[Any]:
+    """Return a step of vLLM's own Mooncake stats."""
     payload = recorded(
-        new(),
+        load(f"{V1}.mooncake.stats", "MooncakeKVConnectorStats")(),
         ("record_transfer", 0.02, 4096, 12),
         ("record_failed_transfer",),
         ("record_failed_transfer",),
         ("record_failed_recv",),
         ("record_kv_expired_req",),
     )
+    return [payload, payload]
 
-    check(registry, prom, [payload, payload], "MooncakeConnector")
 
-
-def test_mooncake_store(registry: CollectorRegistry) -> None:
-    """The store's recorded calls give the same samples, and the same ones at 0."""
-    prom = prom_of(f"{V1}.mooncake.store.metrics", "MooncakeStorePromMetrics", registry)
+def store_payloads() -> list[Any]:
+    """Return a step of vLLM's own stats of Mooncake's store."""
     stats = load(f"{V1}.mooncake.store.metrics", "MooncakeStoreConnectorStats")()
     stats.record_operation("save_put", 0.5, 3, num_bytes=4096)
     stats.record_operation("save_put", 0.25, 2, num_bytes=1024)
     stats.record_operation("load_get", 2.0, 1, status="error", num_failed_keys=1)
-
-    check(registry, prom, [stats.data], "MooncakeStoreConnector")
-    assert ours([stats.data], "MooncakeStoreConnector") == readings(registry)
+    return [stats.data]
 
 
-def test_hf3fs(registry: CollectorRegistry) -> None:
-    """3FS's recorded steps give the same samples."""
-    module = f"{V1}.hf3fs.hf3fs_connector"
-    prom = prom_of(module, "HF3FSPromMetrics", registry)
-    new = load(module, "HF3FSKVConnectorStats")
-    payload = new().data
+def hf3fs_payloads() -> list[Any]:
+    """Return a step of vLLM's own 3FS stats."""
+    payload = load(f"{V1}.hf3fs.hf3fs_connector", "HF3FSKVConnectorStats")().data
     payload["save_duration"] += [0.1, 0.2]
     payload["load_duration"] += [0.3]
     payload["num_failed_save"] += 2
+    return [payload, payload]
 
-    check(registry, prom, [payload, payload], "HF3FSKVConnector")
 
-
-def test_hisparse(registry: CollectorRegistry) -> None:
-    """HiSparse's recorded steps give the same samples, the host's residency among them."""
-    module = f"{V1}.hisparse.stats"
-    prom = prom_of(module, "HiSparsePromMetrics", registry)
+def hisparse_payloads() -> list[Any]:
+    """Return a step of vLLM's own HiSparse stats, with evictions from the host."""
     evicted = load("vllm.v1.metrics.stats", "KVCacheEvictionEvent")(
         lifetime_seconds=12.5, idle_seconds=2.5, reuse_gaps_seconds=(0.5, 0.25)
     )
     payload = recorded(
-        load(module, "HiSparseKVConnectorStats")(),
+        load(f"{V1}.hisparse.stats", "HiSparseKVConnectorStats")(),
         ("record_snapshot", 10, 2, 4096),
         ("record_snapshot", 5, 1, 0),
         ("record_host_usage", 0.5, 3),
         ("record_host_usage", 0.25, 4),
         ("record_host_evictions", [evicted]),
     )
+    return [payload, payload]
 
-    check(registry, prom, [payload, payload], "HiSparseConnector")
 
-
-def test_umbp(registry: CollectorRegistry) -> None:
-    """UMBP's recorded steps give the same samples."""
-    module = f"{V1}.umbp.stats"
-    prom = prom_of(module, "UMBPStorePromMetrics", registry)
-    stats = load(module, "UMBPStoreConnectorStats")()
+def umbp_payloads() -> list[Any]:
+    """Return a step of vLLM's own UMBP stats."""
+    stats = load(f"{V1}.umbp.stats", "UMBPStoreConnectorStats")()
     stats.record("load", submitted=4, completed=3, failed=1, num_bytes=4096)
     stats.record("save", submitted=2, completed=2, num_bytes=2048)
-
-    check(registry, prom, [stats.data, stats.data], "UMBPStoreConnector")
-    assert ours([stats.data] * 2, "UMBPStoreConnector") == readings(registry)
+    return [stats.data, stats.data]
 
 
-def test_offloading_with_tiers(registry: CollectorRegistry) -> None:
-    """Offloading's recorded steps give the same samples, deprecated families included."""
-    prom = prom_of(
-        f"{V1}.offloading.metrics",
-        "OffloadPromMetrics",
-        registry,
-        offload_config("TieringOffloadingSpec"),
-    )
-
-    check(registry, prom, offload_payloads(), "OffloadingConnector")
-
-
-def test_simple_cpu_offload(registry: CollectorRegistry) -> None:
-    """The simple connector's recorded steps give the same samples, its info in right order."""
-    module = "vllm.v1.simple_kv_offload.metrics"
-    prom = prom_of(module, "SimpleCPUOffloadPromMetrics", registry)
-    names = load(module, "MetricName")
+def simple_payloads() -> list[Any]:
+    """Return a step of vLLM's own stats of the simple offloading connector."""
+    names = load(SIMPLE, "MetricName")
     payload = recorded(
-        load(module, "SimpleCPUOffloadStats")(),
+        load(SIMPLE, "SimpleCPUOffloadStats")(),
         ("increase_counter", names.SAVE_OUTCOMES, 4, ("stored",)),
         ("increase_counter", names.SAVE_OUTCOMES, 1, ("dropped_cpu_full",)),
         ("increase_counter", names.LOAD_BLOCKS, 9),
@@ -344,20 +306,51 @@ def test_simple_cpu_offload(registry: CollectorRegistry) -> None:
         ("set_gauge", names.PENDING_STORE_BLOCKS, 0),
         ("set_gauge", names.INFO, 1, ("cpu", "false", "true", "128")),
     )
+    return [payload, payload]
 
-    check(registry, prom, [payload, payload], "SimpleCPUOffloadConnector")
-    assert ours([payload] * 2, "SimpleCPUOffloadConnector") == readings(registry)
+
+CLASSES: dict[str, tuple[str, str, Callable[[], list[Any]]]] = {
+    "NixlConnector": (f"{V1}.nixl.stats", "NixlPromMetrics", nixl_payloads),
+    "MooncakeConnector": (f"{V1}.mooncake.stats", "MooncakePromMetrics", mooncake_payloads),
+    "MooncakeStoreConnector": (
+        f"{V1}.mooncake.store.metrics",
+        "MooncakeStorePromMetrics",
+        store_payloads,
+    ),
+    "HF3FSKVConnector": (f"{V1}.hf3fs.hf3fs_connector", "HF3FSPromMetrics", hf3fs_payloads),
+    "HiSparseConnector": (f"{V1}.hisparse.stats", "HiSparsePromMetrics", hisparse_payloads),
+    "UMBPStoreConnector": (f"{V1}.umbp.stats", "UMBPStorePromMetrics", umbp_payloads),
+    "OffloadingConnector": (f"{V1}.offloading.metrics", "OffloadPromMetrics", offload_payloads),
+    "SimpleCPUOffloadConnector": (SIMPLE, "SimpleCPUOffloadPromMetrics", simple_payloads),
+}
+"""By connector: vLLM's class of metrics, and steps of its class of stats."""
+ZEROS_EQUAL = ("MooncakeStoreConnector", "UMBPStoreConnector", "SimpleCPUOffloadConnector")
+"""Connectors whose series at 0 are the same on both sides, too."""
+
+
+def native_metrics(connector: str, registry: CollectorRegistry) -> Any:
+    """Return vLLM's metrics of ``connector``."""
+    module, name, _ = CLASSES[connector]
+    is_offload = connector == "OffloadingConnector"
+    config = offload_config("TieringOffloadingSpec") if is_offload else None
+    return prom_of(module, name, registry, config)
+
+
+@pytest.mark.parametrize("connector", CLASSES)
+def test_samples_equal_the_engines(registry: CollectorRegistry, connector: str) -> None:
+    """Recorded steps of each connector give the same samples."""
+    metrics = native_metrics(connector, registry)
+    payloads = CLASSES[connector][2]()
+
+    check(registry, metrics, payloads, connector)
+    if connector in ZEROS_EQUAL:
+        assert ours(payloads, connector) == readings(registry)
 
 
 def test_multi_connector(registry: CollectorRegistry) -> None:
     """Two connectors behind a MultiConnector give the samples of both."""
-    nixl = prom_of(f"{V1}.nixl.stats", "NixlPromMetrics", registry)
-    offload = prom_of(
-        f"{V1}.offloading.metrics",
-        "OffloadPromMetrics",
-        registry,
-        offload_config("TieringOffloadingSpec"),
-    )
+    nixl = native_metrics("NixlConnector", registry)
+    offload = native_metrics("OffloadingConnector", registry)
     prom = load(f"{V1}.multi_connector", "MultiKVConnectorPromMetrics")(
         SimpleNamespace(kv_transfer_config=None),
         metric_types(registry),
@@ -391,7 +384,7 @@ def test_payload_after_the_engine_core() -> None:
 
 @pytest.mark.parametrize("connector", ["NixlPullConnector", "OffloadingConnector"])
 def test_aggregation_goes_on_in_place(connector: str) -> None:
-    """The engine's own log keeps adding to the lists of a payload that we have read."""
+    """The engine's own log keeps adding to the lists of a payload that has been read."""
     if connector == "NixlPullConnector":
         payloads = nixl_payloads()
         stats = load(f"{V1}.nixl.stats", "NixlKVConnectorStats")
@@ -406,25 +399,12 @@ def test_aggregation_goes_on_in_place(connector: str) -> None:
     assert found == before
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (f"{V1}.nixl.stats", "NixlPromMetrics"),
-        (f"{V1}.mooncake.stats", "MooncakePromMetrics"),
-        (f"{V1}.mooncake.store.metrics", "MooncakeStorePromMetrics"),
-        (f"{V1}.hf3fs.hf3fs_connector", "HF3FSPromMetrics"),
-        (f"{V1}.hisparse.stats", "HiSparsePromMetrics"),
-        (f"{V1}.umbp.stats", "UMBPStorePromMetrics"),
-        (f"{V1}.offloading.metrics", "OffloadPromMetrics"),
-        ("vllm.v1.simple_kv_offload.metrics", "SimpleCPUOffloadPromMetrics"),
-    ],
-)
-def test_rows_are_the_engine_s(registry: CollectorRegistry, module: str, name: str) -> None:
-    """What a class of vLLM registers are rows, with the same kind, labels and bounds."""
-    config = offload_config("TieringOffloadingSpec") if name == "OffloadPromMetrics" else None
-    prom_of(module, name, registry, config)
+@pytest.mark.parametrize("connector", CLASSES)
+def test_rows_equal_the_engines(registry: CollectorRegistry, connector: str) -> None:
+    """Families that a class of vLLM registers are rows, with the same kind, labels and bounds."""
+    native_metrics(connector, registry)
 
-    # prometheus_client shows labels and bounds of a family only with its samples.
+    # prometheus_client exposes labels and bounds of a family only with its samples.
     registered = {str(metric): metric for metric in registry._collector_to_names}
     rows = {f"{row.kind}:{row.name.removesuffix('_total')}": row for row in ROWS}
     assert registered
@@ -438,7 +418,7 @@ def test_rows_are_the_engine_s(registry: CollectorRegistry, module: str, name: s
 
 
 def test_front_end() -> None:
-    """What vLLM's front end registers is found in the process registry, with its own bounds."""
+    """Families that vLLM's front end registers are found in the process registry, with its bounds."""
     sleep = load("vllm.entrypoints.serve.dev.sleep.metrics", "sleep_mode_operation_metrics")
     update = load("vllm.entrypoints.rl.online.metrics", "weight_operation_metrics")
     middleware = load(
@@ -461,8 +441,8 @@ def test_front_end() -> None:
         assert (family.kind, family.labels) == (row.kind, list(row.own_labels))
         assert tuple(family.bounds) == row.bounds
     for name in ("sleep_mode_operations", "rl_weight_update_operations"):
-        flying = f"vllm:{name}_in_flight"
-        assert [during[flying].samples[0].value, after[flying].samples[0].value] == [1.0, 0.0]
+        gauge = f"vllm:{name}_in_flight"
+        assert [during[gauge].samples[0].value, after[gauge].samples[0].value] == [1.0, 0.0]
     assert [sum(after[name].samples[0].counts) for name in durations if name in after] == [1, 1]
     (parsed,) = after["vllm:tool_call_parser_invocations_total"].samples
     assert (parsed.labels, parsed.value) == (["non_streaming", "tool_call", "other"], 1.0)

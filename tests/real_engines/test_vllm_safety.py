@@ -1,4 +1,4 @@
-"""Serving never depends on the exporter, nor on the plug-in being right."""
+"""A real vLLM keeps serving whatever happens to the exporter, and whatever the plugin does wrong."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import signal
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fuzz.hostile_exporter import BEHAVIOURS, HostileExporter
 
+from exporters import until
 from real_engines.comparison import (
     Page,
     assert_complete,
@@ -26,37 +25,41 @@ from real_engines.comparison import (
     shape,
     value,
 )
-from real_engines.load import Answer, Ask, Client, generated
-from real_engines.processes import ExporterProcess, VllmServer, at_start, until
+from real_engines.load import Client, generated
+from real_engines.processes import ExporterProcess, VllmServer, at_start
+from real_engines.sites import (
+    DUMP_THREADS,
+    PUBLISHER,
+    STALL,
+    TOKENS,
+    SteadyLoad,
+    VllmSite,
+    completions,
+    zmq_threads,
+)
 
 pytestmark = pytest.mark.engine
 
-TOKENS = 40
-STALL = 10.0
-"""Seconds between two tokens that no busy machine explains; the engine makes one in 5 ms."""
-PUBLISHER = "sidestep_adapters/publisher/publisher.py"
-
-DUMP_THREADS = """
-import faulthandler, signal
-faulthandler.register(signal.SIGUSR2)
-"""
+GENERATED = "vllm:generation_tokens"
 BREAK_TRANSLATION = """
 import itertools
-import sidestep_adapters.vllm.stats as plugin
+import sidestep_adapters.vllm.stats as stats
 
-own, turns = plugin._own, itertools.count()
+capture, turns = stats._capture, itertools.count()
 
-def broken(*_):
+def broken(*_, **__):
     raise RuntimeError("broken on purpose")
 
-plugin._own = lambda source: broken() if next(turns) % 5 == 4 else own(source)
-plugin.to_wire = broken
+stats._capture = lambda source: broken() if next(turns) % 5 == 4 else capture(source)
+stats.to_wire = broken
 """
-"""Every other record fails on the serving event loop, the others in the publisher's thread."""
+"""Start-up code: every fifth capture fails on the serving event loop, the other records fail in the
+publisher thread.
+"""
 
 
-async def threads(server: VllmServer) -> str:
-    """The stacks of the server's threads; needs ``DUMP_THREADS``."""
+async def stacks(server: VllmServer) -> str:
+    """Return the stacks of the server's threads; needs ``DUMP_THREADS``."""
     before = len(server.output)
     server.send(signal.SIGUSR2)
     # The main thread comes last, and its outermost frame is runpy's.
@@ -64,62 +67,43 @@ async def threads(server: VllmServer) -> str:
     return server.output[before:]
 
 
-async def workers(client: Client, goes_on: Callable[[], bool], answers: list[Answer]) -> None:
-    """Four at a time until told to end."""
-
-    async def worker() -> None:
-        while goes_on():
-            answers.append(await client.ask(Ask(client.text(30), TOKENS)))
-
-    await asyncio.gather(*(worker() for _ in range(4)))
+async def page_after(exporter: ExporterProcess, before: Page, tokens: int) -> Page:
+    """Return the exporter's page once it has ``tokens`` more generated tokens than ``before``."""
+    expected = value(before, GENERATED) + tokens
+    return await settled_alone(exporter, lambda page: value(page, GENERATED) >= expected)
 
 
-async def test_exporter_comes_late_dies_and_comes_back(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """No request notices; the late exporter gets everything, its successor what came after it."""
-    log = home / "exporter.log"
-    environ = {"SIDESTEP_ENDPOINT": endpoint, "PYTHONPATH": at_start(home, DUMP_THREADS)}
-    server = VllmServer(vllm_python, tiny, home, ["--max-num-seqs", "32"], environ)
+async def test_exporter_starts_late_is_killed_and_restarts(vllm: VllmSite) -> None:
+    """No request is affected; the late exporter gets everything, its successor what comes after it."""
+    environ = {"PYTHONPATH": at_start(vllm.home, DUMP_THREADS)}
+    server = vllm.server(["--max-num-seqs", "32"], environ)
     async with server, Client(server.base) as client:
         await server.started()
-        assert PUBLISHER in await threads(server)
+        assert PUBLISHER in await stacks(server)
         absent = await client.mixed()
 
-        async with ExporterProcess(endpoint, log) as first:
+        async with vllm.exporter() as first:
             await first.started()
             _, late, found = await settled(server, first)
 
-            going = True
-            steady: list[Answer] = []
-            load = asyncio.create_task(workers(client, lambda: going, steady))
-            await until(lambda: len(steady) >= 40, 120)
-            killed_at, before = time.monotonic(), len(steady)
+            load = SteadyLoad(client)
+            await load.more(40)
+            killed_at = time.monotonic()
             await first.stop(signal.SIGKILL)
-            await until(lambda: len(steady) >= before + 40, 120)
+            await load.more(40)
             back_at = time.monotonic()
 
-        async with ExporterProcess(endpoint, log) as second:
+        async with vllm.exporter() as second:
             await second.started()
-            resumed = await settled_alone(
-                second, lambda page: value(page, "vllm:generation_tokens") > 0
-            )
-            now = len(steady)
-            await until(lambda: len(steady) >= now + 40, 120)
-            going = False
-            await load
+            resumed = await settled_alone(second, lambda page: value(page, GENERATED) > 0)
+            await load.more(40)
+            await load.stop()
             rest = await settled_alone(second, idle)
             theirs_rest = parse(await server.page())
-            more = await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
+            more = await completions(client, 20)
+            last = await page_after(second, rest, 20 * TOKENS)
 
-            def complete(page: Page) -> bool:
-                grown = value(page, "vllm:generation_tokens") - value(
-                    rest, "vllm:generation_tokens"
-                )
-                return grown >= 20 * TOKENS
-
-            last = await settled_alone(second, complete)
-
+    steady = load.answers
     phases = {
         "before": [a for a in steady if a.ended_at < killed_at],
         "down": [a for a in steady if a.asked_at < back_at and a.ended_at > killed_at],
@@ -133,8 +117,8 @@ async def test_exporter_comes_late_dies_and_comes_back(
         }
         for name, phase in phases.items()
     }
-    unseen = value(theirs_rest, "vllm:generation_tokens") - value(rest, "vllm:generation_tokens")
-    report("late and killed", late, absent, gone_with_the_first=unseen, **figures)
+    lost = value(theirs_rest, GENERATED) - value(rest, GENERATED)
+    report("late and killed", late, absent, lost_with_the_first=lost, **figures)
 
     assert [] == found
     assert_nothing_refused(late)
@@ -142,101 +126,79 @@ async def test_exporter_comes_late_dies_and_comes_back(
     assert_complete([*steady, *more])
     assert {TOKENS} == {answer.tokens for answer in [*steady, *more]}
     assert max(answer.longest_gap for answer in steady) < STALL
-    assert value(resumed, "vllm:generation_tokens") > 0
-    # The successor starts anew, and has at least all that was asked after its predecessor's end.
+    assert value(resumed, GENERATED) > 0
+    # The successor starts at 0, and has at least what was asked after its predecessor's end.
     later = [answer for answer in steady if answer.asked_at > killed_at]
-    assert generated(later) <= value(rest, "vllm:generation_tokens")
-    assert 20 * TOKENS == (
-        value(last, "vllm:generation_tokens") - value(rest, "vllm:generation_tokens")
-    )
+    assert generated(later) <= value(rest, GENERATED)
+    assert 20 * TOKENS == value(last, GENERATED) - value(rest, GENERATED)
     assert_nothing_refused(last)
 
 
-async def test_killed_engine_goes_on_counting_when_it_is_back(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
+async def test_counters_continue_after_a_killed_engine_restarts(vllm: VllmSite) -> None:
     """Totals of a killed engine and of its next process add up; the restart is counted."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint}
     pages: list[Page] = []
-    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+    async with vllm.exporter() as exporter:
         await exporter.started()
-        for lives in (1, 2):
-            async with VllmServer(vllm_python, tiny, home, [], environ) as server:
+        for expected in (20 * TOKENS, 40 * TOKENS):
+            async with vllm.server() as server:
                 await server.started()
                 async with Client(server.base) as client:
-                    assert_complete(
-                        await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
-                    )
-                expected = lives * 20 * TOKENS
+                    assert_complete(await completions(client, 20))
                 ours = await settled_alone(
                     exporter,
                     lambda page, tokens=expected: (  # type: ignore[misc]
-                        idle(page) and value(page, "vllm:generation_tokens") >= tokens
+                        idle(page) and value(page, GENERATED) >= tokens
                     ),
                 )
                 pages.append(ours)
                 server.kill()
 
-    tokens = [value(page, "vllm:generation_tokens") for page in pages]
     ended = [value(page, "vllm:request_success", finished_reason="length") for page in pages]
-    restarts = [value(page, "sidestep_engine_restarts") for page in pages]
-    assert [20 * TOKENS, 40 * TOKENS] == tokens
+    assert [20 * TOKENS, 40 * TOKENS] == [value(page, GENERATED) for page in pages]
     assert [20, 40] == ended
-    assert [0, 1] == restarts
+    assert [0, 1] == [value(page, "sidestep_engine_restarts") for page in pages]
     assert_nothing_refused(pages[1])
 
 
-async def test_broken_translation_costs_metrics_only(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """Where every record fails to translate, all requests succeed and each failure is counted."""
-    environ = {
-        "SIDESTEP_ENDPOINT": endpoint,
-        "PYTHONPATH": at_start(home, BREAK_TRANSLATION),
-    }
-    server = VllmServer(vllm_python, tiny, home, ["--max-num-seqs", "32"], environ)
-    async with ExporterProcess(endpoint, home / "exporter.log") as exporter, server:
-        await exporter.started()
-        await server.started()
+async def test_broken_translation_costs_metrics_only(vllm: VllmSite) -> None:
+    """Requests succeed although every record fails to translate, and each failure is counted."""
+    environ = {"PYTHONPATH": at_start(vllm.home, BREAK_TRANSLATION)}
+    server = vllm.server(["--max-num-seqs", "32"], environ)
+    async with vllm.with_exporter(server) as exporter:
         async with Client(server.base) as client:
-            answers = await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(30)])
+            answers = await completions(client, 30)
         theirs = parse(await server.page())
         steps = count(theirs, "vllm:iteration_tokens_total")
-
-        def counted(page: Page) -> bool:
-            return value(page, "sidestep_stream_errors") >= steps
-
-        ours = await settled_alone(exporter, counted)
+        ours = await settled_alone(
+            exporter, lambda page: value(page, "sidestep_stream_errors") >= steps
+        )
         errors = value(ours, "sidestep_stream_errors")
         report("broken translation", theirs, answers, errors=errors)
         output = server.output
 
     assert_complete(answers)
-    assert generated(answers) == 30 * TOKENS == value(theirs, "vllm:generation_tokens")
+    assert generated(answers) == 30 * TOKENS == value(theirs, GENERATED)
     assert errors >= steps >= TOKENS
-    assert value(ours, "vllm:generation_tokens") == 0
-    # Said once a minute, with the traceback.
+    assert value(ours, GENERATED) == 0
+    # Logged once a minute, with the traceback.
     complaints = [line for line in output.splitlines() if "sidestep: " in line]
     assert 1 <= len(complaints) <= 3
     assert "broken on purpose" in output
 
 
-async def test_without_an_endpoint_the_plugin_does_nothing(
-    vllm_python: Path, tiny: Path, home: Path
-) -> None:
-    """It is found and loaded, but has no thread and no socket, and the page is as without it."""
-    start = at_start(home, DUMP_THREADS)
-    with_it = VllmServer(vllm_python, tiny, home, [], {"PYTHONPATH": start})
+async def test_without_an_endpoint_the_plugin_does_nothing(vllm: VllmSite) -> None:
+    """The plugin is loaded but has no thread and no socket, and the page is the same as without it."""
+    start = at_start(vllm.home, DUMP_THREADS)
+    with_it = vllm.server([], {"PYTHONPATH": start}, sends=False)
     async with with_it:
         await with_it.started()
-        environ = {"PYTHONPATH": start, "VLLM_PLUGINS": "none"}
-        without = VllmServer(vllm_python, tiny, home, [], environ)
+        without = vllm.server([], {"PYTHONPATH": start, "VLLM_PLUGINS": "none"}, sends=False)
         async with without:
             await without.started()
-            pages, stacks, sockets = [], [], []
+            pages, found, sockets = [], [], []
             for server in (with_it, without):
                 async with Client(server.base) as client:
-                    assert_complete([await client.ask(Ask(client.text(30), TOKENS))])
+                    assert_complete(await completions(client, 1))
 
                 async def at_rest(server: VllmServer = server) -> bool:
                     page = parse(await server.page())
@@ -244,54 +206,35 @@ async def test_without_an_endpoint_the_plugin_does_nothing(
 
                 await until(at_rest, 30)
                 pages.append(parse(await server.page()))
-                stacks.append(await threads(server))
-                sockets.append(zmq_threads(server.pid))
+                found.append(await stacks(server))
+                sockets.append(zmq_threads([server.pid]))
 
     assert "sidestep_adapters.vllm.plugin:SidestepStatLogger" in with_it.output
-    assert [False, False] == [PUBLISHER in stack for stack in stacks]
+    assert [False, False] == [PUBLISHER in stack for stack in found]
     assert sockets[0] == sockets[1]
     assert shape(pages[0]) == shape(pages[1])
 
 
-def zmq_threads(pid: int) -> Counter[str]:
-    """A process's threads that belong to ZMQ contexts."""
-    names = [task.read_text().strip() for task in Path(f"/proc/{pid}/task").glob("*/comm")]
-    return Counter(name for name in names if name.startswith("ZMQ"))
-
-
-async def test_no_request_notices_a_hostile_exporter(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """Front end and core connect to whoever floods and resets them: all requests are answered."""
+async def test_a_hostile_exporter_affects_no_request(vllm: VllmSite) -> None:
+    """Front end and core connect to an exporter that floods and resets them: all requests are answered."""
     core = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
-    flags = ["--max-num-seqs", "32", "--scheduler-cls", core]
-    path = Path(endpoint.removeprefix("ipc://"))
-    environ = {"SIDESTEP_ENDPOINT": endpoint}
-    server = VllmServer(vllm_python, tiny, home, flags, environ)
+    server = vllm.server(["--max-num-seqs", "32", "--scheduler-cls", core])
+    path = Path(vllm.endpoint.removeprefix("ipc://"))
     async with server, Client(server.base) as client:
         await server.started()
         for behaviour in BEHAVIOURS.values():
             hostile = HostileExporter(path, behaviour)
             try:
-                answers = await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
+                answers = await completions(client, 20)
                 await until(lambda hostile=hostile: hostile.connections >= 2, 90)  # type: ignore[misc]
             finally:
                 await asyncio.to_thread(hostile.close)
 
             assert_complete(answers)
             assert max(answer.longest_gap for answer in answers) < STALL
-        async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+        async with vllm.exporter() as exporter:
             await exporter.started()
-            before = await settled_alone(
-                exporter, lambda page: value(page, "vllm:generation_tokens") > 0
-            )
-            await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
-
-            def complete(page: Page) -> bool:
-                grown = value(page, "vllm:generation_tokens") - value(
-                    before, "vllm:generation_tokens"
-                )
-                return grown >= 20 * TOKENS
-
-            page = await settled_alone(exporter, complete)
+            before = await settled_alone(exporter, lambda page: value(page, GENERATED) > 0)
+            await completions(client, 20)
+            page = await page_after(exporter, before, 20 * TOKENS)
     assert_nothing_refused(page)

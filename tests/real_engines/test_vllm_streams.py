@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
+from exporters import until
 from real_engines.comparison import assert_complete, assert_nothing_refused, count, parse, value
 from real_engines.load import Client
-from real_engines.processes import ExporterProcess, VllmServer, until
+from real_engines.processes import ExporterProcess
 from real_engines.sglang_server import Listener, free_ports
+from real_engines.sites import VllmSite
 
 pytestmark = pytest.mark.engine
 
 
-def told(events: Listener) -> dict[str, float]:
-    """Blocks stored and removed, by the messages themselves."""
+def published(events: Listener) -> dict[str, float]:
+    """Return how many blocks were stored and removed, counted from the messages."""
     found = {"BlockStored": 0.0, "BlockRemoved": 0.0}
     for message in events.heard:
         for event in message.payload[1]:
@@ -30,10 +31,8 @@ def told(events: Listener) -> dict[str, float]:
     return found
 
 
-async def test_blocks_are_counted_over_a_killed_exporter(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str
-) -> None:
-    """What the engine stored and removed is counted once, though half of it found no exporter."""
+async def test_blocks_are_counted_across_a_killed_exporter(vllm: VllmSite) -> None:
+    """Blocks stored and removed are counted once, though half of the messages met no exporter."""
     port = free_ports(2)
     publishing = {
         "enable_kv_cache_events": True,
@@ -44,16 +43,9 @@ async def test_blocks_are_counted_over_a_killed_exporter(
     }
     arguments = ["--num-gpu-blocks-override", "96", "--kv-events-config", json.dumps(publishing)]
     subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
-    flags = [
-        "--subscribe",
-        subscription,
-        "--state.dir",
-        str(home / "state"),
-        "--kv.sample-rate",
-        "1",
-    ]
-    (home / "state").mkdir()
-    log = home / "exporter.log"
+    state = vllm.home / "state"
+    state.mkdir()
+    flags = ["--subscribe", subscription, "--state.dir", str(state), "--kv.sample-rate", "1"]
 
     async def counted(exporter: ExporterProcess, events: Listener) -> bool:
         page = parse(await exporter.page())
@@ -62,29 +54,26 @@ async def test_blocks_are_counted_over_a_killed_exporter(
             "BlockStored": value(page, family.format("stored")),
             "BlockRemoved": value(page, family.format("removed")),
         }
-        return found == told(events) and found["BlockRemoved"] > 0
+        return found == published(events) and found["BlockRemoved"] > 0
 
     async with (
-        VllmServer(vllm_python, tiny, home, arguments) as server,
+        vllm.server(arguments, sends=False) as server,
         Listener(f"tcp://127.0.0.1:{port}") as events,
     ):
         await server.started()
-        async with (
-            ExporterProcess(endpoint, log, *flags) as exporter,
-            Client(server.base) as client,
-        ):
+        async with vllm.exporter(*flags) as exporter, Client(server.base) as client:
             await exporter.started()
             answers = await client.mixed(leave=False)
             await until(lambda: counted(exporter, events), 30, "all blocks")
             exporter.kill()
             answers += await client.mixed(leave=False)
-        async with ExporterProcess(endpoint, log, *flags) as exporter:
+        async with vllm.exporter(*flags) as exporter:
             await exporter.started()
-            await until(lambda: counted(exporter, events), 30, "all blocks, those missed too")
+            await until(lambda: counted(exporter, events), 30, "all blocks, the missed ones too")
             page = parse(await exporter.page())
 
     assert_complete([answer for answer in answers if answer.status == 200])
-    known = told(events)
+    known = published(events)
     assert value(page, "sidestep_kv_cache_resident_blocks") == (
         known["BlockStored"] - known["BlockRemoved"]
     )

@@ -1,16 +1,15 @@
-"""Recording rules and alerts: what they name exists, they are tested both ways, and have a runbook."""
+"""Recording rules and alerts: valid, tested both ways, and documented by runbooks."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import yaml
 
+from promtool import PROMTOOLS, run
 from rulefiles import (
     RECORDED,
     ROOT,
@@ -23,6 +22,7 @@ from rulefiles import (
     divisors,
     families,
     groups,
+    label_lists,
     promtool_tests,
     recordings,
     selectors,
@@ -30,69 +30,62 @@ from rulefiles import (
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS
 
-PROMTOOLS = {
-    "2": shutil.which("promtool"),
-    "3": shutil.which("promtool", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
-}
 NAMES = sorted({alert["alert"] for alert in alerts()})
 RULES = [*recordings(), *alerts()]
 SELECTORS = [selector for rule in RULES for selector in selectors(rule["expr"])]
 GROWING = {"rate", "increase", "changes"}
-TARGET = {"cluster", "namespace", "job", "instance", "pod"}
+ORIGIN = {"cluster", "namespace", "job"}
+TARGET = {*ORIGIN, "instance", "pod"}
+RANKS = {"tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank"}
 ALERTING = ROOT / "docs" / "alerting.md"
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 SLOS = {"time_to_first_token", "inter_token_latency", "request_latency", "availability"}
 """By bounds and counters of the engines."""
-COUNTED = {*slo.FAMILIES, slo.AVAILABILITY}
+COUNTED = {*slo.LATENCIES, slo.AVAILABILITY}
 """By the exporter, for all dialects."""
 WINDOWS = ("1h", "6h", "1d", "3d")
 
 
 @pytest.fixture(params=PROMTOOLS)
 def promtool(request: pytest.FixtureRequest) -> str:
-    """One of each major version that is there."""
+    """Return the promtool of a major version that is installed."""
     found = PROMTOOLS[request.param]
     if found is None:
         pytest.skip(f"there is no promtool {request.param} (make tools)")
     return found
 
 
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """Its result and its output."""
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-
-
-def test_promtool_takes_the_rules(promtool: str) -> None:
-    """Expressions, names and templates."""
-    done = run(promtool, "check", "rules", *RULE_FILES)
+def test_the_rules_are_valid(promtool: str) -> None:
+    """Expressions, names and templates are valid."""
+    done = run("check", "rules", *RULE_FILES, binary=promtool)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_rules_do_what_their_tests_say(promtool: str) -> None:
-    """``promtool test rules`` over all files beside this one, two at once."""
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda path: run(promtool, "test", "rules", path), TESTS))
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_promtool_tests_pass(promtool: str, path: Path) -> None:
+    """``promtool test rules`` passes for every file in this folder."""
+    done = run("test", "rules", path, binary=promtool)
 
-    assert [one.stdout + one.stderr for one in done if one.returncode] == []
-    assert all("SUCCESS" in one.stdout for one in done)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_alert_is_seen_firing_and_silent(name: str) -> None:
-    """By looks of its own, not by what other looks happen to leave out."""
+def test_every_alert_is_tested_firing_and_silent(name: str) -> None:
+    """Every alert has a test in which it fires, and one in which it does not."""
     looks = [bool(fired) for alert, fired in alert_tests() if alert == name]
 
     assert set(looks) == {True, False}
 
 
-def test_tests_name_alerts_that_exist() -> None:
-    """A renamed alert is silent in every test."""
+def test_tests_name_existing_alerts() -> None:
+    """Tests name existing alerts; an unknown one would never fire."""
     assert {alert for alert, _ in alert_tests()} == set(NAMES)
 
 
-def test_every_objective_burns_at_every_speed() -> None:
-    """Fast for each objective and kind of engine that has it, slow ones for one of them."""
+def test_every_objective_is_tested_at_every_burn_rate() -> None:
+    """Tests cover the fast burn of every objective and dialect, and each window once."""
     fired = [
         one["exp_labels"]
         for name, all_ in alert_tests()
@@ -106,15 +99,15 @@ def test_every_objective_burns_at_every_speed() -> None:
     }
     fast = {(one["slo"], one.get("dialect", "")) for one in fired if one["long"] == "1h"}
 
-    # An operator may call one of the exporter's as the rules call theirs.
+    # An operator may give an exporter's objective the name of one of the rules'.
     own = {("time_to_first_token", "")}
     assert fast == measured | own | {(name, "") for name in COUNTED}
     assert {name for name, _ in measured} == SLOS
     assert {one["long"] for one in fired} == set(WINDOWS)
 
 
-def test_what_the_exporter_counts_burns_once_at_every_speed() -> None:
-    """What its objectives replace is left out of slow alerts as of fast ones."""
+def test_burn_alerts_leave_out_replaced_objectives() -> None:
+    """Every burn alert leaves out the objectives that the exporter counts itself."""
     burning = [alert for alert in alerts() if alert["alert"] == "InferenceSLOBurn"]
 
     assert len(burning) == len(WINDOWS)
@@ -124,7 +117,7 @@ def test_what_the_exporter_counts_burns_once_at_every_speed() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_alert_has_its_runbook(name: str) -> None:
-    """Where its link leads, with the sections that a reader at night looks for."""
+    """An alert links to its runbook, which has all sections."""
     text = (RUNBOOKS / f"{name}.md").read_text()
     links = {
         alert["annotations"]["runbook_url"].rsplit("/", 1)[1]
@@ -141,13 +134,13 @@ def test_every_alert_has_its_runbook(name: str) -> None:
 
 
 def test_every_runbook_has_its_alert() -> None:
-    """None is left behind."""
+    """There is no runbook without an alert."""
     assert sorted(path.stem for path in RUNBOOKS.glob("*.md") if path.stem != "README") == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_alerts_say_what_they_must(name: str) -> None:
-    """How urgent, what, and where to read on; and no label that the alert does not have."""
+def test_alerts_have_severity_and_annotations(name: str) -> None:
+    """An alert has a severity and annotations, which use only labels that it has."""
     shown = {
         label
         for alert, fired in alert_tests()
@@ -165,14 +158,14 @@ def test_alerts_say_what_they_must(name: str) -> None:
 
 
 def test_alerts_of_one_name_differ_in_labels() -> None:
-    """Otherwise Alertmanager takes them for one."""
+    """Alerts with one name have different labels; Alertmanager merges equal ones."""
     seen = Counter((alert["alert"], str(sorted(alert["labels"].items()))) for alert in alerts())
 
     assert set(seen.values()) == {1}
 
 
-def test_what_rules_read_exists() -> None:
-    """Families of the catalogue: counters and histograms by their growth, with labels and values of theirs."""
+def test_selectors_match_the_catalogue() -> None:
+    """Selectors use families, labels and values of the catalogue, and functions that fit the type."""
     known = families()
     for selector in SELECTORS:
         part = SUFFIX.search(selector.name)
@@ -196,24 +189,24 @@ def test_what_rules_read_exists() -> None:
                 assert value in row.closed, selector
 
 
-def test_what_rules_are_built_on_is_recorded() -> None:
-    """A renamed recording rule would leave an alert without data."""
+def test_recorded_series_have_their_rule() -> None:
+    """Every recorded series that a rule uses has its recording rule."""
     recorded = {rule["record"] for rule in recordings()}
     named = {name for rule in RULES for name in RECORDED.findall(rule["expr"])}
 
     assert named - recorded == set()
 
 
-def test_nothing_is_divided_by_no_traffic() -> None:
-    """By numbers, and by what is compared to be above 0."""
+def test_divisors_are_above_zero() -> None:
+    """Divisors are numbers, or expressions compared to be above 0."""
     found = [divisor for rule in RULES for divisor in divisors(rule["expr"])]
 
     assert len(found) > 20
     assert [one for one in found if not re.fullmatch(r"[\d.e]+|.+ > 0", one, re.DOTALL)] == []
 
 
-def test_thresholds_are_bounds_in_both_spellings() -> None:
-    """Of that family: "1" and "1.0" are one bound, and "100" is none of them."""
+def test_thresholds_are_bucket_bounds() -> None:
+    """A matcher of ``le`` matches one bucket bound of the family, as "1" and as "1.0"."""
     known = families()
     for selector in SELECTORS:
         for label, operator, value in selector.matchers:
@@ -233,20 +226,30 @@ def test_thresholds_are_bounds_in_both_spellings() -> None:
             assert matched == [matched[0]] * len(spellings), selector
 
 
-def test_levels_say_what_is_left() -> None:
-    """``model:`` has a model's labels and nothing of an instance, whatever it is made of."""
+def test_levels_fit_the_labels() -> None:
+    """The level in a record's name fits the labels that the rule keeps."""
     for rule in recordings():
         level = rule["record"].partition(":")[0]
-        by = [set(labels.split(", ")) for labels in re.findall(r"by \(([^)]*)\)", rule["expr"])]
-        if level.startswith("model"):
-            assert all(labels & {"instance", "pod", "engine"} == set() for labels in by), rule
-        if level.startswith("instance"):
-            assert all(labels >= TARGET for labels in by), rule
+        for labels in label_lists("by", rule["expr"]):
+            if level.startswith("model"):
+                assert labels >= {"model_name", *ORIGIN}, rule
+                assert labels & {"instance", "pod", "engine"} == set(), rule
+            if level.startswith("instance"):
+                assert labels >= TARGET, rule
         assert re.fullmatch(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", rule["record"])
 
 
-def test_a_burnt_budget_can_be_seen() -> None:
-    """A factor times the budget is below 1, and a second of the guard is a second of its group."""
+def test_series_match_within_a_job() -> None:
+    """Series of different clusters, namespaces or jobs never match, and all ranks of an engine count once."""
+    for rule in RULES:
+        for labels in [*label_lists("by", rule["expr"]), *label_lists("on", rule["expr"])]:
+            assert labels >= ORIGIN or labels == {"slo"}, rule
+        for labels in label_lists("without", rule["expr"]):
+            assert labels >= RANKS or labels in ({"le"}, {"mode"}), rule
+
+
+def test_burn_factors_are_reachable() -> None:
+    """Burn factors stay below the whole budget, and the guard fits the group's interval."""
     objectives = {
         rule["labels"]["slo"]: float(re.fullmatch(r"vector\((.+)\)", rule["expr"])[1])  # type: ignore[index]
         for rule in recordings()
@@ -267,8 +270,8 @@ def test_a_burnt_budget_can_be_seen() -> None:
     assert {f"{guard}s" for guard in guards} == {group["interval"]}
 
 
-def test_what_inhibits_what_exists() -> None:
-    """Names and labels of the example for Alertmanager."""
+def test_inhibitions_name_existing_alerts() -> None:
+    """The example for Alertmanager names existing alerts and severities."""
     (text,) = re.findall(r"```yaml\n(inhibit_rules.+?)```", ALERTING.read_text(), re.DOTALL)
     example = yaml.safe_load(text)
     named = {
@@ -285,7 +288,7 @@ def test_what_inhibits_what_exists() -> None:
 
 
 def test_the_overview_has_every_alert() -> None:
-    """With its severities, and the burn table as the rules have it."""
+    """docs/alerting.md lists every alert with its severities, and the table of burn rates."""
     text = ALERTING.read_text()
     rows = [line for line in text.splitlines() if "](runbooks/" in line and line.startswith("|")]
     for name in NAMES:
@@ -302,8 +305,8 @@ def test_the_overview_has_every_alert() -> None:
             ) in text
 
 
-def test_promtool_evaluates_in_order() -> None:
-    """Its tests have all groups, in the order of the files, or what builds on others comes too late."""
+def test_promtool_tests_list_groups_in_order() -> None:
+    """The tests of rules list all groups in the order of the files."""
     order = [group["name"] for name in ("recording.yaml", "alerts.yaml") for group in groups(name)]
     for path in TESTS:
         text = path.read_text()

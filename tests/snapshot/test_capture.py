@@ -1,4 +1,4 @@
-"""What outlives the process: all of a recorded run, wherever it is cut."""
+"""Snapshots of recorded runs, taken at any point."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from exporters import DATA
 from intakes import CORE_RUNS, Fed, lines, steps
+from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
 from sidestep.protocol.messages import EngineInfo
@@ -28,37 +29,39 @@ from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
 
-FED = 1132
-"""Steps of "core" in the snapshot of an earlier release."""
-SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
-"""Blocks are tracked anew; a hit rate is of the last requests, as one."""
+OBJECTIVES = [parse(text) for text in ("ttft=350ms", "inter_token=7ms", "e2e=3s", "availability")]
+SNAPSHOT_STEPS = 1132
+"""Steps of the run "core" in the snapshot of an earlier release."""
+NOT_RESTORED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
+"""Families of sampled blocks, whose tracking restarts, and rates of the last requests."""
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
-def test_a_run_goes_on_in_another_process(run: str) -> None:
-    """Cut in nine places, requests in flight and all, it ends with the very same page."""
+def test_run_continues_in_another_process(run: str) -> None:
+    """After nine restarts with requests in flight, the page equals that of a single process."""
     recorded = list(steps(run))
-    whole = Fed()
+    whole = Fed(slo=OBJECTIVES)
     whole.feed(recorded)
 
-    cut = Fed()
+    restarted = Fed(slo=OBJECTIVES)
     random = Random(run)
     places = sorted(random.sample(range(1, len(recorded)), 9))
     for start, end in pairwise([0, *places, len(recorded)]):
-        cut.feed(recorded[start:end])
-        cut = cut.reborn(cut.snapshot())
+        restarted.feed(recorded[start:end])
+        restarted = restarted.restarted(restarted.snapshot(), slo=OBJECTIVES)
 
-    assert lines(whole.page, *SAMPLED) == lines(cut.page, *SAMPLED)
-    assert whole.rejected == cut.rejected == {}
-    assert whole.intake.items == cut.intake.items
+    assert lines(whole.page, *NOT_RESTORED) == lines(restarted.page, *NOT_RESTORED)
+    assert "sidestep_slo_requests_total" in whole.page
+    assert whole.rejected == restarted.rejected == {}
+    assert whole.intake.items == restarted.intake.items
 
 
-def two_engines_with_a_question() -> Fed:
-    """Two samples of it: "a"'s ended last, heard of it has the exporter only in words of "b"."""
+def two_engines_with_one_group() -> Fed:
+    """Return an exporter with a group of two parallel samples on engines "a" and "b"; that of "a" ends last."""
     fed = Fed()
     for name in "ab":
         labels = {"engine": name, "model_name": "m"}
-        fed.greet(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
+        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
     for number, name in enumerate("ab"):
         stamp = 2.0 - number
         ended = Finished(number, stamp, stamp, 0)
@@ -68,76 +71,98 @@ def two_engines_with_a_question() -> Fed:
     return fed
 
 
-def counted(fed: Fed) -> list[str]:
-    """The numbers of questions, by engine."""
+def group_counts(fed: Fed) -> list[str]:
+    """Return the number of groups of parallel samples, by engine."""
     name = "vllm:request_params_n_count"
     return [line.rpartition(" ")[2] for line in fed.page.splitlines() if line.startswith(name)]
 
 
-def test_a_question_that_ended_elsewhere_is_counted_by_the_next_process() -> None:
-    """Its engine has not spoken since, and does so to another process."""
-    fed = two_engines_with_a_question()
-    assert counted(fed) == ["0", "0"]
-    for exporter in (fed.reborn(fed.snapshot()), fed):
+def test_group_that_ended_on_another_engine_is_counted_after_a_restart() -> None:
+    """Its own engine sends nothing in between."""
+    fed = two_engines_with_one_group()
+    assert group_counts(fed) == ["0", "0"]
+    for exporter in (fed.restarted(fed.snapshot()), fed):
         exporter.items("a", [encode_item(RequestEvents(0, 20.0, 1))])
-        assert counted(exporter) == ["1", "0"]
+        assert group_counts(exporter) == ["1", "0"]
 
 
-def test_a_question_that_ended_elsewhere_is_counted_where_its_engine_goes() -> None:
-    """Another process of the engine, without the tap, will not speak of requests any more."""
-    fed = two_engines_with_a_question()
-    fed.greet("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
+def test_group_that_ended_on_another_engine_is_counted_when_request_events_stop() -> None:
+    """The next process of the engine runs without the tap."""
+    fed = two_engines_with_one_group()
+    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
 
-    assert counted(fed) == ["1", "0"]
+    assert group_counts(fed) == ["1", "0"]
 
 
-def test_a_question_whose_engine_has_gone_counts_for_the_one_that_ends_it() -> None:
-    """The samples of "b" end after "a" has no requests any more."""
+def test_group_of_an_engine_without_request_events_counts_for_the_last_engine() -> None:
+    """The sample of "b" ends after "a" has stopped sending request events."""
     fed = Fed()
     for name in "ab":
         labels = {"engine": name, "model_name": "m"}
-        fed.greet(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
+        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
     asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
     fed.items("b", [encode_item(RequestEvents(0, 1.0, 1, [asked[1]]))])
     ended = Finished(0, 2.0, 2.0, 0)
     fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], ended]))])
-    fed.greet("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
+    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
     fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [Finished(1, 1.5, 1.5, 0)]))])
     fed.items("b", [encode_item(RequestEvents(0, 20.0, 1))])
 
-    assert counted(fed) == ["0", "1"]
+    assert group_counts(fed) == ["0", "1"]
 
 
-def test_a_snapshot_is_the_same_after_it_was_read() -> None:
-    """What is restored says of itself what it was restored from."""
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_group_that_waits_for_another_engine_waits_after_a_restart(is_lost: bool) -> None:
+    """A sample that arrives in time completes the group; one that arrives later belongs to no group."""
+    fed = Fed()
+    for name in "ab":
+        labels = {"engine": name, "model_name": "m"}
+        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
+        fed.items(name, [encode_item(RequestEvents(0, 0.5, 1, [], 0.5))])
+    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
+    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], Finished(0, 2.0, 2.0, 0)]))])
+    fed = fed.restarted(fed.snapshot())
+    fed.items("a", [encode_item(RequestEvents(0, 100.0 if is_lost else 50.0, 1, [], 50.0))])
+    fed = fed.restarted(fed.snapshot())
+    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [asked[1], Finished(1, 1.5, 1.5, 0)]))])
+    for name in "ab" * 2:
+        fed.items(name, [encode_item(RequestEvents(0, 101.0, 1, [], 101.0))])
+
+    unknown = 'sidestep_untracked_requests_total{engine="a",model_name="m",reason="samples"}'
+    assert group_counts(fed) == ["0" if is_lost else "1", "0"]
+    assert f"{unknown} {int(is_lost)}\n" in fed.page
+
+
+def test_restored_snapshot_is_written_identically() -> None:
+    """Only the process itself differs."""
     fed = Fed()
     fed.feed(steps("core_lora"))
     other = Fed(boot=2)
     restore(other.intake, fed.snapshot(), 0.0)
 
-    # But for the process, which is another one.
+    # The last piece describes the process.
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
-    assert fed.intake.epoch == other.intake.epoch
-    assert fed.intake.run < other.intake.run
+    assert fed.intake.federation.own.epoch == other.intake.federation.own.epoch
+    assert fed.intake.federation.own.run < other.intake.federation.own.run
 
 
-def test_a_snapshot_of_before_0012_restores_what_is_counted_here() -> None:
-    """What that release kept of other exporters is passed over: they send it again."""
+def test_snapshot_of_an_earlier_release_restores_own_engines() -> None:
+    """Its records of other exporters are ignored: these send them again."""
     packed = (DATA / "snapshot_before_0012.gz").read_bytes()
-    recorded = [*list(steps("core"))[:FED], *steps("sglang")]
+    recorded = [*list(steps("core"))[:SNAPSHOT_STEPS], *steps("sglang")]
     fed = Fed()
     fed.feed(recorded)
-    back = fed.reborn(verified(gzip.decompress(packed)))
+    back = fed.restarted(verified(gzip.decompress(packed)))
 
-    assert lines(back.page, *SAMPLED) == lines(fed.page, *SAMPLED)
+    assert lines(back.page, *NOT_RESTORED) == lines(fed.page, *NOT_RESTORED)
     assert back.intake.items == fed.intake.items
     assert {e.layout.dialect for e in back.intake.registry.engines.values()} == {"vllm", "sglang"}
-    assert "leaf" not in back.page
+    assert "downstream" not in back.page
     assert not back.intake.registry.retired
 
 
-def test_gauges_wait_for_their_engine() -> None:
-    """A restored engine shows what it has counted; its gauges come back when it greets."""
+def test_restored_gauges_are_hidden_until_the_next_hello() -> None:
+    """Counters are exposed at once."""
     fed = Fed()
     recorded = list(steps("core"))
     fed.feed(recorded[: len(recorded) // 2])
@@ -146,12 +171,12 @@ def test_gauges_wait_for_their_engine() -> None:
 
     assert "vllm:generation_tokens_total" in other.page
     assert "vllm:num_requests_running" not in other.page
-    back = fed.reborn(fed.snapshot())
-    assert lines(fed.page, *SAMPLED) == lines(back.page, *SAMPLED)
+    back = fed.restarted(fed.snapshot())
+    assert lines(fed.page, *NOT_RESTORED) == lines(back.page, *NOT_RESTORED)
 
 
-def test_large_numbers_are_kept_exactly() -> None:
-    """Operations of a GPU pass 64 bits within hours."""
+def test_integers_over_64_bits_are_restored_exactly() -> None:
+    """Operations of a GPU exceed 64 bits within hours."""
     fed = Fed()
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
@@ -159,12 +184,12 @@ def test_large_numbers_are_kept_exactly() -> None:
     engine.values[slot] = 3**80
     fed.intake.registry.touch(engine)
 
-    other = fed.reborn(fed.snapshot())
+    other = fed.restarted(fed.snapshot())
 
     assert other.intake.registry.engines[engine.id].values[slot] == 3**80
 
 
-def test_other_bounds_start_that_family_anew() -> None:
+def test_changed_bounds_restart_the_histogram() -> None:
     """Its counts cannot be moved."""
     fed = Fed()
     fed.feed(steps("core"))
@@ -182,10 +207,10 @@ def test_other_bounds_start_that_family_anew() -> None:
     assert sum(same.counts) > 0
 
 
-def test_many_requests_in_flight_come_in_pieces() -> None:
-    """So that none takes long; what follows from them is the same."""
+def test_many_requests_in_flight_are_saved_in_pieces() -> None:
+    """No piece takes long to encode, and later intervals are the same."""
     fed = Fed()
-    fed.greet(
+    fed.send_hello(
         "s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])]
     )
     count = 3 * CHUNK + 5
@@ -195,7 +220,7 @@ def test_many_requests_in_flight_come_in_pieces() -> None:
         fed.items("s", [encode_item(RequestEvents(0, 1.0, 9, list(queued)))])
     fed.items("s", [encode_item(RequestEvents(0, 2.0, 9, [Scheduled(n, 2.0) for n in range(300)]))])
     pieces = fed.snapshot()
-    other = fed.reborn(pieces)
+    other = fed.restarted(pieces)
     last = Iteration(2.0, 3.0, 3.0, [Output(3.0, list(range(300)))])
     for each in (fed, other):
         each.items("s", [encode_item(RequestEvents(0, 3.0, 9, [last]))])
@@ -203,19 +228,19 @@ def test_many_requests_in_flight_come_in_pieces() -> None:
     assert max(map(len, pieces)) < 1 << 20
     assert len(pieces) > count // CHUNK + 1
     assert fed.page == other.page
-    # But for what the processes themselves have counted: one was greeted twice.
+    # The last piece has the processes' own counters: one has received two Hellos.
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
 
 
 def snapshot() -> bytes:
-    """A small one, as it is on the disk."""
+    """Return a small snapshot."""
     fed = Fed()
     fed.feed(list(steps("core"))[:40])
     return b"".join(fed.snapshot())
 
 
-def test_every_damage_is_noticed(tmp_path: Path) -> None:
-    """Torn at any byte, or any one bit of it another: never wrong numbers."""
+def test_damage_is_detected(tmp_path: Path) -> None:
+    """The file may be restarted at any byte, or any bit may be flipped."""
     directory = StateDirectory(tmp_path)
     directory.write([b"x" * 300, b"y", snapshot()[:700]])
     data = (tmp_path / SNAPSHOT).read_bytes()
@@ -235,8 +260,8 @@ def test_every_damage_is_noticed(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_pieces_that_are_none_restore_nothing(data: st.DataObject) -> None:
-    """A file with a good checksum and nonsense in it: another release's, or somebody's own."""
+def test_invalid_pieces_restore_nothing(data: st.DataObject) -> None:
+    """The checksum may be correct, as in a file of another release."""
     fed = Fed()
     fed.feed(list(steps("core"))[:40])
     pieces = fed.snapshot()
@@ -252,8 +277,8 @@ def test_pieces_that_are_none_restore_nothing(data: st.DataObject) -> None:
     assert other.intake.receiver.streams == {}
 
 
-def test_a_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
-    """It is there for whoever wants to look, and is not read again."""
+def test_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
+    """A damaged snapshot is renamed for analysis and not read again."""
     directory = StateDirectory(tmp_path)
     (tmp_path / SNAPSHOT).write_bytes(b"damage")
     with pytest.raises(WireError):
@@ -265,8 +290,8 @@ def test_a_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
     directory.release()
 
 
-def test_a_directory_has_one_exporter(tmp_path: Path) -> None:
-    """Two would overwrite each other's; the second is told at once."""
+def test_directory_is_locked(tmp_path: Path) -> None:
+    """A second exporter fails at start."""
     first = StateDirectory(tmp_path / "state")
     with pytest.raises(ConfigError, match="another exporter uses it"):
         StateDirectory(tmp_path / "state")
@@ -276,8 +301,8 @@ def test_a_directory_has_one_exporter(tmp_path: Path) -> None:
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
-def test_another_format_is_named() -> None:
-    """Whoever goes back to an older release learns why its counters start anew."""
+def test_unknown_format_is_named_in_the_error() -> None:
+    """An operator who goes back to an older release sees why counters restart."""
     data = HEADER.pack(b"sidestep", 99, 0, 0)
     with pytest.raises(WireError, match="format 99"):
         verified(data)

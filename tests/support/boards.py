@@ -1,4 +1,4 @@
-"""Dashboards as consumers see them: files of JSON, their panels, queries and variables."""
+"""Readers of the dashboards' JSON files: panels, queries and variables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One query of a panel."""
+class PanelQuery:
+    """A query of a panel."""
 
     board: str
     panel: str
@@ -35,43 +35,43 @@ class Asked:
 
 
 def dashboard(path: Path) -> dict[str, Any]:
-    """A file."""
+    """Read a dashboard from its file."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a dashboard, headings left out."""
+    """Return the panels of a dashboard without the row headings."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def queries(path: Path) -> list[Asked]:
-    """Of all panels, as they are written."""
+def queries(path: Path) -> list[PanelQuery]:
+    """Return the queries of all panels of a file, variables included."""
     return [
-        Asked(path.stem, panel["title"], target["expr"])
+        PanelQuery(path.stem, panel["title"], target["expr"])
         for panel in panels(dashboard(path))
         for target in panel["targets"]
     ]
 
 
 def variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name."""
+    """Return the template variables of a dashboard by name."""
     return {each["name"]: each for each in board["templating"]["list"]}
 
 
 def filled(expr: str, **values: str) -> str:
-    """What Grafana sends: every variable replaced, those not named by all."""
+    """Replace each variable as Grafana does; a variable without a value here stands for all."""
     given = {"__rate_interval": "1m", "ttft": "1.0", "itl": "0.1", "e2e": "10.0", **values}
     return re.sub(r"\$(\w+)", lambda found: given.get(found[1], ".*"), expr)
 
 
 def families(expr: str) -> set[str]:
-    """Names of the families that ``expr`` asks for."""
+    """Return the names of the families that ``expr`` selects."""
     several = [name for found in NAMED.findall(expr) for name in found.split("|")]
     return {family(name) for name in (*FAMILY.findall(expr), *several)}
 
 
 def family(sample: str) -> str:
-    """Whose sample it is; a family's own name can end as a histogram's samples do."""
+    """Return the family of a sample name; a family's own name can end as a histogram's samples do."""
     name = SUFFIX.sub("", sample)
     return name if name in HISTOGRAMS else sample

@@ -1,4 +1,4 @@
-"""SGLang's collectors in small, of prometheus_client's real objects, and the page that comes of them."""
+"""Fakes of SGLang's collectors over real prometheus_client metrics, and the pages that compare with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Item, decode_item, encode_item
+from sidestep.engines.items import Item, encode_item
 from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep_adapters.sglang.collectors import Process
@@ -35,7 +35,7 @@ SCHEDULERS = {
     "dp_attention_tokens_total": "sglang:dp_attention_tokens_total",
     "dp_attention_sync_wait_seconds": "sglang:dp_attention_sync_wait_seconds",
 }
-"""Attributes of a scheduler's collector, and their families."""
+"""Families by attribute of a scheduler's collector."""
 TOKENIZERS = {
     "prompt_tokens_total": "sglang:prompt_tokens_total",
     "num_aborted_requests_total": "sglang:num_aborted_requests_total",
@@ -44,7 +44,7 @@ TOKENIZERS = {
     "prompt_tokens_histogram": "sglang:prompt_tokens_histogram",
 }
 STATS = ("num_running_reqs", "gen_throughput", "token_usage", "utilization")
-"""Some of what ``log_stats`` sets."""
+"""Some of the gauges that ``log_stats`` sets."""
 
 
 def metric(
@@ -53,20 +53,20 @@ def metric(
     labels: Iterable[str],
     bounds: Iterable[float] | None = None,
 ) -> Any:
-    """The family ``name`` as SGLang makes it: labels of the collector, then its own."""
+    """Make the family ``name`` as SGLang does: the collector's labels come before its own."""
     row = ROWS[name]
     shared = list(labels)
     names = [*shared, *(label for label in row.own_labels if label not in shared)]
     if row.kind == "histogram":
-        told = bounds or row.bounds or DEFAULTS[row.buckets]
-        return Histogram(name, "Theirs.", names, buckets=tuple(told), registry=registry)
+        edges = bounds or row.bounds or DEFAULTS[row.buckets]
+        return Histogram(name, "Theirs.", names, buckets=tuple(edges), registry=registry)
     made = {"counter": Counter, "gauge": Gauge, "summary": Summary}[row.kind]
     return made(name, "Theirs.", names, registry=registry)
 
 
 @dataclasses.dataclass
 class QueueCount:
-    """SGLang's."""
+    """A fake of SGLang's ``QueueCount``."""
 
     total: int = 0
     by_priority: dict[int, int] | None = None
@@ -74,7 +74,7 @@ class QueueCount:
 
 @dataclasses.dataclass
 class SchedulerStats:
-    """Some fields of SGLang's, of each kind that there is."""
+    """A fake of SGLang's ``SchedulerStats`` with some fields of each kind."""
 
     num_running_reqs: Any = dataclasses.field(default_factory=QueueCount)
     num_queue_reqs: Any = dataclasses.field(default_factory=QueueCount)
@@ -93,7 +93,7 @@ class SchedulerStats:
 
 
 class Collector:
-    """What the collectors have in common."""
+    """The part that all fake collectors share."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class Collector:
 
     @property
     def page(self) -> dict[str, Family]:
-        """What it counts by itself."""
+        """Families that the collector has counted in its own registry."""
         return seen(generate_latest(self.registry).decode())
 
 
 class SchedulerMetricsCollector(Collector):
-    """A scheduler's: some children are asked for when it is made."""
+    """A fake of a scheduler's collector, which holds some label children from the start."""
 
     enable_lora = False
     enable_hierarchical_cache = False
@@ -138,18 +138,18 @@ class SchedulerMetricsCollector(Collector):
         self._sync_wait = self.dp_attention_sync_wait_seconds.labels(**labels)
 
     def __getattr__(self, name: str) -> Any:
-        # For type checkers: attributes are set from a table.
+        # For type checkers: attributes are set from SCHEDULERS.
         raise AttributeError(name)
 
     def log_stats(self, stats: Any) -> None:
-        """A report."""
+        """Set the gauges of a report."""
         for name in STATS:
             value = getattr(stats, name)
             getattr(self, name).labels(**self.labels).set(getattr(value, "total", value))
         self.last_log_time = time.perf_counter()
 
     def increment_realtime_tokens(self, mode: str, tokens: int, ranks: int | None = None) -> None:
-        """Tokens of an iteration."""
+        """Count the tokens of an iteration."""
         self.realtime_tokens_total.labels(**self.labels, mode=mode).inc(tokens)
         if ranks is not None:
             self.dp_cooperation_realtime_tokens_total.labels(
@@ -157,17 +157,17 @@ class SchedulerMetricsCollector(Collector):
             ).inc(tokens)
 
     def observe_dp_balance(self, scheduled: int, waited: float) -> None:
-        """Through children that it has."""
+        """Count through label children that were resolved at the start."""
         self._tokens["scheduled"].inc(scheduled)
         self._sync_wait.observe(waited)
 
     def observe_queue_time(self, latency: float) -> None:
-        """From a request's entry to its first forward pass."""
+        """Observe the time from a request's arrival to its first forward pass."""
         self.queue_time.labels(**self.labels).observe(latency)
 
 
 class TokenizerMetricsCollector(Collector):
-    """A tokenizer's."""
+    """A fake of a tokenizer's collector."""
 
     def __init__(
         self,
@@ -177,13 +177,13 @@ class TokenizerMetricsCollector(Collector):
         super().__init__(TOKENIZERS, labels, bounds or {})
 
     def __getattr__(self, name: str) -> Any:
-        # As above.
+        # For type checkers: attributes are set from TOKENIZERS.
         raise AttributeError(name)
 
     def observe_time_to_first_token(
         self, labels: dict[str, Any], value: float, *, stream: bool
     ) -> None:
-        """A request's."""
+        """Observe the time to first token of a request."""
         self.histogram_time_to_first_token.labels(
             **labels, is_streaming="true" if stream else "false"
         ).observe(value)
@@ -191,7 +191,7 @@ class TokenizerMetricsCollector(Collector):
     def observe_inter_token_latency(
         self, labels: dict[str, Any], internval: float, num_new_tokens: int
     ) -> None:
-        """An output's, by SGLang's own way round ``observe``."""
+        """Add latencies to buckets and sum directly, without ``observe``, as SGLang does."""
         if num_new_tokens <= 0:
             return
         found = self.histogram_inter_token_latency.labels(**labels)
@@ -203,7 +203,7 @@ class TokenizerMetricsCollector(Collector):
 
 
 def seen(text: str) -> dict[str, Family]:
-    """SGLang's families of a page, without labels that are empty: to Prometheus they are none."""
+    """Return SGLang's families of a page without empty labels, which Prometheus does not store."""
     return {
         name: Family(
             family.kind,
@@ -219,29 +219,29 @@ def _shown(labels: Labels) -> Labels:
 
 
 class Shown:
-    """The exporter's page of what a process has noted."""
+    """The exporter's page of what a process has recorded."""
 
-    def __init__(self, process: Process, *, legacy: bool = False) -> None:
+    def __init__(self, process: Process) -> None:
         self.process = process
-        self.registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], legacy=legacy)}, {})
+        self.registry = Registry({"sglang": compile_layout(DIALECTS["sglang"])}, {})
         self.applier = Applier(self.registry)
 
     def take(self) -> list[Item]:
-        """Send all that waits; what the exporter has decoded."""
+        """Apply all deferred items, and return them as the exporter decodes them."""
         taken: list[Item] = []
         while self.process.deferred:
-            taken += [decode_item(encode_item(item)) for item in self.process.deferred.items()]
+            taken += [DIALECTS.decode(encode_item(item)) for item in self.process.deferred.items()]
         self.apply(taken)
         return taken
 
     def apply(self, items: Iterable[Item]) -> None:
-        """As if they had arrived."""
+        """Apply items as if they had arrived."""
         engines = [self.registry.register(info) for info in self.process._infos]
         for item in items:
             self.applier.apply(engines[item.engine], item)
 
     @property
     def page(self) -> dict[str, Family]:
-        """SGLang's families, of all that was noted."""
+        """SGLang's families after all deferred items."""
         self.take()
         return seen(render(self.registry).decode())

@@ -1,4 +1,4 @@
-"""The sidestep command, run as a user does."""
+"""The ``sidestep`` command as a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
-ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
+ENVIRON = {
+    **{key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")},
+    "SIDESTEP_SHUTDOWN_LINGER": "0",
+}
+"""Variables of a process that is stopped at once, since nothing scrapes it afterwards."""
 
 
 def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +32,7 @@ def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[
 
 @contextlib.asynccontextmanager
 async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A command that serves, and the URL it prints."""
+    """Run a command that serves; yield its process and the URL that it prints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sidestep", *map(str, arguments),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=ENVIRON,
@@ -46,13 +50,13 @@ async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.
 
 
 def taken_port() -> tuple[socket.socket, int]:
-    """A socket that listens, and its port."""
+    """Return a listening socket and its port."""
     held = socket.create_server(("127.0.0.1", 0))
     return held, held.getsockname()[1]
 
 
 def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> None:
-    """The command ended with ``code`` and one line that says ``what``."""
+    """Assert that the command ended with ``code`` and one line that contains ``what``."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

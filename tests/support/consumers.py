@@ -1,4 +1,4 @@
-"""How request routers and autoscalers read a page: each one's rule, written anew from its source.
+"""Rules by which request routers and autoscalers read a page, written from their sources.
 
 Read in July and August 2026: llm-d-router (the endpoint picker of the Gateway API inference
 extension), AIBrix's engine fetcher, production-stack's router.
@@ -6,15 +6,11 @@ extension), AIBrix's engine fetcher, production-stack's router.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_SAMPLE = re.compile(rf"({_NAME})(?:\{{(.*)\}})? (\S+)(?: (-?\d+))?")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"(?:,|$)')
 PICKED = {
     "vllm": {
         "waiting": "vllm:num_requests_waiting",
@@ -29,65 +25,52 @@ PICKED = {
         "blocks": "sglang:num_pages",
     },
 }
-"""By engine: what the endpoint picker reads as a number."""
+"""Families that the endpoint picker reads as numbers, by engine."""
 
 
 class Sample(NamedTuple):
-    """One line; ``stamp`` in milliseconds, 0 without one."""
+    """One sample; ``stamp`` in seconds, 0 where the page has none."""
 
     labels: dict[str, str]
     value: float
-    stamp: int
+    stamp: float
 
 
 Families = dict[str, list[Sample]]
 
 
 def go_text(page: str) -> Families:
-    """The families of gauges and counters as Go's reader of text 0.0.4 has them, in order.
+    """Return the gauges and counters of a page as Go's parser of the text format has them.
 
     Raises:
-        AssertionError: A line that it would refuse, and with it the page.
+        AssertionError: Go would refuse the page: a family or a series is there twice.
     """
-    kinds: dict[str, str] = {}
+    metrics = list(text_string_to_metric_families(page))
+    names = [metric.name for metric in metrics]
+    assert len(names) == len(set(names)), names
     found: Families = {}
-    seen: set[str] = set()
-    current = ""
-    for line in page.splitlines():
-        if line.startswith("#"):
-            word, name, text = line[2:].split(" ", 2)
-            assert word in ("HELP", "TYPE"), line
-            assert re.fullmatch(_NAME, name), line
-            if word == "TYPE":
-                assert name not in kinds, f"second TYPE of {name}"
-                assert text in ("counter", "gauge", "histogram", "summary", "untyped"), line
-                kinds[name] = text
-                current = name
-            continue
-        match = _SAMPLE.fullmatch(line)
-        assert match is not None, line
-        name, labels, value, stamp = match.groups()
-        assert name.startswith(current), f"{name} stands among {current}"
-        series = line.rsplit(" ", 1)[0]
-        assert series not in seen, f"twice: {series}"
-        seen.add(series)
-        if kinds.get(name) in ("counter", "gauge"):
-            pairs = dict(_LABEL.findall(labels or ""))
-            found.setdefault(name, []).append(Sample(pairs, float(value), int(stamp or 0)))
+    for metric in metrics:
+        series = [(sample.name, *sorted(sample.labels.items())) for sample in metric.samples]
+        assert len(series) == len(set(series)), metric.name
+        if metric.type in ("counter", "gauge"):
+            for sample in metric.samples:
+                stamp = float(sample.timestamp or 0)
+                one = Sample(sample.labels, sample.value, stamp)
+                found.setdefault(sample.name, []).append(one)
     return found
 
 
 def latest(families: Families, name: str) -> Sample:
-    """What the endpoint picker takes of a family: the latest stamp, the first where none has one.
+    """Return the sample that the endpoint picker uses: that of the latest timestamp, else the first.
 
     Raises:
-        KeyError: It has none, which it counts as an error.
+        KeyError: The page does not have the family, an error for the picker.
     """
     return max(families[name], key=lambda sample: sample.stamp)
 
 
 class Picked(NamedTuple):
-    """What the endpoint picker knows of a pod."""
+    """Attributes of a pod in the endpoint picker."""
 
     waiting: int
     running: int
@@ -99,29 +82,36 @@ class Picked(NamedTuple):
     room: int
 
 
-def endpoint_picker(page: str, engine: str) -> Picked:
-    """Every number and label that it extracts."""
+def endpoint_picker(page: str, engine: str, before: Picked | None = None) -> Picked:
+    """Return all that the endpoint picker extracts from a page.
+
+    ``before`` is what it extracted from the pod's last page: without a combination of LoRA
+    adapters, or without slots in it, the picker keeps what it knew.
+    """
     families = go_text(page)
     numbers = {key: latest(families, name).value for key, name in PICKED[engine].items()}
     if engine == "vllm":
-        # Labels of an info metric: numbers, or the extraction fails.
+        # The picker takes these labels of an info metric as numbers, or fails.
         cache = latest(families, "vllm:cache_config_info").labels
         numbers["block_size"] = int(cache["block_size"])
         numbers["blocks"] = int(cache["num_gpu_blocks"])
-    adapters: dict[str, str] = {}
+    active, queued, room = before[-3:] if before is not None else (frozenset(), frozenset(), 0)
     combinations = families.get("vllm:lora_requests_info", [])
     if combinations:
-        # The value is the Unix time of a combination: the newest counts.
+        # The value is a Unix time: the picker takes the newest combination.
         adapters = max(combinations, key=lambda sample: sample.value).labels
+        active = _names(adapters.get("running_lora_adapters", ""))
+        queued = _names(adapters.get("waiting_lora_adapters", ""))
+        room = int(adapters.get("max_lora") or room)
     return Picked(
         int(numbers["waiting"]),
         int(numbers["running"]),
         numbers["usage"],
         int(numbers["block_size"]),
         int(numbers["blocks"]),
-        _names(adapters.get("running_lora_adapters", "")),
-        _names(adapters.get("waiting_lora_adapters", "")),
-        int(adapters.get("max_lora") or 0),
+        active,
+        queued,
+        room,
     )
 
 
@@ -130,7 +120,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def aibrix(page: str, names: list[str]) -> dict[str, float]:
-    """By model and family: the first sample, for each model that the family names."""
+    """Return the first sample of each family, by model and family."""
     families = go_text(page)
     found: dict[str, float] = {}
     for name in names:
@@ -141,7 +131,7 @@ def aibrix(page: str, names: list[str]) -> dict[str, float]:
 
 
 def production_stack(page: str) -> Mapping[str, float]:
-    """By sample name: the last one counts, and 0 where there is none."""
+    """Return the last sample of each name, or 0 where there is none."""
     wanted = dict.fromkeys(
         (
             "vllm:num_requests_running",

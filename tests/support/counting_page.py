@@ -1,4 +1,4 @@
-"""A page that counts who has read it, as a process: it prints its address, and serves until it is stopped."""
+"""A process that serves a page with a count of its requests; it prints its URL."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 READS = "reads_total"
-"""Each scrape stores a number that is one higher."""
+"""Counter of requests: each scrape stores a value one higher than before."""
 _numbers = itertools.count(1)
 
 
 class Page(BaseHTTPRequestHandler):
-    """Any path is the page."""
+    """A handler that answers every path with the page."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Count it, and say the count."""
+        """Answer with a count that is one higher than before."""
         body = f"# TYPE {READS} counter\n{READS} {next(_numbers)}\n".encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -26,7 +26,7 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing."""
+        """Write nothing."""
 
 
 if __name__ == "__main__":

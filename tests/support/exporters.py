@@ -1,10 +1,10 @@
-"""An exporter in the test's own process, recorded runs, and waiting for conditions."""
+"""Recorded runs, and waiting for a condition."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -12,30 +12,38 @@ from sidestep.app import Exporter
 from sidestep.cli import recording
 
 DATA = Path(__file__).parents[1] / "data"
-
-
 MAIN_RUN = recording()
-
-
 SPEC_RUN = DATA / "iterations_spec.jsonl.gz"
-
-
 PARALLEL_RUN = DATA / "iterations_dp.jsonl.gz"
-
-
 LORA_RUN = DATA / "iterations_lora.jsonl.gz"
-
-
 Start = Callable[..., AbstractAsyncContextManager[Exporter]]
 
 
 def page_of_engine(name: str) -> str:
-    """The page that the real engine served after the run of that name."""
+    """Return the page that the real engine served after the run ``name``."""
     return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Return when ``condition`` holds."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], timeout: float = 60.0, what: str = ""
+) -> None:
+    """Wait until ``condition`` holds.
+
+    Raises:
+        AssertionError: It does not hold within ``timeout`` seconds; ``what`` names it.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                holds = condition()
+                if isinstance(holds, Awaitable):
+                    # It polls another process.
+                    if await holds:
+                        return
+                    await asyncio.sleep(0.05)
+                elif holds:
+                    return
+                else:
+                    await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout:.0f} s: {what or condition}") from None

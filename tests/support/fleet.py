@@ -1,4 +1,4 @@
-"""Exporters that recorded engines of all kinds feed, round after round, as sidecars would be fed."""
+"""Exporters of all dialects that recorded engines feed, round after round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUNS = {
     "sglang-0": DATA / "sglang.rec.gz",
     "sglang-1": DATA / "sglang_dp.rec.gz",
 }
-"""What each sidecar's engine did."""
+"""Recording that each exporter gets."""
 STREAMS = {
     "kv-events": "sglang_kv_events",
     "load": "sglang_load_stat",
@@ -42,25 +42,25 @@ STREAMS = {
 }
 MODEL = "tiny"
 OBJECTIVES = ("ttft=17ms", "inter_token=7.5ms", "e2e=350ms", "queue=3ms", "availability")
-"""Of two exporters: none of these thresholds is a bound of the engines."""
+"""Objectives of two exporters; no threshold is a bucket bound of the engines."""
 SERVED = (
     recording("stats_all.http").partition(b"\r\n\r\n")[2],
     recording("stats_respstat.json"),
 )
-"""Statistics of Triton's models; the second one's answers come in parts."""
+"""Statistics of Triton's models; those of the second recording stream their responses."""
 COUNTED = {"count", "ns", "inference_count", "execution_count"}
 
 
 @dataclasses.dataclass
 class Fleet:
-    """What runs.
+    """Running exporters and their sources.
 
     Attributes:
-        exporters: By name.
-        triton: The server that one of them polls.
-        publishers: By what another subscribes to.
-        rounds: How often all has been played.
-        said: Messages of each publisher.
+        exporters: Exporters by name.
+        triton: The server that one exporter polls.
+        publishers: Publishers of streams to which one exporter subscribes.
+        rounds: How often everything has been played.
+        said: Messages sent by each publisher.
     """
 
     exporters: dict[str, Exporter]
@@ -71,18 +71,18 @@ class Fleet:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Of the pages."""
+        """Metrics URL of each exporter."""
         return {name: exporter.url for name, exporter in self.exporters.items()}
 
     async def play(self) -> None:
-        """A round: every recording once."""
+        """Play every recording once."""
         self.rounds += 1
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
-                self.say(kind, message)
-        # No recorded engine was asked for more than it could serve.
+                self.send(kind, message)
+        # No recording has an overloaded engine.
         await overload(self.exporters["vllm-0"])
-        # One after the other would be slow, all at once would starve the exporters' loop.
+        # One at a time is slow, all at once starve the exporters' event loop.
         few = asyncio.Semaphore(3)
 
         async def play(name: str, exporter: Exporter) -> None:
@@ -92,10 +92,26 @@ class Fleet:
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
         await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
 
-    async def live(self, seconds: float) -> None:
-        """Play all recordings at the pace at which they were taken, over and over, for so long.
+    @contextlib.asynccontextmanager
+    async def adapters_running(self) -> AsyncIterator[None]:
+        """Play the recording with LoRA adapters over and over, at its own pace.
 
-        No recorded engine was asked for more than it could serve: a simulated one is.
+        Adapters have series only while they run, and ``play`` is too fast for a scrape to see them.
+        """
+        halted = threading.Event()
+        endpoint = self.exporters["vllm-2"].endpoints[0]
+        run = Replay(LORA_RUN, endpoint, realtime=True, namespace="adapters")
+        playing = asyncio.create_task(asyncio.to_thread(run.run, once=False, stop=halted))
+        try:
+            yield
+        finally:
+            halted.set()
+            await playing
+
+    async def live(self, seconds: float) -> None:
+        """Play all recordings over and over for ``seconds``, at the pace at which they were taken.
+
+        A simulated engine is overloaded, as no recording has such a one.
         """
         halted = threading.Event()
 
@@ -104,7 +120,7 @@ class Fleet:
             run.run(once=False, stop=halted)
 
         fed = [(name, e.endpoints[0]) for name, e in self.exporters.items() if name in RUNS]
-        # Threads of their own: exporters need those of the loop.
+        # The exporters need the threads of the event loop.
         with ThreadPoolExecutor(len(fed)) as threads:
             players = [threads.submit(play, *each) for each in fed]
             streams = [
@@ -120,34 +136,34 @@ class Fleet:
             await asyncio.gather(*map(asyncio.wrap_future, players))
 
     async def publish(self, kind: str, seconds: float) -> None:
-        """Say all messages of a stream in so many seconds, again and again."""
+        """Publish all messages of a stream in every ``seconds``, until cancelled."""
         messages = list(published(STREAMS[kind]))
         while True:
             for message in messages:
-                self.say(kind, message)
+                self.send(kind, message)
                 await asyncio.sleep(seconds / len(messages))
 
-    def say(self, kind: str, message: Published) -> None:
-        """A message, under the number that is next."""
+    def send(self, kind: str, message: Published) -> None:
+        """Publish a message under the next sequence number."""
         number = self.said[kind].to_bytes(8, "big")
         self.publishers[kind].send(message.topic, number, message.encoded)
         self.said[kind] += 1
 
     async def serve(self) -> None:
-        """Let Triton count the load it was recorded under once more every quarter of a second."""
+        """Add the recorded load to Triton's counts every quarter of a second."""
         for times in itertools.count(1):
-            self.triton.say(STATS, answer(statistics(times)))
+            self.triton.respond(STATS, answer(statistics(times)))
             await asyncio.sleep(0.25)
 
 
 PATIENCE = 60.0
-"""Seconds until an exporter answers: nine share a loop here, and the machine with other tests."""
+"""Seconds until an exporter answers: all share one event loop."""
 
 
 def replay(name: str, endpoint: str) -> None:
-    """Play what the engine of this name did; adapters are there as long as they run, so these last."""
+    """Play the recording of an engine as fast as its exporter accepts it."""
     run = RUNS[_kind(name)]
-    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name, connect_timeout=PATIENCE).run()
+    Replay(run, endpoint, realtime=False, namespace=name, connect_timeout=PATIENCE).run()
 
 
 def _kind(name: str) -> str:
@@ -155,7 +171,7 @@ def _kind(name: str) -> str:
 
 
 def statistics(times: int) -> bytes:
-    """Triton's answer after so many such loads, the last just now."""
+    """Return Triton's statistics after ``times`` recorded loads, the last of them now."""
 
     def scaled(found: dict[str, Any]) -> dict[str, Any]:
         return {key: n * times if key in COUNTED else n for key, n in found.items()}
@@ -169,7 +185,7 @@ def statistics(times: int) -> bytes:
 
 
 def settings(directory: Path, name: str, **flags: Any) -> dict[str, Any]:
-    """Of one exporter."""
+    """Return the settings of one exporter."""
     return {
         "web_listen_address": ("127.0.0.1:0",),
         "ingest_endpoint": (f"ipc://{directory}/{name}.ipc",),
@@ -183,7 +199,7 @@ def settings(directory: Path, name: str, **flags: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterator[Fleet]:
-    """All that run; those named ``native`` once more, with native histograms alone."""
+    """Run all exporters; those named ``native`` also a second time, with native histograms alone."""
     flags: dict[str, dict[str, Any]] = {name: {} for name in RUNS}
     flags["vllm-0"] = {"state_dir": f"{directory}/state", "slo": OBJECTIVES}
     flags["sglang-0"] = {"slo": OBJECTIVES}
@@ -197,8 +213,8 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
                 triton.load(name, model["version"])
                 triton.configs[name] = {"name": name, "instance_group": [{"count": 2}]}
         triton.configs["cached"]["response_cache"] = {"enable": True}
-        triton.say(STATS, answer(statistics(0)))
-        triton.say(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
+        triton.respond(STATS, answer(statistics(0)))
+        triton.respond(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
         flags["triton-0"] = {"triton": (f"{triton.url},interval=1,metrics={triton.url}{PAGE}",)}
         publishers = {
             kind: stack.enter_context(Publisher(f"ipc://{directory}/{kind}")) for kind in STREAMS
@@ -215,7 +231,7 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
             running[name] = await stack.enter_async_context(Exporter(config).running())
         made = Fleet(running, triton, publishers)
         for publisher in publishers.values():
-            # It says so once: asked together, one that is late would hide who was there before.
+            # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
         serving = asyncio.create_task(made.serve())
         try:

@@ -1,7 +1,6 @@
-"""Values as a peer may forge them: from the wire's own structs, within limits and beyond.
+"""Strategies for values that a hostile peer can send, within and beyond the limits of the wire's structs.
 
-What comes out are plain lists, numbers and texts, to be encoded as they are: a struct
-that was made by its class could not be wrong.
+Values are plain lists, numbers and texts, as a struct's class would refuse invalid ones.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TEXTS = (
     "", "a", "b", "0", "1", "m", "stored", "begun", "lost", "a\nb", "\x00", "\r", "\x85", "\u2028", "\u202e", "\\", '"',
     '"} 1\nfake_total{a="', "{", "x" * MAX_LABEL_CHARS, "x" * (MAX_LABEL_CHARS + 1), "\U0001f600", "__other__",
     "GPU", "CPU", "position", "request_tokens", "inter_token_latency", "engine_core", "spec_decode", "lora",
-    "core:lora", "kv_sampling", "rate", "max_lora", "cache_config", "vllm", "honest",
+    "core:lora", "kv_sampling", "rate", "limits", "max_running_requests", "max_lora", "cache_config", "vllm", "honest",
 )  # fmt: skip
 LABELS = (
     "a", "b", "pod", "model", "version", "batch_size", "engine", "le", "quantile", "origin", "position",
@@ -74,13 +73,13 @@ NAMES = {
     "requests": st.lists(st.integers(0, 5), max_size=8),
     "scheduled": st.none() | st.lists(st.integers(0, 5), max_size=8),
 }
-"""Fields in which nearly every drawn value would be refused, or meet nothing known."""
+"""Strategies of fields for which nearly all random values would be refused or match nothing."""
 WILD = 6
-"""One in so many structs has fields that are beyond its limits, or of another type."""
+"""One in this many structs has fields beyond their limits, or of another type."""
 
 
 def wrong() -> Values:
-    """What is of no type, or of another."""
+    """Return values of no type, or of a wrong one."""
     raw = st.sampled_from(sorted(RAW)).map(lambda name: msgspec.Raw(RAW[name]))
     other: Values = st.sampled_from(
         [None, True, 2**64 - 1, -1, 0.5, "x", b"x", [], {}, [[]], {"a": 1}]
@@ -104,18 +103,18 @@ CATALOGUED = st.sampled_from([row for row in ROWS if isinstance(row.source, Samp
         ),
     ).map(list)
 )
-"""Families that the catalogue has, in its form."""
+"""Families of the catalogue."""
 
 
 def of(kind: inspect.Type, *, wild: bool = True) -> Values:
-    """Values for a field of type ``kind``; all of them within its limits where not ``wild``."""
+    """Return values for a field of type ``kind``, all within its limits unless ``wild``."""
     right = _right(kind, wild)
     return st.integers(0, 9).flatmap(lambda n: right if n else WRONG) if wild else right
 
 
 @cache
 def struct(kind: type[msgspec.Struct]) -> Values:
-    """Structs of that class, as lists; some with fields too few, or one too many."""
+    """Return structs of a class as lists, some with missing fields or one too many."""
     found = inspect.type_info(kind)
     assert isinstance(found, inspect.StructType)
     tame, wild = _struct(found, wild=False), _struct(found, wild=True)
@@ -137,7 +136,7 @@ def _struct(kind: inspect.StructType, *, wild: bool) -> Values:
 
 
 def _is_named(field: inspect.Field) -> bool:
-    # Cache lookups have a number of requests, outputs a list of them.
+    # ``requests`` is a number in cache lookups, and a list in outputs.
     return field.name in NAMES and not (
         field.name == "requests" and isinstance(field.type, inspect.IntType)
     )
@@ -194,12 +193,12 @@ def _right(kind: inspect.Type, wild: bool) -> Values:  # noqa: C901, PLR0912 - a
 
 
 def encoded(values: Values) -> st.SearchStrategy[bytes]:
-    """Their bytes."""
+    """Return the encoded bytes of ``values``."""
     return values.map(encode)
 
 
 def bent(frames: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """Frames with bits flipped, an end cut off, or a part of another in the middle."""
+    """Return frames with flipped bits, cut off, or spliced with another."""
     changes = st.lists(
         st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=3
     )

@@ -1,4 +1,4 @@
-"""An HTTP server with a small application, real certificates, and test clients."""
+"""An HTTP server with a small application, certificates of a test authority, and clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sidestep.http.server import HttpServer
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 HASH = bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()
-"""Of ``sesame``, as cheap as bcrypt can be."""
+"""Hash of ``sesame`` at bcrypt's lowest cost."""
 PAGE = b"".join(b'a_counter_total{number="%d"} 1\n' % number for number in range(400_000))
 
 
 class Authority:
-    """A certificate authority, and files of what it issued."""
+    """A certificate authority and the files of its certificates."""
 
     def __init__(self, directory: Path, name: str = "ca") -> None:
         self.directory = directory
@@ -36,14 +36,14 @@ class Authority:
         self.ca.cert_pem.write_to_path(self.file)
 
     def server(self, name: str = "server") -> str:
-        """Certificate and key of 127.0.0.1 in ``name``.pem and ``name``-key.pem."""
+        """Write a certificate and key for 127.0.0.1, and return the configuration that names them."""
         issued = self.ca.issue_cert("127.0.0.1", "localhost")
         issued.cert_chain_pems[0].write_to_path(self.directory / f"{name}.pem")
         issued.private_key_pem.write_to_path(self.directory / f"{name}-key.pem")
         return f"cert_file: {name}.pem\n  key_file: {name}-key.pem\n"
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """A client that trusts the authority, with a certificate for ``names`` if there are any."""
+        """Return a client context that trusts the authority, with a certificate for ``names`` if any."""
         context = ssl.create_default_context(cafile=str(self.file))
         if names:
             self.ca.issue_cert(*names).configure_cert(context)
@@ -52,7 +52,7 @@ class Authority:
 
 @dataclasses.dataclass
 class Site:
-    """A running front."""
+    """A running server."""
 
     front: HttpServer
     metrics: SelfMetrics
@@ -60,21 +60,21 @@ class Site:
     file: Path
 
     def denied(self, reason: str) -> float:
-        """How many were not let in."""
+        """Return how many requests were denied for ``reason``."""
         return self.metrics.value("sidestep_auth_denied_total", reason)
 
     def refused(self, reason: str) -> float:
-        """How many cost too much."""
+        """Return how many requests were refused by a limit."""
         return self.metrics.value("sidestep_http_refused_total", reason)
 
     def socket(self) -> socket.socket:
-        """A plain connection."""
+        """Open a plain connection."""
         return socket.create_connection(("127.0.0.1", self.port), 10)
 
     async def get(
         self, path: str = "/", tls: ssl.SSLContext | None = None, method: str = "GET", **more: Any
     ) -> Answer:
-        """One request over a connection of its own."""
+        """Send one request over a connection of its own."""
         scheme = "https" if tls is not None else "http"
         url = f"{scheme}://127.0.0.1:{self.port}{path}"
         async with (
@@ -84,7 +84,7 @@ class Site:
             return Answer(answer.status, answer.headers, await answer.read())
 
     async def status(self, tls: ssl.SSLContext | None = None, **more: Any) -> int:
-        """The answer's status; 0 where there is no answer."""
+        """Return the status of an answer, or 0 if there is none."""
         try:
             return (await self.get(tls=tls, **more)).status
         except (aiohttp.ClientError, ConnectionError):
@@ -93,7 +93,7 @@ class Site:
 
 @dataclasses.dataclass
 class Answer:
-    """What came back."""
+    """An HTTP answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -101,12 +101,12 @@ class Answer:
 
 
 def user(name: str, password: str) -> dict[str, str]:
-    """The header of that user."""
+    """Return the header of basic authentication."""
     return {"Authorization": f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"}
 
 
 def application() -> web.Application:
-    """A short page, a long one, health, and one that fails."""
+    """Return an application with a short page, a long one, a health check, and one that fails."""
 
     async def short(_: web.Request) -> web.StreamResponse:
         return web.Response(text="short\n")
@@ -130,7 +130,7 @@ async def front(
     limits: Limits | None = None,
     app: web.Application | None = None,
 ) -> AsyncIterator[Site]:
-    """A front on a free port, with this web configuration file."""
+    """Run a server on a free port with the web configuration ``config``."""
     file = directory / "web.yml"
     if config is not None:
         file.write_text(config)
@@ -143,7 +143,7 @@ async def front(
 
 
 def only(context: ssl.SSLContext, version: ssl.TLSVersion) -> ssl.SSLContext:
-    """``context``, with this version alone; old ones with the signatures of their day."""
+    """Restrict ``context`` to one TLS version; an old one gets the signatures that it needs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = context.maximum_version = version

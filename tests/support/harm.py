@@ -1,6 +1,6 @@
-"""Whether a peer has done harm: what must hold of an intake whatever it was sent.
+"""Invariants of an intake that must hold whatever a peer sends.
 
-Beside whom it attacks stands an honest engine, of which every count is known.
+An honest engine, all of whose counts are known, sends beside the hostile peers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
@@ -40,7 +40,7 @@ from sidestep.tracking.requests.rules import Rules
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family",
-    "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
+    "ended_epoch", "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip
 HONEST = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "honest"})
@@ -48,19 +48,19 @@ INCARNATION = 1 << 40
 LATENCIES = [0.01, 0.2]
 TOKENS = 7
 CAPACITY = 300
-"""Requests, and blocks, followed at once."""
+"""Limit on tracked requests, and on tracked blocks."""
 RETURNING = ("sidestep_kv_", "sidestep_kv_cached_")
-"""Gauges that a snapshot does not bring back: tracked blocks start anew."""
+"""Prefixes of gauges that a snapshot does not restore: block tracking starts again."""
 
-layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
+layouts = DIALECTS.layouts()
 Numbers = dict[Any, float]
 
 
 class World:
-    """An intake, an honest engine, and anybody else.
+    """An intake with an honest engine beside any hostile peers.
 
     Attributes:
-        slowest: Seconds of this process that the dearest call took.
+        slowest: CPU seconds of the slowest call.
     """
 
     def __init__(self, *, boot: int = 1, scale: bool = False) -> None:
@@ -79,18 +79,18 @@ class World:
 
     def take(self, peer: bytes, *frames: bytes) -> None:
         """Take a message in, and apply it."""
-        self._timed(lambda: self.intake.take(peer, frames, self.now))
+        self._timed(lambda: self.intake.accept(peer, frames, self.now))
         while self.intake.busy:
             self._timed(self.intake.work)
 
-    def pass_time(self, seconds: float) -> None:
-        """Nothing comes for so long; the intake looks around, and tells what is left to tell."""
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass without messages, and run what is due by then."""
         self.now += seconds
         self._timed(lambda: self.intake.expire(self.now))
         self._timed(self.intake.applier.flush_block_lifetimes)
 
     def be_honest(self) -> None:
-        """The honest engine makes a step; it greets where it has to, as a sender does."""
+        """Send a step of the honest engine, and its hello where a sender would."""
         stream = self.intake.receiver.streams.get(HONEST.id)
         if stream is None or not stream.peer or stream.silent:
             hello = Hello(VERSION, HONEST.id, INCARNATION, 1, self._steps + 1, [HONEST])
@@ -101,7 +101,7 @@ class World:
         self.take(b"honest", encode(Batch(INCARNATION, self._steps, [msgspec.Raw(item)])))
 
     def check(self) -> None:
-        """Everything."""
+        """Assert all invariants."""
         self.check_refusals()
         self.check_bounds()
         self.check_counters()
@@ -110,14 +110,14 @@ class World:
         self.check_snapshot()
 
     def check_refusals(self) -> None:
-        """Each has one of a few reasons, and none is a bug of ours."""
+        """Assert that every refusal has one of the known reasons."""
         found = self.intake.metrics.counters()
         reasons = {labels[0] for name, labels, _ in found if name == "sidestep_rejected_total"}
 
         assert reasons <= REASONS, reasons - REASONS
 
     def check_honest(self) -> None:
-        """Its counts are exactly what it said."""
+        """Assert that the honest engine's series are exact."""
         if not self._steps:
             return
         engine = self.intake.registry.engines[HONEST.id]
@@ -129,7 +129,7 @@ class World:
         assert math.isclose(latency.sum, self._steps * sum(LATENCIES))
 
     def check_bounds(self) -> None:
-        """What is held is no more than the limits say, and what is counted of it is true."""
+        """Assert that state is within its limits, and that quotas agree with it."""
         registry, receiver = self.intake.registry, self.intake.receiver
         everyone = [*registry.engines.values(), *registry.retired.values()]
         assert len(registry.engines) <= MAX_ENGINES
@@ -137,8 +137,9 @@ class World:
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
         assert len(self.intake.bindings.engines) <= len(receiver.streams)
-        assert registry.quota.series == sum(engine.open_series for engine in everyone)
-        assert registry.quota.bytes == sum(engine.open_bytes for engine in everyone)
+        assert registry.quota.series == sum(used.series for used in registry.quota.usage.values())
+        assert registry.quota.bytes == sum(used.bytes for used in registry.quota.usage.values())
+        assert registry.quota.usage.keys() <= {*everyone}
         assert registry.quota.series <= MAX_SERIES
         assert registry.quota.bytes <= MAX_BYTES
         assert len(registry.quota.families) <= MAX_OPEN_FAMILIES
@@ -156,7 +157,7 @@ class World:
         assert waiting <= places.used
 
     def check_counters(self) -> None:
-        """None has ever gone back, of any engine for as long as it is the same."""
+        """Assert that no counter has decreased while its engine stayed the same."""
         known = self._known
         self._known = {}
         registry = self.intake.registry
@@ -164,7 +165,7 @@ class World:
             now = dict(_counters(engine))
             _, before = known.get(id(engine), (engine, {}))
             _check_grown(before, now)
-            # Held, so that no other object gets its address.
+            # The reference keeps the id from being used again.
             self._known[id(engine)] = engine, now
         totals: Numbers = {(name, labels): n for name, labels, n in self.intake.metrics.counters()}
         totals |= {("limited", (limit,)): n for limit, n in registry.limited.items()}
@@ -172,7 +173,7 @@ class World:
         self._totals = totals
 
     def pages(self) -> tuple[str, str]:
-        """Text and OpenMetrics, with the exporter's own families."""
+        """Return the text and OpenMetrics pages, with the exporter's own families."""
         registry = self.intake.registry
         own = generate_latest(self.own)
         own_openmetrics = generate_openmetrics(self.own)  # type: ignore[no-untyped-call]
@@ -180,13 +181,13 @@ class World:
         return text.decode(), (render(registry, openmetrics=True) + own_openmetrics).decode()
 
     def check_pages(self) -> None:
-        """They can be read, and say what Prometheus takes."""
+        """Assert that Prometheus' parsers accept the pages and their values."""
         text, openmetrics = self.pages()
         check_page(text_string_to_metric_families(text))
         check_page(openmetrics_families(openmetrics))  # type: ignore[no-untyped-call]
 
     def check_snapshot(self) -> None:
-        """It is taken whatever the state, and the next process goes on with the same page."""
+        """Assert that a snapshot can be taken, and that restoring it gives the same page."""
         pieces = list(Capture(self.intake).pieces())
         other = World(boot=2)
         restore(other.intake, pieces, self.now)
@@ -212,7 +213,7 @@ def _check_engine(engine: Engine) -> None:
     for family in engine.open_families.values():
         assert len(family.children) <= MAX_OPEN_VALUES + 1
     assert engine.exposed_paths <= engine.layout.optional_paths
-    for window in (engine.prefix_hits, engine.external_hits, engine.mm_hits):
+    for window in engine.hit_windows:
         assert len(window.entries) <= 1001
         assert window.requests >= 0
     assert engine.held_tokens >= 0
@@ -243,7 +244,7 @@ def _counters(engine: Engine) -> Iterator[tuple[object, float]]:  # noqa: C901 -
             elif family.kind == "counter":
                 yield (family.name, key), child
     for histogram in histograms:
-        # Other bounds begin anew: that is another object.
+        # A histogram whose bounds change is another object.
         if histogram is not None:
             yield (histogram, "sum"), histogram.sum
             yield from (((histogram, n), count) for n, count in enumerate(histogram.counts))
@@ -258,7 +259,7 @@ def _check_grown(before: Numbers, now: Numbers) -> None:
 
 
 def check_page(families: Iterable[Metric]) -> None:
-    """Nothing twice, and histograms that add up."""
+    """Assert that no family or series is there twice, and that histograms add up."""
     seen: Counter[object] = Counter()
     names: Counter[str] = Counter()
     for family in families:
@@ -266,7 +267,7 @@ def check_page(families: Iterable[Metric]) -> None:
         buckets: dict[object, list[tuple[float, float]]] = {}
         counts: dict[object, float] = {}
         for sample in family.samples:
-            # To Prometheus an empty label is none.
+            # To Prometheus an empty label is no label.
             labels = {name: value for name, value in sample.labels.items() if value}
             key = frozenset(labels.items())
             seen[sample.name, key] += 1

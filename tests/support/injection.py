@@ -1,4 +1,4 @@
-"""What is ours in a pod, and what is left of it without that."""
+"""Comparison of a pod before and after sidestep is injected into it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLUGIN = "/opt/sidestep/plugin"
 
 
 def without_ours(pod: Resource) -> Resource:
-    """A pod's specification as it was before, lists that became empty gone."""
+    """Return a pod's specification without all that sidestep injects."""
     found = copy.deepcopy(pod)
     for holder, key in (
         (found, "initContainers"),
@@ -37,7 +37,7 @@ def without_ours(pod: Resource) -> Resource:
 
 
 def injected(pod: Resource) -> Resource:
-    """What is ours in a pod whose engine is vLLM or SGLang, in the template's order of lists."""
+    """Return what is injected into the pod of a vLLM or SGLang engine, lists sorted by name."""
     engine = pod["containers"][0]
     return {
         "initContainers": sorted((c for c in pod["initContainers"] if ours(c)), key=_name),
@@ -53,7 +53,7 @@ def _name(one: Resource) -> str:
 
 
 def bare(pod: Resource) -> Resource:
-    """Empty lists gone, and an empty path: to Kubernetes and to Python they are none."""
+    """Remove empty lists and an empty PYTHONPATH, which mean the same as none."""
     engine, *others = pod["containers"]
     env = [one for one in engine.get("env") or () if one != {"name": "PYTHONPATH", "value": ""}]
     first = {key: value for key, value in {**engine, "env": env}.items() if value not in ([], None)}
@@ -65,14 +65,14 @@ def bare(pod: Resource) -> Resource:
 
 
 def built(directory: Path, component: str, *files: str) -> list[Resource]:
-    """What is made of these files of a directory by the one line that a user writes."""
+    """Build files of a directory with the one line of kustomization that users write."""
     line = f"components: [{os.path.relpath(KUSTOMIZE / component, directory)}]"
     (directory / "kustomization.yaml").write_text(f"resources: [{', '.join(files)}]\n{line}\n")
     return kustomized(directory)
 
 
 def assert_injected(before: Resource, after: Resource, whole: Resource) -> None:
-    """All of ``whole``, a template's, is in each pod of a workload, and nothing else has changed."""
+    """Assert that each pod of a workload has all of ``whole`` and is otherwise unchanged."""
     expected = injected(whole)
     for (path, was), (_, pod) in zip(pods(before), pods(after), strict=True):
         assert bare(without_ours(pod)) == bare(was), path

@@ -1,4 +1,4 @@
-"""Recorded runs, given to an intake without sockets: as they were, cut, folded, snapshotted."""
+"""An intake without sockets, and recorded runs to feed it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from itertools import groupby
 import msgspec
 
 from exporters import DATA
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
+from sidestep.protocol.messages import (
+    Aggregate,
+    Batch,
+    EngineInfo,
+    FromSender,
+    Hello,
+    Settings,
+    encode,
+)
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.kv_blocks.sampling import Sampling
@@ -25,11 +33,11 @@ from sidestep_adapters.recording.format import Items, StreamStart, read
 
 CORE_RUNS = ("core", "core_aborts", "core_lora", "core_dp")
 Step = tuple[str, list[EngineInfo], bytes | None]
-"""Stream, its engines, and an item; none where it greets."""
+"""Stream, its engines, and an item, or None for a hello."""
 
 
 def steps(run: str) -> Iterator[Step]:
-    """What a recording through the tap holds, in order."""
+    """Yield the steps of a recording made through the tap."""
     engines: dict[str, list[EngineInfo]] = {}
     for record in read(DATA / f"{run}.rec.gz"):
         if isinstance(record, StreamStart):
@@ -41,7 +49,7 @@ def steps(run: str) -> Iterator[Step]:
 
 
 class Fed:
-    """An intake and the streams that feed it; ``reborn`` is the next process with its snapshot."""
+    """An intake and the streams that feed it."""
 
     def __init__(
         self,
@@ -53,11 +61,10 @@ class Fed:
         wall: float = 1.0,
         now: float = 0.0,
         slo: Iterable[Objective] = (),
+        source: str = "",
     ) -> None:
         self.now = now
-        layouts = {
-            name: compile_layout(dialect, legacy=legacy) for name, dialect in DIALECTS.items()
-        }
+        layouts = DIALECTS.layouts(legacy=legacy)
         objectives = Objectives(slo)
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
         self.intake = Intake(
@@ -66,34 +73,35 @@ class Fed:
             boot=boot,
             clock=lambda: self.now,
             wall=lambda: wall + self.now - now,
+            source=source,
         )
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
         self.engines: dict[str, list[EngineInfo]] = {}
 
     def incarnation(self, stream: str) -> int:
-        """Of the stream's process."""
+        """Return the incarnation of a stream's process."""
         return self.processes.setdefault(stream, 1 + len(self.processes))
 
     def restart(self, stream: str) -> None:
-        """Another process of the stream, which has not greeted."""
+        """Replace the process of a stream by one that has not sent a hello yet."""
         self.processes[stream] = 1000 + self.incarnation(stream)
         self.seqs[stream] = 0
 
-    def greet(self, stream: str, engines: list[EngineInfo]) -> None:
-        """Say hello."""
+    def send_hello(self, stream: str, engines: list[EngineInfo]) -> None:
+        """Send the hello of a stream."""
         self.engines[stream] = engines
         first = self.seqs.setdefault(stream, 0) + 1
-        self.say(stream, Hello(VERSION, stream, self.incarnation(stream), 1, first, engines))
+        self.send(stream, Hello(VERSION, stream, self.incarnation(stream), 1, first, engines))
 
-    def say(self, stream: str, message: FromSender) -> None:
+    def send(self, stream: str, message: FromSender) -> None:
         """Take a frame in, and apply it."""
-        self.intake.take(stream.encode(), [encode(message)], self.now)
+        self.intake.accept(stream.encode(), [encode(message)], self.now)
         while self.intake.busy:
             self.intake.work()
 
-    def pass_time(self, seconds: float) -> None:
-        """Nothing comes for so long, and the intake looks around every second."""
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass without frames; the intake runs what is due every second."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(self.now + 1.0, until)
@@ -102,50 +110,64 @@ class Fed:
                 self.intake.work()
 
     def items(self, stream: str, items: Sequence[bytes]) -> None:
-        """Send items as they are."""
+        """Send encoded items."""
         first = self.seqs[stream] + 1
         self.seqs[stream] += len(items)
         raws = [msgspec.Raw(item) for item in items]
-        self.say(stream, Batch(self.incarnation(stream), first, raws))
+        self.send(stream, Batch(self.incarnation(stream), first, raws))
 
     def aggregate(self, stream: str, count: int, frames: Iterable[Sequence[bytes]]) -> None:
-        """Send what so many items came to."""
+        """Send the records into which ``count`` items were folded."""
         for records in frames:
             first = self.seqs[stream] + 1
             self.seqs[stream] += count
             raws = [msgspec.Raw(record) for record in records]
             message = Aggregate(self.incarnation(stream), first, self.seqs[stream], raws)
-            self.say(stream, message)
+            self.send(stream, message)
+
+    def fold(
+        self,
+        stream: str,
+        items: Iterable[bytes],
+        rate: float | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Fold items, with KV blocks sampled at ``rate``, and send the result."""
+        folder = ItemFolder()
+        folder.kv_sample_rate = rate
+        folder.settings = settings or Settings()
+        for item in items:
+            assert folder.fold(item, self.engines[stream])
+        folded = folder.seal()
+        self.aggregate(stream, folded.items, folded.frames)
 
     def feed(self, some: Iterable[Step]) -> None:
-        """Send a part of a recording."""
-        for (stream, greets), group in groupby(some, key=lambda step: (step[0], step[2] is None)):
+        """Send steps of a recording."""
+        for (stream, hello), group in groupby(some, key=lambda step: (step[0], step[2] is None)):
             found = list(group)
-            if greets:
-                self.greet(stream, found[-1][1])
+            if hello:
+                self.send_hello(stream, found[-1][1])
                 continue
             items = [item for _, _, item in found if item is not None]
             for at in range(0, len(items), 100):
                 self.items(stream, items[at : at + 100])
 
     def snapshot(self) -> list[bytes]:
-        """The pieces of one."""
+        """Return the pieces of a snapshot."""
         return list(Capture(self.intake).pieces())
 
-    def reborn(
-        self, pieces: Iterable[bytes], *, rate: float = 0.0, slo: Iterable[Objective] = ()
-    ) -> Fed:
-        """Another process that goes on where a snapshot ends, and whom the streams greet."""
-        other = Fed(rate=rate, boot=2, native=self.intake.registry.native, slo=slo)
+    def restarted(self, pieces: Iterable[bytes], *, slo: Iterable[Objective] = ()) -> Fed:
+        """Return another process that restored a snapshot, with all streams opened again."""
+        other = Fed(boot=2, native=self.intake.registry.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         for stream, engines in self.engines.items():
-            other.greet(stream, engines)
+            other.send_hello(stream, engines)
         return other
 
     @property
     def page(self) -> str:
-        """The engines' families."""
+        """Text page of the engines' families."""
         return render(self.intake.registry).decode()
 
     @property
@@ -156,7 +178,7 @@ class Fed:
 
 
 def lines(page: str, *without: str) -> list[str]:
-    """Samples of a page but those of some families."""
+    """Return the sample lines of a page, except those that begin with one of ``without``."""
     return [
         line
         for line in page.splitlines()

@@ -1,24 +1,21 @@
-"""Keys of an exporter and its engines, as files."""
+"""CURVE keys of an exporter and its engines, as files."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from sidestep.app import Exporter
 from sidestep.transport import keys
 from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
-from socket_peers import Peer
+from socket_peers import Peer, connect
 
 
 class Ring:
-    """The keys of an exporter and of engines, as files in a directory."""
+    """A directory with the keys of an exporter and of engines."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -27,7 +24,7 @@ class Ring:
         self.secret, self.public = keys.generate(directory, "exporter")
 
     def engine(self, name: str, *lines: str, admitted: bool = True) -> Path:
-        """A new engine's secret key, its public one among the authorized ones if it is."""
+        """Make the keys of an engine, authorize it if ``admitted``, and return the secret one's path."""
         secret, public = keys.generate(self.directory, name)
         if admitted:
             text = public.read_text() + "".join(f"{line}\n" for line in lines)
@@ -35,16 +32,16 @@ class Ring:
         return secret
 
     def remove(self, name: str) -> None:
-        """Authorize an engine no more."""
+        """Withdraw the authorization of an engine."""
         (self.authorized / f"{name}.pub").unlink()
 
     def text(self, name: str) -> str:
-        """An engine's public key."""
+        """Return the public key of an engine."""
         return keys.read_public(self.directory / f"{name}.pub").text
 
     @property
     def flags(self) -> dict[str, Any]:
-        """An exporter with a port for keys, and a path for those who are here."""
+        """Settings of an exporter with a TCP port that requires keys, and an ipc path."""
         path = f"ipc://{self.directory}/own/i.ipc"
         return {
             "ingest_endpoint": ("tcp://127.0.0.1:*", path),
@@ -52,24 +49,15 @@ class Ring:
             "ingest_authorized_keys": str(self.authorized),
         }
 
-    @asynccontextmanager
-    async def connect(self, exporter: Exporter | str, secret: Path | None) -> AsyncIterator[Peer]:
-        """A connection with an engine's key, or none."""
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        if secret is not None:
-            own = keys.read_secret(secret)
-            socket.curve_publickey, socket.curve_secretkey = keys.public_of(own), own
-            socket.curve_serverkey = keys.read_public(self.public).text.encode()
-        socket.connect(exporter if isinstance(exporter, str) else exporter.endpoints[0])
-        try:
-            yield Peer(socket)
-        finally:
-            socket.close()
-            context.term()
+    def connect(
+        self, exporter: Exporter | str, secret: Path | None
+    ) -> AbstractAsyncContextManager[Peer]:
+        """Connect with the secret key of an engine, or without keys."""
+        if secret is None:
+            return connect(exporter)
+        return connect(exporter, keys.read_secret(secret), keys.read_public(self.public).text)
 
     def environ(self, monkeypatch: pytest.MonkeyPatch, secret: object) -> None:
-        """The environment of an engine."""
+        """Set the environment of an engine with this secret key."""
         monkeypatch.setenv(SERVER_KEY, str(self.public))
         monkeypatch.setenv(CLIENT_KEY, str(secret))

@@ -1,4 +1,4 @@
-"""Generated KV block events, and what is observed of them by definition."""
+"""Generated KV block events, and a naive model of what is observed of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CACHED = ("lifetimes", "idles", "gaps")
 
 
 def block_item(events: list[Event], rate: float = 1.0, source: int = 1) -> BlockEvents:
-    """One item of these events."""
+    """Return one item of these block events."""
     kinds = bytes(kind for kind, _, _ in events)
     blocks = [block for _, block, _ in events]
     return BlockEvents(0, 0.0, source, rate, kinds, blocks, [stamp for _, _, stamp in events])
 
 
 def cache_item(changes: list[Change], source: int = 1) -> CacheEvents:
-    """One item of these changes."""
+    """Return one item of these cache changes."""
     structs = [
         CacheChange(kind, stamp, hashes, medium)  # type: ignore[arg-type] # a plain string
         for kind, hashes, medium, stamp in changes
@@ -46,27 +46,27 @@ def cache_item(changes: list[Change], source: int = 1) -> CacheEvents:
 
 
 def stored(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
-    """One change."""
+    """Return an item with one change that stores hashes."""
     return cache_item([("stored", hashes, medium, stamp)])
 
 
 def removed(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
-    """One change."""
+    """Return an item with one change that removes hashes."""
     return cache_item([("removed", hashes, medium, stamp)])
 
 
 def cleared(medium: str, stamp: float) -> CacheEvents:
-    """One change."""
+    """Return an item with one change that clears a medium."""
     return cache_item([("cleared", [], medium, stamp)])
 
 
 def values(observed: list[Observation]) -> list[float]:
-    """Without what they stand for, in an order of their own."""
+    """Return the observed values in ascending order, without their weights."""
     return sorted(value for value, _ in observed)
 
 
 def total(observed: list[Observation]) -> int:
-    """Blocks that all of them stand for."""
+    """Return how many blocks the observations stand for."""
     return sum(count for _, count in observed)
 
 
@@ -84,12 +84,12 @@ def cached(out: BlockObservations) -> dict[str, dict[str, list[float]]]:
 
 
 def gaps_of(hits: list[float]) -> list[float]:
-    """Differences of neighbours."""
+    """Return the differences between neighbours."""
     return [later - earlier for earlier, later in pairwise(hits)]
 
 
 def known_hits(birth: float, stamps: list[float]) -> list[float]:
-    """Hits that are not before what the life had seen already."""
+    """Return the hits that are not earlier than the block's allocation or a former hit."""
     known: list[float] = []
     for stamp in stamps:
         if stamp >= max([birth, *known]):
@@ -98,7 +98,7 @@ def known_hits(birth: float, stamps: list[float]) -> list[float]:
 
 
 class NaiveBlocks:
-    """The definitions: a life is its list of events, looked at as a whole when it is over."""
+    """A model of physical blocks: each lifetime is a list of events, evaluated when it ends."""
 
     def __init__(self, events: list[Event]) -> None:
         self.out: dict[str, Any] = {"resets": 0} | {kind: [] for kind in PHYSICAL}
@@ -150,7 +150,7 @@ class NaiveBlocks:
 
 
 class NaiveCache:
-    """The same of hashes in media."""
+    """The same model for hashes in media."""
 
     def __init__(self, changes: list[Change]) -> None:
         self.unknown = self.unknown_removals = 0
@@ -193,7 +193,7 @@ class NaiveCache:
 
 @st.composite
 def legal_blocks(draw: st.DrawFn) -> list[Event]:
-    """What an engine does: allocate what is free, hit and evict what is not."""
+    """Generate events as an engine emits them: only free blocks are allocated, only used ones evicted."""
     resident: set[int] = set()
     events: list[Event] = []
     now = draw(st.floats(0, 1e6))
@@ -215,7 +215,7 @@ def legal_blocks(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-# Few stamps and blocks: what is rare in an engine comes at every turn.
+# Few stamps and blocks make rare sequences common.
 stamps = st.one_of(st.integers(0, 12).map(float), st.floats(0, 1e15))
 any_blocks = st.lists(st.tuples(st.integers(ALLOCATED, RESET), st.integers(0, 4), stamps))
 kinds_of_change = st.sampled_from(["stored", "stored", "removed", "cleared"])

@@ -1,4 +1,4 @@
-"""Manifests as values: what kustomize makes of them, and what is ours in a pod."""
+"""Kubernetes manifests as values, rendered by kustomize, and the parts that sidestep injects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 TOOLS = ROOT / "build" / "deploy"
-"""What ``make deploy-test`` installs."""
+"""Where ``make deploy-test`` installs its commands."""
 PODS = {
     "Deployment": ["spec.template.spec"],
     "StatefulSet": ["spec.template.spec"],
@@ -34,7 +34,7 @@ PODS = {
     "LLMInferenceService": ["spec.template", "spec.prefill.template", "spec.worker"],
     "InferenceService": ["spec.predictor"],
 }
-"""Where kinds have their pods' specifications."""
+"""Paths of the pod specifications in each kind."""
 
 OURS = frozenset(
     {
@@ -42,18 +42,18 @@ OURS = frozenset(
         "SIDESTEP_ENDPOINT", "SIDESTEP_NAMESPACE",
     }
 )  # fmt: skip
-"""Names of all that is injected, but for PYTHONPATH, which may be an engine's own."""
+"""Names of everything that is injected, except PYTHONPATH, which an engine may set itself."""
 COMPONENTS = {
     "component": (),
     "forward": ("parts/forward",),
 }
-"""Those for vLLM and SGLang, with what they change in the template."""
+"""Components for vLLM and SGLang, with the parts that change the template."""
 
 Resource = dict[str, Any]
 
 
 def tool(name: str) -> str:
-    """A command that ``make deploy-test`` brings."""
+    """Return the path of a command that ``make deploy-test`` installs, or skip the test."""
     found = shutil.which(name, path=TOOLS / "bin")
     if found is None:
         pytest.skip(f"there is no {name} (make deploy-test)")
@@ -61,7 +61,7 @@ def tool(name: str) -> str:
 
 
 def kustomized(directory: Path) -> list[Resource]:
-    """What kubectl makes of a kustomization."""
+    """Render a kustomization with kubectl."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
@@ -78,12 +78,12 @@ def kustomized(directory: Path) -> list[Resource]:
 
 
 def resources(text: str) -> list[Resource]:
-    """All documents of a stream."""
+    """Return all documents of a YAML stream."""
     return [one for one in yaml.safe_load_all(text) if one]
 
 
 def at(resource: Mapping[str, Any], path: str) -> Any:
-    """What stands there, or None."""
+    """Return the value at a dotted path, or None."""
     found: Any = resource
     for part in path.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -91,31 +91,31 @@ def at(resource: Mapping[str, Any], path: str) -> Any:
 
 
 def pods(resource: Resource) -> Iterator[tuple[str, Resource]]:
-    """The pods' specifications that a resource has, with where."""
+    """Yield the pod specifications of a resource with their paths."""
     for path in PODS.get(resource["kind"], ()):
         if (found := at(resource, path)) is not None:
             yield path, found
 
 
 def named(items: Iterable[Resource] | None, name: str) -> Resource:
-    """The one of that name."""
+    """Return the item of that name."""
     (found,) = [one for one in items or () if one["name"] == name]
     return dict(found)
 
 
 def ours(one: Resource) -> bool:
-    """Whether a container, volume, mount or variable is one that we inject."""
+    """Return whether a container, volume, mount or variable is injected by sidestep."""
     return one["name"] in OURS
 
 
 def defaults() -> dict[str, str]:
-    """Settings that the image has in its environment."""
+    """Return the settings in the image's environment."""
     text = (ROOT / "deploy" / "Dockerfile").read_text()
     return dict(re.findall(r"(SIDESTEP_\w+)=(\S+)", text))
 
 
 def settings(container: Resource, environ: Mapping[str, str]) -> Config:
-    """As the command reads its arguments; a flag or a value that it does not know is an error."""
+    """Read the arguments of a container as the command does; an unknown flag is an error."""
     command, *flags = container["args"]
     assert command == "serve"
     known = {f"--{setting.flag}": setting for setting in SETTINGS}
@@ -123,13 +123,13 @@ def settings(container: Resource, environ: Mapping[str, str]) -> Config:
     for flag in flags:
         name, equals, value = flag.partition("=")
         setting = known[name]
-        assert equals or setting.switch, flag
+        assert equals or not setting.metavar, flag
         given[setting.key] = [value] if setting.repeatable else value or not equals
     return read(given, environ)
 
 
 def template(component: str = "component") -> Resource:
-    """The specification of which everything that a component injects is a part."""
+    """Return the pod specification that contains everything a component injects."""
     if not COMPONENTS[component]:
         (found,) = resources((KUSTOMIZE / "parts" / "pod" / "pod.yaml").read_text())
     else:
@@ -137,7 +137,7 @@ def template(component: str = "component") -> Resource:
             parts = [KUSTOMIZE / part for part in ("parts/pod", *COMPONENTS[component])]
             shown = {
                 "components": [os.path.relpath(part, Path(name).resolve()) for part in parts],
-                # Else it is left out of what is built.
+                # A resource with this annotation is not part of the output.
                 "patches": [
                     {
                         "target": {"kind": "PodTemplate"},
@@ -154,7 +154,7 @@ def template(component: str = "component") -> Resource:
 def environ(
     container: Resource, fields: Mapping[str, str], more: Mapping[str, str] = {}
 ) -> dict[str, str]:
-    """Variables of a container as Kubernetes makes them, after ``more``; fields by their paths."""
+    """Return the variables of a container as Kubernetes resolves them, on top of ``more``."""
     found = dict(more)
     for one in container.get("env", ()):
         text = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -163,23 +163,23 @@ def environ(
 
 
 def assert_known(container: Resource) -> None:
-    """All flags and variables of one of our containers exist, and their values are taken.
+    """Assert that all flags and variables of a container exist and have valid values.
 
     Raises:
-        AssertionError: A variable is unknown: it would say nothing.
+        AssertionError: A variable is unknown: the command would ignore it.
         ConfigError: A value is refused.
     """
     given = {one["name"]: one.get("value", "") for one in container.get("env", ())}
     ours_there = {name for name in given if name.startswith("SIDESTEP_")}
     assert ours_there <= {setting.variable for setting in SETTINGS} | {SERVER_KEY, CLIENT_KEY}
-    # What Kubernetes fills in is some word.
+    # Any text stands for what Kubernetes fills in.
     filled = {name: re.sub(r"\$\(\w+\)", "x", value) for name, value in given.items()}
     if container.get("args", ["serve"])[0] == "serve":
         settings({"args": ["serve"], **container}, {**defaults(), **filled})
 
 
 def sidesteps(pod: Resource) -> Iterator[Resource]:
-    """Containers of a pod that run our image."""
+    """Yield the containers of a pod that run sidestep's image."""
     for one in [*pod.get("initContainers", ()), *pod["containers"]]:
         if re.search(r"(^|/)sidestep[:@]", one.get("image", "")):
             yield one

@@ -1,4 +1,4 @@
-"""Prometheus' protobuf exposition, read by the official protobuf classes."""
+"""A reader of Prometheus' protobuf exposition format, by google.protobuf's own classes."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ TABLE: Table = {
         5: ("unit", "string"),
     },
 }
-"""Numbers are those of client_model's metrics.proto, which is proto2; exemplars are left out."""
+"""Field numbers of client_model's metrics.proto (proto2), without exemplars."""
 KINDS = ("counter", "gauge", "summary", "untyped", "histogram")
 MetricFamily = messages("io.prometheus.client", TABLE, syntax="proto2")["MetricFamily"]
 
 
 def families(page: bytes) -> Iterator[Any]:
-    """The families of a page; none has a field that nobody knows, and each is as long as it says.
+    """Yield the families of a page, and check that each is well formed and canonical.
 
     Raises:
-        AssertionError: Otherwise.
+        AssertionError: A field is unknown, a length is wrong, or a metric is there twice.
     """
     at = 0
     while at < len(page):
         length, at = _DecodeVarint32(page, at)
         found = MetricFamily.FromString(page[at : at + length])
-        # What is not in the table above would come back, too, but the order is the schema's.
+        # Unknown fields would be preserved, too, but in another order.
         assert len(found.SerializeToString()) == length
         assert len({tuple(labels_of(metric)) for metric in found.metric}) == len(found.metric)
         at += length
@@ -78,12 +78,12 @@ def families(page: bytes) -> Iterator[Any]:
 
 
 def labels_of(metric: Any) -> Labels:
-    """Labels of a child."""
+    """Return the labels of a metric."""
     return tuple((pair.name, pair.value) for pair in metric.label)
 
 
 def parsed(page: bytes) -> dict[str, Family]:
-    """The page as ``pages.parse`` reads the text one, where histograms have classic buckets."""
+    """Parse a page into the form of ``pages.parse``; histograms need classic buckets."""
     found: dict[str, Family] = {}
     for family in families(page):
         kind = KINDS[family.type]
@@ -117,7 +117,7 @@ def _classic(name: str, own: Labels, histogram: Any) -> dict[tuple[str, Labels],
 
 
 def buckets_of(histogram: Any) -> dict[int, int]:
-    """Counts of native buckets by index."""
+    """Return the counts of native buckets by index."""
     found: dict[int, int] = {}
     index, count, deltas = 0, 0, iter(histogram.positive_delta)
     for span in histogram.positive_span:

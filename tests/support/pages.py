@@ -1,4 +1,4 @@
-"""Pages as values, read by prometheus_client's own parser, and what differs between two."""
+"""Pages parsed by prometheus_client, and the differences between two."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from prometheus_client.parser import text_string_to_metric_families
 Labels = tuple[tuple[str, str], ...]
 
 ENGINES = ("vllm:", "sglang:")
-"""How engines' own families begin."""
+"""Prefixes of engines' own families."""
 PROCESS = "pid"
 """A label that prometheus_client adds where several processes make one page."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """TYPE and samples of a family, by sample name and labels."""
+    """Type and samples of a family, by sample name and labels."""
 
     kind: str
     samples: dict[tuple[str, Labels], float]
 
 
 def parse(text: str) -> dict[str, Family]:
-    """Families by name, ``_created`` ones left out."""
+    """Parse a page into families by name, without ``_created`` series."""
     found: dict[str, Family] = {}
     for metric in text_string_to_metric_families(text):
         if metric.name.endswith("_created"):
@@ -43,7 +43,7 @@ def parse(text: str) -> dict[str, Family]:
 def differences(
     engine: Mapping[str, Family], ours: Mapping[str, Family], *, tolerance: float
 ) -> Iterator[tuple[str, str]]:
-    """Family and what is different, for every family that either page has of the engine's."""
+    """Yield each family of the engine that differs, and how."""
     for name in ours.keys() - engine.keys():
         if name.startswith(ENGINES):
             yield name, "extra"
@@ -66,10 +66,10 @@ def differences(
 
 
 def comparable(family: Family) -> dict[tuple[str, Labels], float]:
-    """A family's samples without the labels that tell nothing: an empty one is as good as none.
+    """Return a family's samples without labels that carry nothing: empty ones, and ``pid``.
 
     Raises:
-        AssertionError: Two samples are told apart by such labels alone.
+        AssertionError: Two samples differ in such labels only.
     """
     found = {
         (name, tuple(pair for pair in labels if pair[1] and pair[0] != PROCESS)): value
@@ -80,7 +80,7 @@ def comparable(family: Family) -> dict[tuple[str, Labels], float]:
 
 
 async def get(url: str, **headers: str) -> str:
-    """The body at ``url``."""
+    """Fetch the body at ``url``."""
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
-        assert answer.status == 200
+        answer.raise_for_status()
         return await answer.text()

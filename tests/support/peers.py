@@ -1,4 +1,4 @@
-"""Those who connect to an exporter: a real publisher, and one that speaks ZMTP by hand."""
+"""Peers of an exporter: real publishers, and connections that speak ZMTP byte by byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sidestep.app import Exporter
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
@@ -22,7 +22,7 @@ LABELS = {"engine": "0", "model_name": "m"}
 
 
 def count(tokens: int = 1) -> VllmStep:
-    """A step that generated ``tokens``."""
+    """Return a step that generated ``tokens``."""
     iteration = IterationStats(num_generation_tokens=tokens)
     return VllmStep(0, time.monotonic(), time.time(), None, iteration)
 
@@ -32,14 +32,15 @@ def publisher(
     stream: str = "s",
     engine: str = "e",
     bounds: dict[str, list[float]] | None = None,
+    info: dict[str, dict[str, str]] | None = None,
 ) -> Publisher:
-    """Of one engine."""
-    info = EngineInfo(engine, "vllm", LABELS, bounds=bounds or {})
-    return Publisher(endpoint, stream, [info], flush_interval=0.01)
+    """Return a publisher of one engine."""
+    described = EngineInfo(engine, "vllm", LABELS, info=info or {}, bounds=bounds or {})
+    return Publisher(endpoint, stream, [described], flush_interval=0.01)
 
 
 def generated(exporter: Exporter, engine: str = "e") -> int:
-    """Tokens on the page."""
+    """Return the generated tokens that the exporter has counted for ``engine``."""
     found = exporter.registry.engines.get(engine)
     return 0 if found is None else int(scalar(found, "vllm:generation_tokens_total"))
 
@@ -47,17 +48,17 @@ def generated(exporter: Exporter, engine: str = "e") -> int:
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
-def zmtp(path: Path, identity: bytes = b"") -> socket.socket:
-    """A connection that has shaken hands as a DEALER, and may now say what it likes."""
+def zmtp(path: Path) -> socket.socket:
+    """Connect as a DEALER, handshake included, to send any bytes afterwards."""
     peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(10)
-    ready = _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
+    ready = _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b"")
     body = b"\x05READY" + ready
     try:
         peer.connect(str(path))
         peer.sendall(GREETING + b"\x04" + bytes([len(body)]) + body)
         heard = b""
-        # What comes before the exporter's READY may be taken for part of the handshake.
+        # libzmq may take what is sent before its READY for part of the handshake.
         while b"READY" not in heard:
             heard += peer.recv(1024) or _closed()
     except OSError:
@@ -76,10 +77,10 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 @contextlib.contextmanager
 def endless(path: Path, frame: bytes) -> Iterator[list[int]]:
-    """Someone who sends parts of a message that never ends, and comes back when cut off.
+    """Send parts of a message that never ends, and connect again whenever cut off.
 
     Yields:
-        Bytes sent so far, one number a connection.
+        The bytes sent so far, one number a connection.
     """
     stop = threading.Event()
     sent: list[int] = []

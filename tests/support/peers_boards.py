@@ -1,4 +1,4 @@
-"""Dashboards of other projects, as they are, and what they ask once their variables are filled in."""
+"""Dashboards of other projects, and their queries with variables filled in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parents[3] / "shared" / "reference" / "dashboards"
-"""Not part of the project: tests skip where it is absent."""
+"""Folder outside the project; tests skip where it is absent."""
 BOARDS = {
     path.relative_to(FOLDER).as_posix(): path
     for path in sorted(FOLDER.glob("*/*"))
@@ -44,14 +44,14 @@ KEYWORDS = frozenset(
 
 
 def queries(path: Path) -> list[str]:
-    """Every expression of a file of Grafana or Perses, ready to be asked."""
+    """Return every expression of a Grafana or Perses file, with variables filled in."""
     text = path.read_text()
     documents = [json.loads(text)] if path.suffix == ".json" else list(yaml.safe_load_all(text))
     return [filled(expr) for document in documents for expr in _expressions(document)]
 
 
 def filled(expr: str) -> str:
-    """Every value is chosen; a quantile of choice is the 95th percentile."""
+    """Fill in variables: a label matches everything, a quantile is the 95th percentile."""
     expr = WINDOW.sub("30s", expr)
     expr = re.sub(rf'(=~|!~|!=|=)\s*"[^"]*{VARIABLE}[^"]*"', '=~".*"', expr)
     expr = re.sub(rf"(?<=\[){VARIABLE}(?=\])", "30s", expr)
@@ -59,7 +59,7 @@ def filled(expr: str) -> str:
 
 
 def metrics(expr: str) -> set[str]:
-    """Names of the samples that it asks for."""
+    """Return the names of the samples that ``expr`` selects."""
     named = re.findall(r'__name__\s*=\s*"([^"]+)"', expr)
     plain = re.sub(r"\{[^{}]*\}", "", WORDS.sub("", expr))
     return {*named, *(set(NAME.findall(plain)) - KEYWORDS)}

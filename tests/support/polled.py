@@ -1,104 +1,134 @@
-"""Servers to poll, of raw sockets: they answer as they are told to, also as none should."""
+"""HTTP servers on raw sockets, whose answers a test sets, malformed ones included."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+
+from exporters import until
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PLAIN = "text/plain; charset=utf-8"
 
 
-@dataclasses.dataclass
 class Polled:
-    """A running server.
+    """A server, which keeps its port when it is started again.
 
     Attributes:
-        says: What it does with the next question.
-        asked: The heads of all requests.
-        connections: How many there have been.
-        busy: How many there are.
+        says: Function that answers each request.
+        heads: Request line and headers of every request.
+        connections: Connections accepted so far.
+        busy: Requests being answered now.
+        most: Highest ``busy`` so far.
     """
 
-    says: Says
-    url: str = ""
-    asked: list[str] = dataclasses.field(default_factory=list)
-    connections: int = 0
-    busy: int = 0
-    _open: set[asyncio.StreamWriter] = dataclasses.field(default_factory=set)
+    def __init__(self, says: Says, path: str = "", port: int = 0) -> None:
+        self.says = says
+        self.port = port
+        self._path = path
+        self._scheme = "http"
+        self.heads: list[str] = []
+        self.connections = self.busy = self.most = 0
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+    @property
+    def url(self) -> str:
+        """URL of the server, with the path that it was made with."""
+        return f"{self._scheme}://127.0.0.1:{self.port}{self._path}"
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen."""
+        self._scheme = "https" if tls else "http"
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close the port and reset all connections, as a kill by SIGKILL does."""
+        if self._server is not None:
+            self._server.close()
+        self._server = None
+        self.hang_up()
+        await until(lambda: not self._open)
+
+    def hang_up(self) -> None:
+        """Reset all connections."""
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:
+            # It was accepted just before the port was closed.
+            writer.transport.abort()
+            return
         self.connections += 1
-        self.busy += 1
         self._open.add(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                self.asked.append(head)
-                await self.says(reader, writer)
-                await writer.drain()
+                self.heads.append(head)
+                self.busy += 1
+                self.most = max(self.most, self.busy)
+                try:
+                    await self.says(reader, writer)
+                    await writer.drain()
+                finally:
+                    self.busy -= 1
                 if "connection: close" in head.lower():
                     break
-        self._open.discard(writer)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-        self.busy -= 1
-
-    def hang_up(self) -> None:
-        """End all connections at once."""
-        for writer in self._open:
-            writer.transport.abort()
+        self._open.discard(writer)
 
 
 @contextlib.asynccontextmanager
 async def polled(
     says: Says, tls: ssl.SSLContext | None = None, port: int = 0
 ) -> AsyncIterator[Polled]:
-    """A server, on a free port unless it is given."""
-    found = Polled(says)
-    server = await asyncio.start_server(found.serve, "127.0.0.1", port, ssl=tls)
-    port = server.sockets[0].getsockname()[1]
-    found.url = f"http{'s' if tls else ''}://127.0.0.1:{port}/metrics"
-    async with server:
-        yield found
-        found.hang_up()
-        while found.busy:
-            await asyncio.sleep(0.005)
+    """Run a server whose URL is that of a metrics page, on a free port unless it is given."""
+    server = Polled(says, "/metrics", port)
+    await server.start(tls)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def answer(body: bytes, status: str = "200 OK", kind: str = PLAIN) -> bytes:
+    """Return a whole answer with ``body``."""
+    return head(len(body), status, kind) + body
 
 
 def head(length: int | None, status: str = "200 OK", kind: str = PLAIN, more: str = "") -> bytes:
-    """The lines before a body."""
+    """Return status line and headers; no ``Content-Length`` where ``length`` is None."""
     size = "" if length is None else f"Content-Length: {length}\r\n"
     return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{size}{more}\r\n".encode()
 
 
 def page(body: bytes | str, status: str = "200 OK", kind: str = PLAIN) -> Says:
-    """Says ``body``, as one should."""
-    data = body.encode() if isinstance(body, str) else body
-    return raw(head(len(data), status, kind) + data)
+    """Answer with ``body``."""
+    return raw(answer(body.encode() if isinstance(body, str) else body, status, kind))
 
 
 def raw(*parts: bytes) -> Says:
-    """Says exactly this; then, or instead, hangs up where the client asks for it."""
+    """Answer with these bytes, whether they are HTTP or not."""
 
-    async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def write(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
             writer.write(part)
             await writer.drain()
 
-    return say
+    return write
 
 
 def stall(*parts: bytes, every: float = 3600.0) -> Says:
-    """Says each of these, and nothing for so many seconds after it."""
+    """Send each part and then nothing for ``every`` seconds; end when the client goes."""
 
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in (*parts, b""):
             writer.write(part)
             await writer.drain()
@@ -108,4 +138,4 @@ def stall(*parts: bytes, every: float = 3600.0) -> Says:
                     raise ConnectionResetError
                 await asyncio.sleep(0.01)
 
-    return say
+    return write

@@ -1,4 +1,4 @@
-"""A real Prometheus as a process, in any role: tests start, stop and ask it, also after what it scraped is gone."""
+"""A real Prometheus as a process: tests start, stop and query it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,33 +17,34 @@ from typing import Any
 
 import yaml
 
+from ports import free_port
+
 ROOT = Path(__file__).parents[2]
 BINARIES = {
     "2": shutil.which("prometheus"),
     "3": shutil.which("prometheus", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
 }
-"""Debian's, and a later Debian's (``make tools``)."""
+"""Prometheus of Debian, and of a later Debian (``make tools``), by major version."""
 AGENT = {"2": "--enable-feature=agent", "3": "--agent"}
-"""What makes one an agent."""
+"""Flag of agent mode."""
 PATIENCE = 60.0
-"""Seconds for which anything is waited for."""
+"""Seconds to wait for a condition."""
 Samples = list[tuple[float, float]]
 
 
 class Prometheus:
-    """One process, which keeps its port and its directory when it is started again.
+    """One Prometheus process, which keeps its port and directory when it is started again.
 
-    Every call waits for its answer: where exporters live in an event loop, ask from a thread.
+    Calls block: where exporters run in an event loop, call from a thread.
 
     Args:
-        binary: Of any version.
-        config: Its configuration.
-        flags: Such as where it stores, and its role.
+        binary: Prometheus of any version.
+        config: Configuration file.
+        flags: Further flags, such as the storage path.
     """
 
     def __init__(self, binary: str, config: Path, *flags: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
             binary, f"--config.file={config}", f"--web.listen-address=127.0.0.1:{self.port}",
@@ -53,31 +53,31 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Return when it answers.
+        """Start it and wait until it is ready.
 
         Raises:
-            TimeoutError: It does not.
+            TimeoutError: It is not ready within ``PATIENCE`` seconds.
         """
         self._process = subprocess.Popen(self._command)
         self._wait(lambda: "Ready" in self.page("/-/ready"))
 
     def stop(self) -> None:
-        """As Kubernetes does."""
+        """Stop it with SIGTERM, as Kubernetes does."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
 
     def page(self, path: str) -> str:
-        """What it says there."""
+        """Fetch the body at ``path``."""
         with urllib.request.urlopen(f"{self.url}{path}", timeout=20) as answer:
             text: str = answer.read().decode()
         return text
 
     def get(self, path: str, **params: object) -> Any:
-        """The data of an answer.
+        """Fetch the data of an API answer.
 
         Raises:
-            ValueError: It did not understand.
+            ValueError: Prometheus refused the request.
         """
         url = f"/api/v1/{path}?{urllib.parse.urlencode(params, doseq=True)}"
         try:
@@ -86,34 +86,34 @@ class Prometheus:
             raise ValueError(json.load(error)["error"]) from None
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        """Series of an instant query."""
+        """Return the series of an instant query."""
         found: list[dict[str, Any]] = self.get("query", query=query)["result"]
         return found
 
     def range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """Series with their values, as a panel asks for them."""
+        """Return the series of a range query."""
         found: list[dict[str, Any]] = self.get(
             "query_range", query=expr, start=start, end=end, step=step
         )["result"]
         return found
 
-    def answers(self, expr: str, start: float, end: float, step: float = 1.0) -> bool:
-        """Whether there is a number, or a histogram, at the end or anywhere before."""
-        first = end - math.floor((end - start) / step) * step
+    def answers(self, expr: str, start: float, end: float) -> bool:
+        """Return whether a query has a number or a histogram in any second."""
+        first = end - math.floor(end - start)
         return any(
             "histograms" in series or any(not math.isnan(float(v)) for _, v in series["values"])
-            for series in self.range(expr, first, end, step)
+            for series in self.range(expr, first, end, 1.0)
         )
 
     def samples(self, selector: str) -> dict[str, Samples]:
-        """All that is stored of a series in the last ten minutes, by instance."""
+        """Return what is stored of a series in the last ten minutes, by instance."""
         return {
             one["metric"]["instance"]: [(at, float(value)) for at, value in one["values"]]
             for one in self.ask(f"{selector}[10m]")
         }
 
     def until(self, query: str, holds: Callable[[Mapping[str, float]], bool]) -> None:
-        """Return when an instant query's values by instance are so."""
+        """Wait until the values of an instant query, by instance, fulfil ``holds``."""
         self._wait(
             lambda: holds(
                 {
@@ -124,7 +124,7 @@ class Prometheus:
         )
 
     def scraped(self, targets: int, since: float) -> None:
-        """Return when it has scraped all targets after ``since``, a Unix time."""
+        """Wait until all targets are up and were scraped after ``since``, a Unix time."""
         self._wait(
             lambda: len(self.ask("up == 1")) == len(self.ask(f"timestamp(up) > {since}")) == targets
         )
@@ -141,10 +141,16 @@ class Prometheus:
 
 
 def labels(instance: str) -> dict[str, str]:
-    """Of a target, as Kubernetes' service discovery makes them; the first pod does prefill."""
+    """Return the labels of a target as Kubernetes' service discovery makes them; pod 0 does prefill.
+
+    Targets with native histograms are outside of Kubernetes.
+    """
+    if instance.endswith("-native"):
+        return {"instance": instance}
     stage = "prefill" if instance.endswith("-0") else "decode"
     return {
         "instance": instance,
+        "cluster": "east",
         "namespace": "llm",
         "pod": f"{instance}-{stage}-0",
         "service": "llm",
@@ -152,7 +158,7 @@ def labels(instance: str) -> dict[str, str]:
 
 
 def _often(rules: Path, directory: Path) -> Path:
-    """A copy of rules that are worked out as often as all others."""
+    """Write a copy of a rule file without evaluation intervals of its own, and return its path."""
     groups = yaml.safe_load(rules.read_text())["groups"]
     copy = directory / f"{rules.stem}.json"
     copy.write_text(
@@ -171,8 +177,12 @@ def prometheus(
     *,
     interval: str = "500ms",
     rules: Sequence[Path] = (),
+    settings: Mapping[str, object] = {},
 ) -> Iterator[Prometheus]:
-    """Scrapes URLs by job and instance, as pods of these names; native histograms are on."""
+    """Run a Prometheus that scrapes URLs by job and instance, native histograms included.
+
+    ``settings`` are further settings of every job.
+    """
     jobs = [
         {
             "job_name": job,
@@ -180,6 +190,7 @@ def prometheus(
                 {"targets": [url.split("/")[2]], "labels": labels(instance)}
                 for instance, url in urls.items()
             ],
+            **settings,
         }
         for job, urls in targets.items()
     ]

@@ -1,4 +1,4 @@
-"""A publisher of an engine's stream as engines have it, that drops, repeats, restarts and lies."""
+"""A fake of the ZeroMQ publishers in engines, which can drop, repeat and renumber messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ END = b"\xff" * 8
 
 @final
 class Publisher:
-    """A PUB socket, and a ROUTER that answers with what was said; use it as a context.
+    """An XPUB socket, and a ROUTER that replays past messages; a context manager.
 
     Attributes:
-        kept: How many of the last messages can be asked for.
-        asked: From which numbers on somebody has asked.
+        kept: How many of the last messages can be replayed.
+        asked: First sequence number of each replay request.
     """
 
-    def __init__(self, endpoint: str, replay: str = "", *, kept: int = 10_000) -> None:
-        self.endpoint, self.replay, self.kept = endpoint, replay, kept
+    def __init__(self, endpoint: str, replay: str = "") -> None:
+        self.endpoint, self.replay, self.kept = endpoint, replay, 10_000
         self.asked: list[int] = []
         self._said: list[tuple[int, bytes]] = []
 
@@ -49,23 +49,23 @@ class Publisher:
 
     @property
     def subscribed(self) -> bool:
-        """Whether somebody listens, who was not there before."""
+        """True if a subscription has arrived since this was last read."""
         return bool(self.socket.poll(0)) and self.socket.recv() == b"\x01"
 
-    def say(self, payload: bytes, *, seq: int | None = None, copies: int = 1) -> None:
-        """A message; with no copies it is lost on the way, but can be asked for."""
+    def publish(self, payload: bytes, *, seq: int | None = None, copies: int = 1) -> None:
+        """Publish a message; with 0 copies it is lost, but can be replayed."""
         number = len(self._said) if seq is None else seq
-        # An engine answers between two messages, never between a message and keeping it.
+        # An engine replays between two messages, never before it has stored one that it sent.
         self._said.append((number, payload))
         for _ in range(copies):
             self.send(b"kv", number.to_bytes(8, "big"), payload)
 
     def send(self, *frames: bytes) -> None:
-        """Anything."""
+        """Publish any frames."""
         self.socket.send_multipart(frames)
 
     def restart(self) -> None:
-        """Be another process."""
+        """Start again as another process, without past messages."""
         self.__exit__(None, None, None)
         self._said = []
         self.__enter__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher

@@ -1,4 +1,4 @@
-"""Recorded streams, as their publishers sent them."""
+"""Recorded ZeroMQ streams of engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporters import DATA
 
 
 class Published(NamedTuple):
-    """One message; ``payload`` is what was encoded."""
+    """One message of a stream."""
 
     topic: bytes
     seq: int
@@ -21,17 +21,17 @@ class Published(NamedTuple):
 
     @property
     def encoded(self) -> bytes:
-        """The last frame."""
+        """Encoded payload, the last frame."""
         return msgspec.msgpack.encode(self.payload)
 
     @property
     def frames(self) -> list[bytes]:
-        """The message."""
+        """All frames of the message."""
         return [self.topic, self.seq.to_bytes(8, "big"), self.encoded]
 
 
 def read(name: str) -> Iterator[Published]:
-    """The messages of a recording."""
+    """Yield the messages of a recording."""
     for line in gzip.decompress((DATA / f"{name}.jsonl.gz").read_bytes()).splitlines():
         topic, seq, payload = json.loads(line)
         yield Published(topic.encode(), seq, payload)

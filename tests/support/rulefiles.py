@@ -1,4 +1,4 @@
-"""The rules and their promtool tests, as tests read them: expressions taken apart by hand."""
+"""Readers of the rule files, of their promtool tests and of their PromQL expressions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 NAME = re.compile(r"(?<![\w:])(?:vllm:|sglang:|nv_|sidestep_)[a-z0-9_]+(?![\w:])")
 RECORDED = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+:[a-z0-9_]+(?![\w:])")
-"""A family of an engine has one colon at most."""
+"""Names of recording rules: an engine's family has at most one colon."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 class Selector(NamedTuple):
-    """A metric in an expression: by what function it is read, and which of its series."""
+    """A selector in an expression, with the function that is applied to it."""
 
     name: str
     function: str
@@ -35,7 +35,7 @@ class Selector(NamedTuple):
 
 @cache
 def groups(name: str) -> list[dict[str, Any]]:
-    """Of one of the rule files."""
+    """Return the groups of a rule file."""
     found: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "rules" / name).read_text())[
         "groups"
     ]
@@ -43,35 +43,35 @@ def groups(name: str) -> list[dict[str, Any]]:
 
 
 def rules(name: str) -> list[dict[str, Any]]:
-    """All of them, in order."""
+    """Return all rules of a file, in order."""
     return [rule for group in groups(name) for rule in group["rules"]]
 
 
 def recordings() -> list[dict[str, Any]]:
-    """Recording rules."""
+    """Return the recording rules."""
     return rules("recording.yaml")
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Alerts; some names stand there more than once."""
+    """Return the alerting rules; several may have one name."""
     return rules("alerts.yaml")
 
 
 @cache
 def promtool_tests() -> list[dict[str, Any]]:
-    """Of all files."""
+    """Return the tests of all files."""
     return [test for path in TESTS for test in yaml.safe_load(path.read_text())["tests"]]
 
 
 def alert_tests() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Every look at an alert: its name, and what has to fire."""
+    """Yield the name and the expected alerts of every alert test."""
     for test in promtool_tests():
         for look in test.get("alert_rule_test", ()):
             yield look["alertname"], look.get("exp_alerts", [])
 
 
 def families() -> dict[str, tuple[str, frozenset[str], Row | None]]:
-    """Kind and labels of every family that can be on a page, and its row where an engine has it."""
+    """Return type, labels and row, if an engine has one, of every family that a page can have."""
     found: dict[str, tuple[str, frozenset[str], Row | None]] = {
         name: (row.kind, frozenset(row.labels), None) for name, row in BY_NAME.items()
     }
@@ -83,7 +83,7 @@ def families() -> dict[str, tuple[str, frozenset[str], Row | None]]:
 
 
 def selectors(expr: str) -> list[Selector]:
-    """The engines' and the exporter's own metrics in an expression."""
+    """Return the selectors of engines' and the exporter's metrics in an expression."""
     found = []
     for match in NAME.finditer(expr):
         rest = expr[match.end() :]
@@ -99,8 +99,14 @@ def selectors(expr: str) -> list[Selector]:
     return found
 
 
+def label_lists(keyword: str, expr: str) -> list[set[str]]:
+    """Return the labels of every ``keyword (...)`` in an expression: by, without, on or ignoring."""
+    found = re.findall(rf"\b{keyword} \(([^)]*)\)", expr)
+    return [set(re.findall(r"\w+", labels)) for labels in found]
+
+
 def divisors(expr: str) -> list[str]:
-    """What expressions divide by, without its outer parentheses."""
+    """Return the divisors in an expression, without their outer parentheses."""
     bare = re.sub(r'"[^"]*"', lambda quoted: "_" * len(quoted[0]), expr)
     found = []
     for match in re.finditer(r"/\s*", bare):

@@ -1,4 +1,4 @@
-"""A scheduler that does whatever it is told to, and what follows from its events by definition."""
+"""A fake scheduler that emits legal request events, and a naive model of what follows from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ actions = st.lists(
 
 @dataclasses.dataclass
 class Asked:
-    """One request of the scheduler below."""
+    """A request of the fake scheduler."""
 
     number: int
     prompt: int
@@ -48,7 +48,7 @@ class Asked:
 
 
 class Scheduler:
-    """Makes a legal sequence of events of the actions it is given."""
+    """A fake scheduler that turns any actions into a legal sequence of events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -58,7 +58,7 @@ class Scheduler:
         self.now = START
 
     def run(self, chosen: Iterable[tuple[str, int, int]]) -> list[Event]:
-        """The events of all actions; everyone is finished at the end."""
+        """Run all actions, finish every request, and return the events."""
         for action, which, amount in chosen:
             self.now += 0.001 + 0.01 * amount
             getattr(self, action)(which, amount)
@@ -67,30 +67,30 @@ class Scheduler:
             self.schedule(0, 0)
             self.step(0, 1)
             self.finish(0, 0)
-        # Later than any sibling could still come.
+        # Later than the last sample of a group can arrive.
         self.now += 10.0
         self.ask(1, 0)
         return self.events
 
     def ask(self, which: int, amount: int) -> None:
-        """A request of its own."""
+        """Queue one request."""
         self._queue(10 * which + 1, WALL + self.now - 0.002 * amount)
 
     def ask_samples(self, which: int, amount: int) -> None:
-        """A question of one or more samples."""
+        """Queue a request of two or more parallel samples."""
         group = self.last + 1000
-        for sample in range(amount + 1):
+        for sample in range(amount + 2):
             self._queue(which + 1, WALL + self.now, group, sample)
 
     def schedule(self, which: int, _: int) -> None:
-        """One of those that wait joins the batch."""
+        """Move a waiting request into the batch."""
         if self.waiting:
             request = self.waiting.pop(which % len(self.waiting))
             self.running.append(request)
             self.events.append(Scheduled(request.number, self.now))
 
     def preempt(self, which: int, _: int) -> None:
-        """One of the batch has to wait again."""
+        """Move a request of the batch back to the queue."""
         if self.running:
             request = self.running.pop(which % len(self.running))
             request.preemptions += 1
@@ -98,7 +98,7 @@ class Scheduler:
             self.events.append(Preempted(request.number, self.now))
 
     def step(self, which: int, amount: int) -> None:
-        """All of the batch; those whose number is divisible still compute their prompt."""
+        """Run a step of the batch; some requests without output still compute their prompt."""
         if not self.running:
             return
         served = [r for r in self.running if r.begun or (r.number + which) % 3 or amount]
@@ -129,13 +129,13 @@ class Scheduler:
         )
 
     def finish(self, which: int, amount: int) -> None:
-        """One that had output ends."""
+        """Finish a request that has output."""
         ready = [request for request in self.running if request.begun]
         if ready:
             self._end(ready[which % len(ready)], min(amount, 1))
 
     def abort(self, which: int, _: int) -> None:
-        """Anyone's client leaves."""
+        """Abort any request."""
         everyone = [*self.running, *self.waiting]
         if everyone:
             self._end(everyone[which % len(everyone)], ABORT)
@@ -164,7 +164,7 @@ class Scheduler:
 
 @dataclasses.dataclass
 class Expected:
-    """What a sequence of events comes to, as multisets."""
+    """Sums of a sequence of events, as multisets."""
 
     first: Counter[float]
     between: Counter[float]
@@ -179,7 +179,7 @@ class Expected:
 
 
 def by_definition(events: Sequence[Event]) -> Expected:
-    """Straight from the definitions, a request at a time; no state is kept between events."""
+    """Compute the expected result from the definitions, one request at a time and without state."""
     first: Counter[float] = Counter()
     between: Counter[float] = Counter()
     finished: Counter[tuple[object, ...]] = Counter()
@@ -249,7 +249,7 @@ def _outputs(events: Sequence[Event], number: int) -> Iterator[tuple[Iteration, 
 
 
 def _shape(events: Sequence[Event], step: Iteration) -> tuple[int, int, int, int, int]:
-    """Requests and tokens in prefill, in decode, and the tokens that wait, before ``step``."""
+    """Return requests and tokens in prefill and in decode, and waiting tokens, before ``step``."""
     before = events[: next(at for at, e in enumerate(events) if e is step)]
     prefill: list[int] = []
     decode: list[int] = []
@@ -275,7 +275,7 @@ def _shape(events: Sequence[Event], step: Iteration) -> tuple[int, int, int, int
 
 
 def found(outcomes: Iterable[Outcomes]) -> Expected:
-    """What the state machine made of the same events, in the same form."""
+    """Collect what the state machine made of the events, in the same form."""
     all_of = list(outcomes)
     stats = [outcome.iteration for outcome in all_of]
     between: Counter[float] = Counter()

@@ -1,4 +1,4 @@
-"""Manifests held against schemas: Kubernetes' own, its operators', and those of kinds that hold pods."""
+"""Validation of manifests against the schemas of Kubernetes, of operators, and of kinds that hold pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KUBERNETES = "1.32"
 OPERATORS = ("monitoring.coreos.com/", "keda.sh/")
 HOLDERS = ("LeaderWorkerSet", "InferenceService", "LLMInferenceService")
 PREDICTOR = {"minReplicas", "maxReplicas"}
-"""What an InferenceService has beside a pod's settings, as far as it is used here."""
+"""Fields of an InferenceService's predictor that are no fields of a pod."""
 PRIMITIVES: dict[str, dict[str, Any]] = {
     "bool": {"type": "boolean"},
     "float": {"type": "number"},
@@ -28,7 +28,7 @@ PRIMITIVES: dict[str, dict[str, Any]] = {
 
 
 def kserve(model: str) -> dict[str, Any]:
-    """The schema of a model in KServe's Python package, and of those it is made of.
+    """Return the JSON schema of a model in KServe's Python package, with those it refers to.
 
     Models are generated from KServe's OpenAPI; what the package does not have (types of Kubernetes', and the
     specification of an LLMInferenceService) may be anything.
@@ -53,10 +53,10 @@ def kserve(model: str) -> dict[str, Any]:
 
 
 def validate(found: Iterable[Resource], directory: Path) -> None:
-    """Hold resources of any kind against their schemas, and the pods that they hold.
+    """Validate resources of any kind, and the pods in them, against their schemas.
 
     Raises:
-        AssertionError: A field is unknown or has the wrong type; with all that was said.
+        AssertionError: A field is unknown or has the wrong type; the message has the output.
     """
     everything = list(found)
     operators = [one for one in everything if one["apiVersion"].startswith(OPERATORS)]
@@ -99,7 +99,7 @@ def _holder(kind: str) -> dict[str, Any]:
 
 
 def _pod(spec: Resource) -> Resource:
-    # KServe fills in images, and has settings of its own among those of pods.
+    # KServe fills in images, and mixes its own settings with those of pods.
     filled = {key: value for key, value in spec.items() if key not in PREDICTOR}
     filled["containers"] = [{"image": "theirs", **one} for one in spec["containers"]]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": filled}
@@ -123,7 +123,7 @@ def _schema(kind: str, files: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """What a generated class says about its attributes."""
+    """Return the class attributes of a generated model."""
     tree = ast.parse(path.read_text())
     (model,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return {

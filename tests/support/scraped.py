@@ -1,4 +1,4 @@
-"""Passthrough pages without a socket: input and exposed output."""
+"""Passthrough pages without a socket: scraped text in, exposed text out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
 
 
 class Passing:
-    """Some pages and the names that are the exporter's own."""
+    """Scraped pages, and the names that the exporter keeps for itself."""
 
     def __init__(
         self, *labels: Labels, ours: Collection[str] = (), excluded: Collection[str] = ()
@@ -30,46 +30,46 @@ class Passing:
         self.pages = [self.passed.page(given, excluded) for given in labels or ((),)]
 
     def take(self, text: str | bytes, at: int = 0, size: int = 1 << 16) -> int:
-        """Feed a page in chunks of ``size``; in how many slices it was read."""
+        """Parse a page in chunks of ``size``; return the number of slices."""
         data = text.encode() if isinstance(text, str) else text
         chunks = [data[start : start + size] for start in range(0, len(data), size)]
         return sum(1 for _ in self.pages[at].update(chunks))
 
     def show(self, *names: str, openmetrics: bool = False) -> str:
-        """What is shown."""
+        """Return the exposed text."""
         found = pieces(self.passed, openmetrics=openmetrics, names=names)
         return b"".join(line for some in found for line in some).decode()
 
     def left_out(self, at: int = 0) -> Counter[str]:
-        """What is not, of one page."""
+        """Return what was left out of a page, by reason."""
         return self.passed.left_out(self.page(at))
 
     def page(self, at: int = 0) -> Page:
-        """One of them."""
+        """Return one of the pages."""
         return self.pages[at]
 
 
 def shown(text: str) -> str:
-    """What becomes of a page."""
+    """Return the exposed text of a scraped page."""
     passing = Passing()
     passing.take(text)
     return passing.show()
 
 
 def samples(text: str) -> Samples:
-    """What prometheus_client reads on a page."""
+    """Return the samples that prometheus_client reads from a page."""
     return _samples(text_string_to_metric_families(text))
 
 
 def openmetrics_samples(text: str) -> Samples:
-    """Likewise, strictly, without the end that it has to have."""
+    """Return the samples that its OpenMetrics parser reads from a page without ``# EOF``."""
     return _samples(openmetrics_families(text + "# EOF\n"))  # type: ignore[no-untyped-call]
 
 
 def _samples(families: Iterable[Metric]) -> Samples:
-    """By name, labels that are not empty and time, as text: so NaN is itself.
+    """Return values as text, so that NaN equals itself, by name, labels and timestamp.
 
-    The reader calls every counter ``_total``, also one that is not.
+    The parser appends ``_total`` to the name of every counter.
     """
     return {
         (

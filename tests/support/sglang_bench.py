@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectors import RANK, seen
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Item, SglangStats, decode_item, encode_item
-from sidestep.engines.sglang.wire import SchedulerStats
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
 from sidestep.exposition import json_format
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
@@ -23,29 +22,29 @@ SCHEDULER = EngineInfo("s", "sglang", {name: str(value) for name, value in RANK.
 
 
 class Bench:
-    """A registry, engines of either dialect, and what the page shows."""
+    """A registry with engines, items to apply, and the resulting page."""
 
     def __init__(self, *infos: EngineInfo, **options: bool) -> None:
-        layouts = {name: compile_layout(dialect, **options) for name, dialect in DIALECTS.items()}
+        layouts = DIALECTS.layouts(**options)
         self.registry = Registry(layouts, {})
         self.applier = Applier(self.registry)
         for info in infos or (SCHEDULER,):
             self.registry.register(info)
 
     def apply(self, *items: Item, to: str = "s") -> Engine:
-        """Apply ``items`` in order, as the exporter would decode them."""
+        """Apply ``items`` in order, as the exporter decodes them."""
         engine = self.registry.engines[to]
         for item in items:
-            self.applier.apply(engine, decode_item(encode_item(item)))
+            self.applier.apply(engine, DIALECTS.decode(encode_item(item)))
         return engine
 
     @property
     def text(self) -> str:
-        """The page."""
+        """Text page."""
         return render(self.registry).decode()
 
     def samples(self, name: str, *without: str) -> dict[tuple[str, ...], float]:
-        """Of one family, by the label values that are not its engine's; no buckets."""
+        """Return the samples of a family, buckets aside, by the label values that are not its engine's."""
         family = seen(self.text).get(name.removesuffix("_total"))
         hidden = {*RANK, *without}
         return {
@@ -56,21 +55,21 @@ class Bench:
         }  # fmt: skip
 
     def typed(self, name: str) -> list[Mapping[str, Any]]:
-        """The samples of one family, as the JSON page has them."""
+        """Return the samples of a family in the JSON page."""
         (family,) = self.families(name)
         return list(family["samples"])
 
     def families(self, name: str) -> list[Any]:
-        """The JSON page of one family, or nothing."""
+        """Return the JSON page of a family."""
         found: list[Any] = json.loads(b"".join(json_format.pieces(self.registry, {name})))
         return found
 
 
 def stats(stamp: float = 1.0, **fields: Any) -> SglangStats:
-    """A report."""
+    """Return a report of a scheduler."""
     return SglangStats(0, stamp, 1e9, SchedulerStats(**fields))
 
 
 def family(name: str, kind: Any, labels: Sequence[str], *samples: Sample, **more: Any) -> Samples:
-    """One family's samples."""
+    """Return an item with the samples of one family."""
     return Samples(0, 1.0, [Family(name, kind, list(labels), list(samples), **more)])

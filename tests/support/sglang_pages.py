@@ -1,4 +1,4 @@
-"""SGLang's page against ours: all is the same but what stands in one table, with the reason."""
+"""Comparison of SGLang's page with the exporter's; one table lists what may differ, and why."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sidestep.engines.sglang.rows import DEAD
 
 Samples = Mapping[tuple[str, Labels], float]
 Rule = Callable[[Samples, Samples, Samples, float], bool]
-"""Whether ours may be so: of their samples, ours, theirs of a page before, and a tolerance."""
+"""A predicate of SGLang's samples, the exporter's, those of an earlier page of SGLang, and a tolerance."""
 
 
 def says_nothing(theirs: Samples, ours: Samples, _since: Samples, _tolerance: float) -> bool:
-    """Nothing ever sets it: no sample of ours."""
+    """Return whether the exporter has no sample of a family that SGLang never sets."""
     return not ours and all(math.isnan(value) or value in (0, -1) for value in theirs.values())
 
 
 def rests(theirs: Samples, ours: Samples, _since: Samples, _tolerance: float) -> bool:
-    """It is 0 where nothing runs, though the last report of a busy scheduler said otherwise."""
+    """Return whether all values are 0, where SGLang still shows its last busy report."""
     return theirs.keys() == ours.keys() and not any(ours.values())
 
 
 def ticks(theirs: Samples, ours: Samples, since: Samples, tolerance: float) -> bool:
-    """It grows on an idle engine: what it was on one of two pages, or in between."""
+    """Return whether each value lies between those of SGLang's two pages, as the family grows while idle."""
     return theirs.keys() == ours.keys() and all(
         since.get(key, 0) * (1 - tolerance) <= value <= theirs[key] * (1 + tolerance)
         for key, value in ours.items()
@@ -33,7 +33,7 @@ def ticks(theirs: Samples, ours: Samples, since: Samples, tolerance: float) -> b
 
 
 def but_of_the_page(theirs: Samples, ours: Samples, _since: Samples, _tolerance: float) -> bool:
-    """Each look at SGLang's page is a request, the present one not answered yet."""
+    """Return whether only counts of requests for the metrics page differ."""
 
     def others(samples: Samples) -> Samples:
         return {k: v for k, v in samples.items() if ("endpoint", "/metrics") not in k[1]}
@@ -70,16 +70,16 @@ def differences(
     since: Mapping[str, Family],
     tolerance: float,
 ) -> Iterator[tuple[str, str]]:
-    """Family and what is different beyond what may be; of an idle engine."""
+    """Yield each family that differs in a way that ``ALLOWED`` does not list, and how."""
     plain, own = (
         {name: family for name, family in page.items() if name not in ALLOWED}
         for page in (theirs, ours)
     )
     yield from pages.differences(plain, own, tolerance=tolerance)
     for name, (rule, _) in ALLOWED.items():
-        told, mine, before = (_samples(page, name) for page in (theirs, ours, since))
-        if not rule(told, mine, before, tolerance):
-            yield name, f"not {rule.__name__}: {mine}, not {told}"
+        native, mine, before = (_samples(page, name) for page in (theirs, ours, since))
+        if not rule(native, mine, before, tolerance):
+            yield name, f"not {rule.__name__}: {mine}, not {native}"
 
 
 def _samples(page: Mapping[str, Family], name: str) -> Samples:

@@ -1,4 +1,4 @@
-"""Work per slice of the event loop, in function calls: the same on any machine."""
+"""Work between two yields to the event loop, counted in function calls: equal on all machines."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sidestep.exposition.aggregate import Steps
 Result = TypeVar("Result")
 
 MOST = 8000
-"""Calls that fit well into a millisecond: some 0.1 us each."""
+"""Calls that fit into a millisecond, at about 0.1 us each."""
 
 
 class Calls:
-    """Calls of functions, ours and the interpreter's, since it was made."""
+    """A counter of function calls, Python's and C's."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def note(self, _frame: object, event: str, _argument: object) -> None:
-        """For ``sys.setprofile``."""
+        """Count an event of ``sys.setprofile``."""
         self.count += event in ("call", "c_call")
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Calls]:
-    """Counts calls while the block lasts."""
+    """Count calls within the block."""
     calls, before = Calls(), sys.getprofile()
     sys.setprofile(calls.note)
     try:
@@ -38,7 +38,7 @@ def counted() -> Iterator[Calls]:
 
 
 def slices(items: Iterator[Any]) -> list[int]:
-    """The calls that each step of ``items`` takes, the last one, which finds the end, included."""
+    """Return the calls of each step of ``items``, including the step that ends it."""
     found: list[int] = []
     end = object()
     step: Any = None

@@ -1,4 +1,4 @@
-"""A gRPC server in this process that answers as Triton does, or not."""
+"""A fake of Triton's gRPC server in this process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ METHODS = ("ModelStatistics", "ServerMetadata", "ModelConfig", "RepositoryIndex"
 
 
 class FakeTriton:
-    """Its answers by method, and what it was asked.
+    """Answers by method, and the requests received.
 
     Attributes:
-        answers: A message's bytes; or a status and what it says.
-        stalls: Whether it does not answer for now.
-        asked: Method, fields of the question, metadata.
+        answers: Encoded message, or a status and its text, by method.
+        stalls: Answer no request while this is True.
+        asked: Method, message and metadata of each request.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class FakeTriton:
         self.asked: list[tuple[str, Any, Mapping[str, str | bytes]]] = []
 
     def answer(self, method: str, **fields: Any) -> None:
-        """Answer with a message of these fields."""
+        """Set the answer of a method to a message of these fields."""
         self.answers[method] = MESSAGES[f"{method}Response"](**fields).SerializeToString()
 
     def handler(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Of one method."""
+        """Return the handler of a method."""
 
         async def take(question: bytes, context: Context) -> bytes:
             metadata = dict(context.invocation_metadata() or ())
@@ -57,7 +57,7 @@ class FakeTriton:
 async def serving(
     triton: FakeTriton, credentials: grpc.ServerCredentials | None = None, port: int = 0
 ) -> AsyncIterator[str]:
-    """Its ``HOST:PORT``, until the end."""
+    """Run the server; yield its ``HOST:PORT``."""
     server = grpc.aio.server()
     handlers = {method: triton.handler(method) for method in METHODS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

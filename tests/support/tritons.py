@@ -1,4 +1,4 @@
-"""A Triton server that is none: it counts and answers as the recorded one did, or as it is told."""
+"""A fake of Triton's HTTP server: it counts as Triton does, and a test can replace any answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import polled
 from exporters import DATA
+from polled import Polled
 
 Says = Callable[[asyncio.StreamWriter], Awaitable[None]]
 PARTS = ("compute_input", "compute_infer", "compute_output")
@@ -18,54 +20,53 @@ STAGES = ("success", "fail", "queue", *PARTS, "cache_hit", "cache_miss")
 JSON = "application/json"
 STATS = "/v2/models/stats"
 PAGE = "/metrics"
-"""Here on the same port."""
+"""Path of the metrics page, here on the same port as the API."""
 
 
 def recording(name: str) -> bytes:
-    """One of ``tests/data/triton``."""
+    """Read a recording of ``tests/data/triton``."""
     return gzip.decompress((DATA / "triton" / f"{name}.gz").read_bytes())
 
 
 def answer(body: bytes, status: str = "200 OK", kind: str = JSON) -> bytes:
-    """A whole answer."""
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    """Return a whole answer with ``body``, JSON unless ``kind`` says otherwise."""
+    return polled.answer(body, status, kind)
 
 
 def error(status: str, text: str) -> bytes:
-    """As Triton says that it will not."""
+    """Return an answer with Triton's error body."""
     return answer(json.dumps({"error": text}).encode(), status)
 
 
 class Model:
-    """What one version has counted since it was loaded."""
+    """Statistics of one model version since it was loaded."""
 
     def __init__(self) -> None:
         self.last_inference = self.inference_count = self.execution_count = 0
         self.stages = {name: [0, 0] for name in STAGES}
         self.batches: dict[int, list[list[int]]] = {}
 
-    def infer(self, requests: int = 1, size: int = 1, ns: int = 1000, now: int = 1) -> None:
-        """So many requests, each an execution of ``size`` that took ``ns`` in each of its parts."""
+    def infer(self, requests: int = 1, size: int = 1, now: int = 1) -> None:
+        """Count requests, each an execution of ``size``."""
         self.last_inference = max(self.last_inference, now)
         self.inference_count += requests * size
         self.execution_count += requests
         for name in ("success", "queue", *PARTS):
-            self._add(self.stages[name], requests, ns)
+            self._add(self.stages[name], requests)
         for part in self.batches.setdefault(size, [[0, 0] for _ in PARTS]):
-            self._add(part, requests, ns)
+            self._add(part, requests)
 
-    def fail(self, requests: int = 1, ns: int = 1000) -> None:
-        """Requests that an execution could not serve."""
-        self._add(self.stages["fail"], requests, ns)
+    def fail(self, requests: int = 1) -> None:
+        """Count requests whose execution failed."""
+        self._add(self.stages["fail"], requests)
 
-    def hit(self, requests: int = 1, ns: int = 100) -> None:
-        """Requests that the response cache answered: nothing was executed."""
+    def hit(self, requests: int = 1) -> None:
+        """Count requests that the response cache answered."""
         for name in ("success", "queue", "cache_hit"):
-            self._add(self.stages[name], requests, ns)
+            self._add(self.stages[name], requests)
 
     def told(self, name: str, version: str) -> dict[str, Any]:
-        """One of ``model_stats``."""
+        """Return its entry of ``model_stats``."""
         return {
             "name": name,
             "version": version,
@@ -82,84 +83,56 @@ class Model:
         }
 
     @staticmethod
-    def _add(counted: list[int], requests: int, ns: int) -> None:
+    def _add(counted: list[int], requests: int) -> None:
         counted[0] += requests
-        counted[1] += requests * ns
+        counted[1] += requests * 1000
 
 
 def timed(counted: list[int]) -> dict[str, int]:
-    """Count and nanoseconds."""
+    """Return a count and nanoseconds in Triton's form."""
     return {"count": counted[0], "ns": counted[1]}
 
 
-class Triton:
-    """A server on a port that stays the same over its restarts.
+class Triton(Polled):
+    """Triton's HTTP API over models that a test loads.
 
     Attributes:
-        models: By name and version; only these are ready.
-        configs: By name; others have an empty one.
+        models: Ready models by name and version.
+        configs: Configurations by model name; other models have an empty one.
         namespaced: Whether it runs with ``--model-namespacing``.
-        extensions: What it says that it can do.
-        instead: What it does in place of its answer, by path.
-        asked: How often each path was asked for.
-        busy: Questions under way; ``most`` at once so far.
-        heads: Of all requests.
+        extensions: Extensions that the server's metadata lists.
+        instead: Replacements of an answer, by path.
+        asked: Requests by path.
     """
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.models: dict[tuple[str, str], Model] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.namespaced = False
         self.extensions = ["model_repository", "statistics", "trace"]
         self.instead: dict[str, Says] = {}
         self.asked: Counter[str] = Counter()
-        self.heads: list[str] = []
-        self.busy = self.most = 0
-        self.port = 0
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
 
     def load(self, name: str = "m", version: str = "1") -> Model:
-        """A version of a model, loaded anew."""
+        """Load a version of a model, with empty statistics."""
         model = self.models[name, version] = Model()
         return model
 
-    async def start(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+    def respond(self, path: str, *parts: bytes, stall: bool = False) -> None:
+        """Replace the answer at ``path`` by these bytes; then close, or stall the connection."""
 
-    async def stop(self) -> None:
-        """End as by SIGKILL: the port refuses, connections are reset, nothing is kept."""
-        if self._server is not None:
-            self._server.close()
-        # One that was accepted a moment ago is not known yet.
-        await asyncio.sleep(0.01)
-        while self._open:
-            for writer in list(self._open):
-                writer.transport.abort()
-            await asyncio.sleep(0.005)
-        self._server = None
-
-    def say(self, path: str, *parts: bytes, stall: bool = False) -> None:
-        """Say this in place of an answer; then hang up, or keep silent."""
-
-        async def say(writer: asyncio.StreamWriter) -> None:
+        async def write(writer: asyncio.StreamWriter) -> None:
             for part in parts:
                 writer.write(part)
             await writer.drain()
-            while stall and self.instead.get(path) is say and not writer.transport.is_closing():
+            while stall and self.instead.get(path) is write and not writer.transport.is_closing():
                 await asyncio.sleep(0.01)
 
-        self.instead[path] = say
+        self.instead[path] = write
 
     def body(self, method: str, path: str) -> bytes:
-        """The answer to a question."""
+        """Return the answer to a request."""
         parts = path.partition("?")[0].removeprefix("/v2").split("/")[1:]
         found: object
         match method, parts:
@@ -171,8 +144,9 @@ class Triton:
                         "400 Bad Request", "Request for unknown model: '/r::m' is not found"
                     )
                 found = self._stats(sorted(self.models))
-            case "GET", ["models", name, "stats"]:
-                named = sorted(key for key in self.models if key[0] == name)
+            case "GET", ["models", name, "stats"] | ["models", name, "versions", _, "stats"]:
+                versions = parts[3:4] or [version for _, version in self.models]
+                named = sorted(key for key in self.models if key[0] == name and key[1] in versions)
                 if not named:
                     return error("400 Bad Request", f"requested model '{name}' is not available")
                 found = self._stats(named)
@@ -192,37 +166,22 @@ class Triton:
     def _stats(self, keys: list[tuple[str, str]]) -> dict[str, Any]:
         return {"model_stats": [self.models[key].told(*key) for key in keys]}
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                method, path, _ = head.split(" ", 2)
-                self.heads.append(head)
-                self.asked[path] += 1
-                self.busy += 1
-                self.most = max(self.most, self.busy)
-                try:
-                    instead = self.instead.get(path)
-                    if instead is None:
-                        await asyncio.sleep(0.001)
-                        writer.write(self.body(method, path))
-                        await writer.drain()
-                    else:
-                        await instead(writer)
-                finally:
-                    self.busy -= 1
-                if instead is not None or "connection: close" in head.lower():
-                    break
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        self._open.discard(writer)
+    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method, path, _version = self.heads[-1].split(" ", 2)
+        self.asked[path] += 1
+        instead = self.instead.get(path)
+        if instead is None:
+            # Requests that arrived together are answered together.
+            await asyncio.sleep(0)
+            writer.write(self.body(method, path))
+        else:
+            await instead(writer)
+            writer.close()
 
 
 @contextlib.asynccontextmanager
 async def tritons(*names: str) -> AsyncIterator[Triton]:
-    """A running one with a version 1 of each of these models."""
+    """Run a server with version 1 of each of these models."""
     found = Triton()
     for name in names:
         found.load(name)

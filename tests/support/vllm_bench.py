@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Item, VllmStep
+from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import (
     SchedulerStats,
+    VllmStep,
 )
 from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.aggregated_series import AggregatedSeries
 from sidestep.exposition.families import families, is_shared
-from sidestep.exposition.family_snapshot import aggregate_snapshot, snapshot_family
+from sidestep.exposition.family_snapshot import snapshot_family
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
@@ -26,12 +27,10 @@ from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 class Bench:
-    """A registry with engines, items for them, and what a page would show."""
+    """A registry with engines, items to apply, and the resulting samples."""
 
     def __init__(self, *, legacy: bool = False) -> None:
-        layouts = {
-            name: compile_layout(dialect, legacy=legacy) for name, dialect in DIALECTS.items()
-        }
+        layouts = DIALECTS.layouts(legacy=legacy)
         self.registry = Registry(layouts, {})
         self.applier = Applier(self.registry)
         self.engines: dict[str, Engine] = {}
@@ -51,17 +50,18 @@ class Bench:
             self.applier.apply(self.engines[to], item)
 
     def values(self, name: str) -> dict[tuple[str, ...], Any]:
-        """Samples of ``name`` by the label values that are not engine or model."""
+        """Return the samples of ``name`` by the label values other than engine and model."""
         (family,) = families(self.registry, {name})
-        found = snapshot_family(self.registry, family, Histogram.copy)
         if is_shared(family):
-            combined = aggregate_snapshot(family, found, aggregate_histograms)
-            told = [one for one in combined if one is not None]
-            return {tuple(text for _, text in labels): value for labels, value in told}
-        return {key: value for _, _, _, children in found for key, value in children}
+            aggregated = AggregatedSeries(self.registry)
+            found = aggregated.series(family, Histogram.copy, aggregate_histograms)
+            shown = [one for one in found if one is not None]
+            return {tuple(text for _, text in labels): value for labels, value in shown}
+        snapshot = snapshot_family(self.registry, family, Histogram.copy)
+        return {key: value for _, _, children in snapshot for key, value in children}
 
     def value(self, name: str) -> Any:
-        """The only sample of ``name``."""
+        """Return the only sample of ``name``."""
         (value,) = self.values(name).values()
         return value
 
@@ -73,17 +73,17 @@ def step(
     stamp: float = 1.0,
     more: bool = False,
 ) -> VllmStep:
-    """A step at ``stamp``."""
+    """Return a step at ``stamp``."""
     return VllmStep(0, stamp, 1e9, scheduler, iteration, None, more)
 
 
 def tokens(generated: int, computed: int = 0) -> IterationStats:
-    """A front end's slice of a step."""
+    """Return a front end's statistics of a step."""
     prompt = PromptTokenStats(computed=computed, total=computed)
     return IterationStats(num_generation_tokens=generated, prompt_token_stats=prompt)
 
 
 def family(name: str = "vllm:new_total", kind: Any = "counter", **fields: Any) -> Samples:
-    """A self-described family with one sample."""
+    """Return a self-described family with one sample."""
     sample = Sample(fields.pop("values", []), fields.pop("value", 1.0), fields.pop("seen", []))
     return Samples(0, 1.0, [Family(name, kind, samples=[sample], **fields)])

@@ -15,17 +15,17 @@ log = logging.getLogger("sidestep.test")
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that tests advance."""
 
     now = 5.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now
 
 
-def test_one_line_of_a_kind_in_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """The next one says how many there were; other kinds are not kept back by it."""
+def test_one_line_of_a_kind_per_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """The next line has the number of suppressed ones; other kinds have their own minute."""
     clock = Clock()
     limited = RateLimitedLog(log, clock=clock)
     for number in range(10):
@@ -45,7 +45,7 @@ def test_one_line_of_a_kind_in_a_minute(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """Those over the bound are one; what they left out is counted with it, none is lost."""
+    """Kinds above the bound count as one; every suppressed line is counted."""
     clock = Clock()
     limited = RateLimitedLog(log, kinds=4, clock=clock)
     for number in range(1000):
@@ -59,17 +59,17 @@ def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     clock.now += 61
     for number in range(2000, 2005):
         limited.warning(str(number), "x")
-    said = [record.getMessage() for record in caplog.records]
-    counted = sum(int(line.split("(")[1].split()[0]) for line in said if "(" in line)
+    messages = [record.getMessage() for record in caplog.records]
+    counted = sum(int(line.split("(")[1].split()[0]) for line in messages if "(" in line)
 
     assert len(limited._known) <= 5
     still = sum(count for _, count in limited._known.values())
-    assert len(said) + counted + still == 1000 + 50 + 5
+    assert len(messages) + counted + still == 1000 + 50 + 5
     assert still < 5
 
 
-def test_a_line_below_the_level_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    """It does not take the place of one that would be shown."""
+def test_a_line_below_the_level_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    """A line below the level does not suppress the next line of its kind."""
     limited = RateLimitedLog(log)
     with caplog.at_level(logging.WARNING, "sidestep.test"):
         limited.info("a", "quiet")
@@ -78,15 +78,15 @@ def test_a_line_below_the_level_is_none(caplog: pytest.LogCaptureFixture) -> Non
     assert [record.getMessage() for record in caplog.records] == ["loud"]
 
 
-def test_a_traceback_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a bug; the exception need not be the one being handled."""
+def test_an_error_has_the_traceback_of_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+    """The exception need not be the one being handled."""
     RateLimitedLog(log).error("bug", "a bug: %s", "x", trace=ValueError("y"))
 
     assert "ValueError: y" in caplog.text
 
 
-def test_what_runs_in_the_exporter_logs_as_the_exporter_does() -> None:
-    """In its form and at its level, whichever package it is from."""
+def test_adapters_log_in_the_format_of_the_exporter() -> None:
+    """Format and level apply to both packages."""
     program = (
         "import logging; from sidestep.telemetry.logs import set_up; set_up('info', 'json');"
         "[logging.getLogger(f'{name}.part').info(name) for name in ('sidestep', 'sidestep_adapters')]"

@@ -1,4 +1,4 @@
-"""Block lifetimes against models written from the definitions."""
+"""Block lifetimes compared with models written from the definitions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ UNBOUNDED = 1 << 40
 
 
 def sampling(rate: float = 1.0, capacity: int = UNBOUNDED, *, scale: bool = True) -> Sampling:
-    """Settings that track every block, unless told otherwise."""
+    """Return settings that by default track every block."""
     return Sampling(rate, scale, capacity)
 
 
@@ -74,7 +74,7 @@ def cached_blocks(rate: float = 1.0, capacity: int = UNBOUNDED) -> CachedBlocks:
 
 
 def chunked(events: list[Any], sizes: list[int]) -> Iterator[list[Any]]:
-    """``events`` in pieces of these sizes, and the rest."""
+    """Yield ``events`` in pieces of these sizes, and the rest."""
     start = 0
     for size in sizes:
         yield events[start : start + size]
@@ -83,7 +83,7 @@ def chunked(events: list[Any], sizes: list[int]) -> Iterator[list[Any]]:
 
 
 def merged(outs: list[BlockObservations]) -> BlockObservations:
-    """All of them as one."""
+    """Return all observations as one."""
     counts = ("resets", "refused", "abandoned", "unknown")
     whole = BlockObservations(**{name: sum(getattr(out, name) for out in outs) for name in counts})
     for out in outs:
@@ -98,7 +98,7 @@ def merged(outs: list[BlockObservations]) -> BlockObservations:
 
 @given(legal_blocks())
 def test_an_engines_blocks_equal_the_definitions(events: list[Event]) -> None:
-    """Where every event is seen, every interval is observed."""
+    """If every event arrives, every interval is observed."""
     ours, naive = physical_blocks(), NaiveBlocks(events)
 
     out = ours.apply(block_item(events))
@@ -109,8 +109,8 @@ def test_an_engines_blocks_equal_the_definitions(events: list[Event]) -> None:
 
 
 @given(any_blocks)
-def test_events_that_no_engine_sends_leave_out_what_is_not_known(events: list[Event]) -> None:
-    """Lost events and stamps out of order cost their intervals, none is negative or told twice."""
+def test_intervals_of_lost_and_disordered_events_are_omitted(events: list[Event]) -> None:
+    """No interval is negative or observed twice."""
     ours, naive = physical_blocks(), NaiveBlocks(events)
 
     out = ours.apply(block_item(events))
@@ -123,7 +123,7 @@ def test_events_that_no_engine_sends_leave_out_what_is_not_known(events: list[Ev
 
 @given(any_changes)
 def test_cached_hashes_equal_the_definitions(changes: list[Change]) -> None:
-    """In every medium on its own, in whatever order events come."""
+    """Each medium is tracked by itself, whatever the order of events."""
     ours, naive = cached_blocks(), NaiveCache(changes)
 
     out = ours.apply(cache_item(changes))
@@ -139,10 +139,10 @@ def test_cached_hashes_equal_the_definitions(changes: list[Change]) -> None:
 
 
 @given(any_blocks, chunks, st.integers(1, 8), st.sampled_from([1.0, 0.6, 0.03]))
-def test_how_block_events_are_packed_changes_nothing(
+def test_any_division_of_block_events_into_items_is_equal(
     events: list[Event], sizes: list[int], capacity: int, rate: float
 ) -> None:
-    """One item or many: the same observations in the same order, also at the capacity."""
+    """The observations and their order are the same, also at the capacity."""
     whole, parts = physical_blocks(capacity), physical_blocks(capacity)
 
     at_once = whole.apply(block_item(events, rate))
@@ -153,10 +153,10 @@ def test_how_block_events_are_packed_changes_nothing(
 
 
 @given(any_changes, chunks, st.integers(1, 8), st.sampled_from([1.0, 0.6, 0.03]))
-def test_how_cache_events_are_packed_changes_nothing(
+def test_any_division_of_cache_events_into_items_is_equal(
     changes: list[Change], sizes: list[int], capacity: int, rate: float
 ) -> None:
-    """Likewise."""
+    """The observations and their order are the same, also at the capacity."""
     whole, parts = cached_blocks(rate, capacity), cached_blocks(rate, capacity)
 
     at_once = whole.apply(cache_item(changes))
@@ -167,22 +167,22 @@ def test_how_cache_events_are_packed_changes_nothing(
 
 
 def test_a_reset_is_observed_in_slices() -> None:
-    """No call takes time for a whole cache; what is left over is tracked and waits."""
+    """No call observes a whole cache; the remaining blocks stay tracked."""
     ours = physical_blocks()
     ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(3 * SLICE + 1)]))
 
     outs = [ours.apply(block_item([(RESET, 0, 3.0)]))]
     left = ours.tracked
     while ours.waiting:
-        outs.append(ours.take())
+        outs.append(ours.drain())
 
     assert [len(out.reset_ages) for out in outs] == [SLICE, SLICE, SLICE, 1]
     assert [out.resets for out in outs] == [1, 0, 0, 0]
     assert (left, ours.tracked) == (2 * SLICE + 1, 0)
 
 
-def test_blocks_of_a_reset_make_way_for_new_ones() -> None:
-    """An empty cache refuses nothing, and what was in it is observed all the same."""
+def test_new_blocks_displace_those_of_a_reset() -> None:
+    """None is refused, and the displaced blocks are observed."""
     count = 4 * SLICE
     ours = physical_blocks(capacity=count)
     ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(count)]))
@@ -193,8 +193,8 @@ def test_blocks_of_a_reset_make_way_for_new_ones() -> None:
     assert (len(out.reset_ages), out.refused, ours.tracked) == (count, 0, count)
 
 
-def test_the_last_four_hits_as_the_engine_has_them() -> None:
-    """Three gaps at eviction of however many hits, the first hit's distance from birth never."""
+def test_an_eviction_observes_the_gaps_of_the_last_four_hits() -> None:
+    """An eviction observes the gaps of the last four hits, without the time from birth to the first, as the engine does."""
     hits: list[Event] = [(TOUCHED, 7, float(stamp)) for stamp in (10, 11, 13, 17, 25)]
     life = [(ALLOCATED, 7, 1.0), *hits, (EVICTED, 7, 30.0)]
 
@@ -209,8 +209,8 @@ def test_the_last_four_hits_as_the_engine_has_them() -> None:
     )
 
 
-def test_hits_of_one_moment_are_a_gap_of_nothing() -> None:
-    """Two requests of one step hit a block together; that is a reuse like any other."""
+def test_simultaneous_hits_have_a_gap_of_zero() -> None:
+    """Two requests of a step may hit a block together."""
     life = [(ALLOCATED, 7, 1.0), (TOUCHED, 7, 1.0), (TOUCHED, 7, 1.0), (EVICTED, 7, 1.0)]
 
     out = physical_blocks().apply(block_item(life))
@@ -219,8 +219,8 @@ def test_hits_of_one_moment_are_a_gap_of_nothing() -> None:
     assert out.lifetimes == out.idles == [(0.0, 1)]
 
 
-def test_a_block_weighs_what_the_sender_sampled_at_its_birth() -> None:
-    """Whatever it samples later, also within the same second."""
+def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
+    """Later rates do not change it, even within the same second."""
     ours = physical_blocks()
     ours.apply(block_item([(ALLOCATED, 1, 1.0)], 0.5))
     ours.apply(block_item([(ALLOCATED, 2, 1.0)], 0.125))
@@ -231,8 +231,8 @@ def test_a_block_weighs_what_the_sender_sampled_at_its_birth() -> None:
     assert [count for _, count in out.lifetimes] == [2, 8, 1]
 
 
-def test_a_reset_is_observed_apart_from_evictions() -> None:
-    """Ages and idles of what it took, nothing among lifetimes; later evictions are unknown."""
+def test_a_reset_has_its_own_observations() -> None:
+    """Its blocks are not among the lifetimes; later evictions of them are unknown."""
     ours = physical_blocks()
     ours.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 2.0), (TOUCHED, 1, 5.0)]))
 
@@ -244,8 +244,8 @@ def test_a_reset_is_observed_apart_from_evictions() -> None:
     assert ours.tracked == 0
 
 
-def test_a_hit_before_the_last_one_has_no_time() -> None:
-    """It counts as a hit; gaps and idle are taken between the others."""
+def test_a_hit_with_an_older_stamp_has_no_time() -> None:
+    """A hit with an older stamp counts as a hit; gaps and idle time lie between the others."""
     ours = physical_blocks()
     life = [(ALLOCATED, 1, 10.0), (TOUCHED, 1, 20.0), (TOUCHED, 1, 15.0), (TOUCHED, 1, 26.0)]
 
@@ -258,7 +258,7 @@ def test_a_hit_before_the_last_one_has_no_time() -> None:
 
 
 def test_clearing_a_medium_leaves_the_others() -> None:
-    """No medium is all of them; neither is observed."""
+    """An empty medium stands for all; cleared hashes are not observed."""
     ours = cached_blocks()
     for medium in ("GPU", "CPU", "STORAGE"):
         ours.apply(stored([1, 2], 1.0, medium))
@@ -282,8 +282,8 @@ def test_clearing_a_medium_leaves_the_others() -> None:
         BlockEvents(0, 0.0, 2, 5e-324, bytes([ALLOCATED]), [1], [1.0]),
     ],
 )
-def test_an_item_that_contradicts_itself_changes_nothing(item: BlockEvents) -> None:
-    """It is refused before its first event, or its new source, is looked at."""
+def test_a_contradictory_item_changes_nothing(item: BlockEvents) -> None:
+    """A contradictory item is refused before its first event and its source are applied."""
     ours = physical_blocks()
     ours.apply(block_item([(ALLOCATED, 5, 1.0)]))
 
@@ -296,8 +296,8 @@ def test_an_item_that_contradicts_itself_changes_nothing(item: BlockEvents) -> N
     )
 
 
-def test_media_are_as_few_as_labels_may_be() -> None:
-    """One more than a page may have is refused with its whole item."""
+def test_the_number_of_media_is_limited() -> None:
+    """An item with one more is refused whole."""
     ours = cached_blocks()
     ours.apply(cache_item([("stored", [1], str(n), 1.0) for n in range(MAX_LABELS)]))
 
@@ -319,7 +319,7 @@ HASHES: dict[str, Callable[[Random, int], int]] = {
 
 
 def sample(hashes: list[int], ours: CachedBlocks) -> set[int]:
-    """Those that ``ours`` tracks."""
+    """Return the hashes that ``ours`` tracks."""
     ours.apply(stored(hashes, 1.0))
     found = set()
     for number, value in enumerate(hashes):
@@ -329,8 +329,8 @@ def sample(hashes: list[int], ours: CachedBlocks) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", HASHES)
-def test_a_sample_is_part_of_every_larger_one(kind: str) -> None:
-    """By hash alone, whatever the hashes look like: nested, and of the size that was asked for."""
+def test_a_sample_is_a_subset_of_every_larger_one(kind: str) -> None:
+    """Whatever the hashes look like, it has the size of its rate."""
     random = Random(7)
     hashes = list({HASHES[kind](random, number) for number in range(MAX_HASHES)})
     rates = (0.0, 0.003, 0.03, 0.1, 0.5, 0.9, 1.0)
@@ -345,8 +345,8 @@ def test_a_sample_is_part_of_every_larger_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.0625])
-def test_a_changed_rate_holds_for_blocks_that_begin_later(rate: float) -> None:
-    """Blocks that are tracked already are observed to their end, with the weight of their birth."""
+def test_a_new_rate_applies_to_new_blocks(rate: float) -> None:
+    """Tracked blocks are observed to their end, with the weight of their birth."""
     early, late = list(range(4000)), list(range(10_000, 14_000))
     settings = sampling(0.25)
     ours, fresh = CachedBlocks(settings), cached_blocks(rate)
@@ -370,8 +370,8 @@ def test_a_changed_rate_holds_for_blocks_that_begin_later(rate: float) -> None:
     assert {count for _, count in of_late} == {round(1 / rate)}
 
 
-def test_a_rate_of_nothing_tracks_nothing_new() -> None:
-    """What is tracked ends as it would."""
+def test_a_rate_of_zero_tracks_no_new_hashes() -> None:
+    """Tracked ones are observed to their end."""
     settings = sampling(1.0)
     ours = CachedBlocks(settings)
     ours.apply(stored([1], 1.0))
@@ -383,8 +383,8 @@ def test_a_rate_of_nothing_tracks_nothing_new() -> None:
     assert ours.apply(removed([1], 3.0)).cached["GPU"].lifetimes == [(2.0, 1)]
 
 
-def test_a_restarted_sender_begins_anew() -> None:
-    """Blocks of the process before are abandoned: its clock and its cache are gone."""
+def test_a_restarted_sender_abandons_its_blocks() -> None:
+    """The clock and the cache of the previous process are gone."""
     blocks, hashes = physical_blocks(), cached_blocks()
     blocks.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 1.0)]))
     hashes.apply(stored([1, 2, 3], 1.0))
@@ -398,7 +398,7 @@ def test_a_restarted_sender_begins_anew() -> None:
 
 
 def test_blocks_over_the_capacity_are_refused_and_counted() -> None:
-    """Their later events are not unknown; those that are tracked are observed in full."""
+    """Their later events are not unknown; tracked blocks are observed in full."""
     ours = physical_blocks(capacity=10)
 
     out = ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(15)]))
@@ -414,7 +414,7 @@ def test_blocks_over_the_capacity_are_refused_and_counted() -> None:
 
 
 def test_hashes_over_the_capacity_are_refused_and_counted() -> None:
-    """Each time that they are stored, while there is no place in any medium."""
+    """Each store counts, while all media together are at the capacity."""
     ours = cached_blocks(capacity=10)
 
     refused = [ours.apply(stored(list(range(15)), 1.0)).refused for _ in range(2)]
@@ -426,7 +426,7 @@ def test_hashes_over_the_capacity_are_refused_and_counted() -> None:
 
 
 def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
-    """At once, counted with the next call, and not unknown when they end."""
+    """The next call counts them; their later events are not unknown."""
     blocks, hashes = physical_blocks(), cached_blocks()
     blocks.apply(block_item([(ALLOCATED, block, float(block)) for block in range(10)]))
     hashes.apply(stored(list(range(5)), 1.0))
@@ -439,11 +439,11 @@ def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
 
     assert values(out.lifetimes) == [17.0, 18.0, 19.0, 20.0]
     assert (out.abandoned, out.unknown) == (6, 0)
-    assert hashes.take().abandoned == 6
+    assert hashes.drain().abandoned == 6
 
 
 def test_without_scaling_every_observation_counts_once() -> None:
-    """As the engine's own, which are of the sample."""
+    """So do those of the engine's own collector."""
     blocks, hashes = physical_blocks(scale=False), CachedBlocks(sampling(0.1, scale=False))
     blocks.apply(block_item([(ALLOCATED, 1, 1.0)], 0.01))
     hashes.apply(stored(list(range(1000)), 1.0))
@@ -458,7 +458,7 @@ def test_without_scaling_every_observation_counts_once() -> None:
 
 @pytest.mark.parametrize("rate", [0.03, 0.3, 0.7])
 def test_scaled_counts_add_up_to_the_weight(rate: float) -> None:
-    """Whole numbers that differ by one at most, and whose sum is never off by one."""
+    """They are whole numbers that differ by at most one, and their sum is exact."""
     ours = physical_blocks()
     counts: list[int] = []
     for number in range(500):
@@ -471,7 +471,7 @@ def test_scaled_counts_add_up_to_the_weight(rate: float) -> None:
 
 
 def errors(seed: int, rate: float, *, by_hash: bool) -> tuple[float, float]:
-    """Estimate less truth of the number of blocks and the sum of their lifetimes, as shares."""
+    """Return the relative errors of the number of blocks and the sum of their lifetimes."""
     random = Random(f"run {seed}")
     events: list[tuple[float, bool, int]] = []
     lifetimes: list[float] = []
@@ -498,7 +498,7 @@ def errors(seed: int, rate: float, *, by_hash: bool) -> tuple[float, float]:
 @pytest.mark.parametrize("by_hash", [True, False])
 @pytest.mark.parametrize("rate", [0.03, 0.2, 0.7])
 def test_estimates_have_no_bias(rate: float, by_hash: bool) -> None:
-    """Over many runs, errors of a sample lie around nothing."""
+    """Over many runs, the errors of a sample have a mean of zero."""
     runs = [errors(seed, rate, by_hash=by_hash) for seed in range(30)]
 
     for found in zip(*runs, strict=True):
@@ -508,7 +508,7 @@ def test_estimates_have_no_bias(rate: float, by_hash: bool) -> None:
 
 
 def physical_life(count: int, hits: int) -> Iterator[BlockEvents]:
-    """Items of blocks that are allocated, then hit."""
+    """Return items of blocks that are allocated, then hit."""
     for kind, stamp in [(ALLOCATED, 1.0), *((TOUCHED, 2.0 + hit) for hit in range(hits))]:
         for start in range(0, count, 1000):
             blocks = range(start, start + 1000)
@@ -516,7 +516,7 @@ def physical_life(count: int, hits: int) -> Iterator[BlockEvents]:
 
 
 def physical_turnover(count: int, hits: int) -> Iterator[BlockEvents]:
-    """The same, then all are evicted, allocated and hit again, twice."""
+    """Return items that also evict, allocate and hit all of them again, twice."""
     yield from physical_life(count, hits)
     for turn in range(1, 3):
         for start in range(0, count, 1000):
@@ -531,7 +531,7 @@ def physical_turnover(count: int, hits: int) -> Iterator[BlockEvents]:
 
 
 def cached_life(count: int, hits: int) -> Iterator[CacheEvents]:
-    """Items of hashes that are stored, then stored again."""
+    """Return items of hashes that are stored twice."""
     for hit in range(hits + 1):
         random = Random(3)
         for start in range(0, count, 1000):
@@ -557,7 +557,7 @@ def cached_life(count: int, hits: int) -> Iterator[CacheEvents]:
 def test_a_tracked_block_takes_less_than_300_bytes(
     items: Callable[[int, int], Iterator[BlockEvents | CacheEvents]], count: int, hits: int
 ) -> None:
-    """With its share of the table, however often it was hit."""
+    """This includes its share of the table, however often it was hit."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -578,8 +578,8 @@ def test_a_tracked_block_takes_less_than_300_bytes(
     assert (after - before) / count < 300
 
 
-def test_what_is_not_tracked_takes_no_memory() -> None:
-    """A hundred thousand hashes leave as little as none: not sampled, or refused."""
+def test_untracked_hashes_take_no_memory() -> None:
+    """Neither those outside the sample nor refused ones."""
     for ours in (cached_blocks(1e-9), cached_blocks(capacity=1)):
         items = [stored(list(range(start, start + 1000)), 1.0) for start in range(0, 100_000, 1000)]
         ours.apply(items[0])
@@ -597,8 +597,8 @@ def test_what_is_not_tracked_takes_no_memory() -> None:
         assert after - before < 10_000
 
 
-def test_a_recorded_stream_gives_what_the_definitions_give() -> None:
-    """All of a real engine's KV events: every block that it removed, it had stored."""
+def test_a_recorded_stream_equals_the_definitions() -> None:
+    """A real engine's events: each removed block was stored before."""
     lines = gzip.decompress((DATA / "kv_events_main.jsonl.gz").read_bytes()).splitlines()
     batches = [json.loads(line) for line in lines]
     changes: list[Change] = [

@@ -1,9 +1,10 @@
-"""Request events into intervals: by definition, in any batches, and for any nonsense."""
+"""Request events and their intervals, compared with the definitions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
 from sidestep.errors import WireError
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.request_events import (
+    ALL_KNOWN,
     PREEMPTED,
     RUNNING,
     WAITING,
@@ -30,7 +32,11 @@ from sidestep.protocol.request_events import (
 )
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
-from sidestep.tracking.requests.parallel_samples import MAX_WAITING_GROUPS, SampleGroups
+from sidestep.tracking.requests.parallel_samples import (
+    MAX_WAITING_GROUPS,
+    PEER_TIMEOUT,
+    SampleGroups,
+)
 from sidestep.tracking.requests.rules import Rules
 
 STOP, LENGTH = 0, 1
@@ -39,7 +45,7 @@ STOP, LENGTH = 0, 1
 def play(
     events: Sequence[Event], cuts: Sequence[int] = (), *, rules: Rules | None = None
 ) -> list[Outcomes]:
-    """The outcomes of ``events``, sent as items that end at ``cuts``."""
+    """Return the outcomes of ``events``, sent as items that end at ``cuts``."""
     tracker = RequestTracker(rules)
     ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
     starts = [0, *ends[:-1]]
@@ -50,19 +56,19 @@ def play(
 
 
 def step(stamp: float, *numbers: int, tokens: list[int] | None = None, **more: Any) -> Iteration:
-    """An iteration in which each of ``numbers`` got a token."""
+    """Return an iteration in which each of ``numbers`` got a token."""
     output = Output(stamp, list(numbers), tokens or [])
     return Iteration(stamp - 0.01, stamp, WALL + stamp, [output], **more)
 
 
 def end(number: int, stamp: float, reason: int = LENGTH, **more: Any) -> Finished:
-    """A request's end, with what the engine says of it."""
+    """Return a request's end, with the numbers that the engine reports."""
     return Finished(number, stamp, WALL + stamp, reason, **more)
 
 
 @given(chosen=actions, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_any_run_is_as_by_definition(chosen: Any, cuts: list[int]) -> None:
-    """Whatever a scheduler does, and however its events are cut into items."""
+def test_any_run_equals_the_definitions(chosen: Any, cuts: list[int]) -> None:
+    """Whatever the scheduler does and however its events are divided into items."""
     events = Scheduler().run(chosen)
 
     outcomes = play(events, cuts)
@@ -112,10 +118,10 @@ nonsense = st.one_of(
     ),
     cuts=st.lists(st.integers(0, 40), max_size=4),
 )
-def test_nonsense_never_raises_and_gives_no_impossible_interval(
+def test_arbitrary_events_have_no_impossible_outcome(
     events: list[Event], rules: Rules, cuts: list[int]
 ) -> None:
-    """No negative interval, none twice, no more requests than allowed, no count below zero."""
+    """No interval is negative or observed twice; limits hold, and no count is negative."""
     tracker = RequestTracker(rules)
     outcomes = []
     for event in events:
@@ -150,8 +156,8 @@ def test_nonsense_never_raises_and_gives_no_impossible_interval(
     assert found(outcomes) == found(play(events, cuts, rules=rules))
 
 
-def test_a_preemption_lengthens_decode_and_never_the_queue() -> None:
-    """Scheduled a second time, a request keeps its queue time; the gap is one latency."""
+def test_a_preemption_lengthens_decode_and_not_the_queue_time() -> None:
+    """The gap between the outputs is one latency."""
     events: list[Event] = [
         Queued(1, 10.0, WALL + 9.0, 5),
         Scheduled(1, 12.0),
@@ -176,10 +182,10 @@ def test_a_preemption_lengthens_decode_and_never_the_queue() -> None:
 
 
 @pytest.mark.parametrize(("rule", "queue", "prefill"), [("first", 2.0, 8.0), ("last", 9.0, 1.0)])
-def test_which_scheduling_ends_the_queue_is_a_choice(
+def test_a_setting_chooses_which_scheduling_ends_the_queue(
     rule: Any, queue: float, prefill: float
 ) -> None:
-    """The first as in the engine, or the last before the first output; never one after it."""
+    """The first, as in the engine, or the last before the first output."""
     events: list[Event] = [
         Queued(1, 10.0, WALL, 5),
         Scheduled(1, 12.0),
@@ -203,10 +209,10 @@ def test_which_scheduling_ends_the_queue_is_a_choice(
 
 
 @pytest.mark.parametrize(("rule", "latencies"), [("output", {3.0: 1}), ("token", {1.0: 3})])
-def test_a_gap_before_several_tokens_counts_as_chosen(
+def test_a_setting_chooses_how_a_gap_before_several_tokens_counts(
     rule: Any, latencies: dict[float, int]
 ) -> None:
-    """Once as in vLLM, or divided among the tokens that came with it."""
+    """Once, as in vLLM, or divided among the tokens."""
     events: list[Event] = [
         Queued(1, 1.0, WALL),
         Scheduled(1, 1.0),
@@ -222,8 +228,8 @@ def test_a_gap_before_several_tokens_counts_as_chosen(
     assert (4, 1.0) == (request.num_generation_tokens, request.mean_time_per_output_token)
 
 
-def test_what_is_said_twice_has_one_interval() -> None:
-    """Scheduled again without a preemption, or with the same output again."""
+def test_a_repeated_event_has_one_interval() -> None:
+    """A request scheduled again without a preemption, or with the same output again."""
     events: list[Event] = [
         Queued(1, 1.0, WALL),
         Scheduled(1, 1.0),
@@ -244,7 +250,7 @@ def test_what_is_said_twice_has_one_interval() -> None:
 
 
 def test_an_abort_is_counted_and_in_no_histogram() -> None:
-    """Its reason is counted; what it had consumed stands apart; its question has no n."""
+    """Its reason and its tokens are counted; its group has no n."""
     events: list[Event] = [
         Queued(1, 1.0, WALL, 30),
         Scheduled(1, 2.0),
@@ -265,8 +271,8 @@ def test_an_abort_is_counted_and_in_no_histogram() -> None:
     assert [] == outcome.iteration.n_params_iter
 
 
-def test_a_stop_string_ends_a_request_by_an_abort_of_the_core() -> None:
-    """Once it had output, an abort of a request with stop strings is a stop; before, it is not."""
+def test_an_abort_after_output_may_be_a_stop_string() -> None:
+    """Before any output, or without stop strings, it is an abort."""
     events: list[Event] = [
         Queued(1, 1.0, WALL),
         Scheduled(1, 2.0),
@@ -284,7 +290,7 @@ def test_a_stop_string_ends_a_request_by_an_abort_of_the_core() -> None:
 
 
 def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
-    """A sample may finish before the next is queued: the question ends with the last."""
+    """A sample may finish before the next is queued; the last one ends the group."""
     events: list[Event] = []
     for sample in range(3):
         at = 1.0 + 0.1 * sample
@@ -305,8 +311,8 @@ def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
-    """It counts once, for the engine whose sample ended last, whichever events came first."""
+def test_a_group_may_span_engines(late: bool) -> None:
+    """A group over several engines counts once, for the engine whose sample ended last."""
     sample_groups = SampleGroups()
     here, there = (
         RequestTracker(sample_groups=sample_groups),
@@ -340,8 +346,8 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
     assert {} == sample_groups.groups
 
 
-def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
-    """A question waits by the clock of the engine whose sample ended last, and a restart's is new."""
+def test_the_clocks_of_two_hosts_are_never_compared() -> None:
+    """A group waits by the clock of the engine whose sample ended last."""
     sample_groups = SampleGroups()
     old, young = (
         RequestTracker(sample_groups=sample_groups),
@@ -361,13 +367,134 @@ def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
     old.apply(RequestEvents(0, 1e6, 1, [Queued(2, 1e6, WALL, group=8), end(2, 1e6)]))
     restarted = old.apply(RequestEvents(0, 1.0, 2, [Queued(1, 1.0, WALL)]))
 
-    assert [1] == restarted.iteration.n_params_iter
+    assert {"samples": 1} == restarted.untracked
     aged = old.apply(RequestEvents(0, 1e5, 2))
     assert {"age": 1} == aged.untracked
 
 
+class Ranks:
+    """Two ranks of one deployment, of which each has a sample of one request.
+
+    The first rank's sample ends at 2 s; the second rank has its own from 1 s to 1.5 s.
+    """
+
+    def __init__(self, *, samples: int = 2, deployment: str = "") -> None:
+        self.groups = SampleGroups()
+        self.first = RequestTracker(sample_groups=self.groups)
+        self.second = RequestTracker(sample_groups=self.groups, deployment=deployment)
+        self.tick(self.first, 0.5)
+        self.tick(self.second, 0.5)
+        for sample in range(samples - 1):
+            self._apply(self.first, sample, 2.0)
+        self._last = samples - 1
+
+    def late(self) -> Outcomes:
+        """Apply what the second rank has recorded of its sample."""
+        return self._apply(self.second, self._last, 1.5)
+
+    def _apply(self, tracker: RequestTracker, sample: int, ended: float) -> Outcomes:
+        asked = Queued(sample, 1.0, WALL + 1.0, group=7, sample=sample)
+        return tracker.apply(RequestEvents(0, ended, 1, [asked, end(sample, ended)]))
+
+    def tick(self, tracker: RequestTracker, now: float) -> Outcomes:
+        """Let a rank report that all requests until ``now`` are known."""
+        return tracker.apply(RequestEvents(0, now, 1, [], WALL + now))
+
+
+def counted(outcomes: Iterable[Outcomes]) -> tuple[list[int], Counter[str]]:
+    """Return the numbers of parallel samples that were observed, and the untracked requests."""
+    found = list(outcomes)
+    untracked: Counter[str] = Counter()
+    for outcome in found:
+        untracked.update(outcome.untracked)
+    return [n for outcome in found for n in outcome.iteration.n_params_iter], untracked
+
+
+def seconds(start: float, until: float) -> list[float]:
+    """Return every second from ``start`` to ``until``."""
+    return [start + second for second in range(int(until - start) + 1)]
+
+
+def test_a_group_waits_for_a_rank_that_was_paused() -> None:
+    """A rank's events may arrive when the other rank's clock is far ahead; the group counts once."""
+    ranks = Ranks()
+    ahead = [ranks.tick(ranks.first, now) for now in seconds(3.0, 50.0)]
+    assert counted(ahead) == ([], Counter())
+
+    behind = [ranks.late(), *(ranks.tick(ranks.second, now) for now in seconds(2.0, 50.0))]
+    after = [ranks.tick(ranks.first, 51.0)]
+
+    assert counted([*behind, *after]) == ([2], Counter())
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_a_group_that_a_rank_never_completed_is_unknown(samples: int) -> None:
+    """Samples that arrive later count neither as a request with fewer samples nor a second time."""
+    ranks = Ranks(samples=samples)
+    ahead = [ranks.tick(ranks.first, now) for now in seconds(3.0, 7.0 + PEER_TIMEOUT)]
+    assert counted(ahead) == ([], Counter(samples=1))
+
+    behind = [ranks.late(), *(ranks.tick(ranks.second, now) for now in seconds(2.0, 80.0))]
+    after = [ranks.tick(ranks.first, now) for now in seconds(70.0, 90.0)]
+
+    assert counted([*behind, *after]) == ([], Counter())
+    assert {} == ranks.groups.groups
+
+
+def test_another_request_may_have_the_id_of_one_that_is_unknown() -> None:
+    """Ids of users may repeat; the arrivals differ."""
+    ranks = Ranks(samples=2)
+    both = (ranks.first, ranks.second)
+    alone = [ranks.tick(tracker, now) for now in seconds(3.0, 70.0) for tracker in both]
+    again = [ranks.first.apply(RequestEvents(0, 71.0, 1, two_samples(7, 70.0)))]
+    again += [ranks.tick(tracker, now) for now in seconds(72.0, 80.0) for tracker in both]
+
+    assert counted(alone) == ([], Counter(samples=1))
+    assert counted(again) == ([2], Counter())
+
+
+def test_events_that_a_rank_lost_make_its_groups_unknown() -> None:
+    """Folded items may have had a sample; later requests count again."""
+    ranks = Ranks(samples=3)
+    ranks.second.skip(0)
+    both = (ranks.first, ranks.second)
+    found = [ranks.tick(tracker, now) for now in seconds(3.0, 70.0) for tracker in both]
+    assert counted(found) == ([], Counter(samples=1))
+
+    found = [ranks.first.apply(RequestEvents(0, 71.0, 1, two_samples(8, 70.0)))]
+    found += [ranks.tick(tracker, now) for now in seconds(72.0, 80.0) for tracker in both]
+    assert counted(found) == ([2], Counter())
+
+
+def two_samples(group: int, asked: float) -> list[Event]:
+    """Return the events of a request whose two samples end one second after its arrival."""
+    return [
+        event
+        for sample in range(2)
+        for event in (
+            Queued(20 + sample, asked, WALL + asked, group=group, sample=sample),
+            end(20 + sample, asked + 1.0),
+        )
+    ]
+
+
+def test_a_closed_rank_is_not_waited_for() -> None:
+    """A rank that closes reports in its last item that all of its requests are known."""
+    ranks = Ranks(samples=3)
+    ranks.second.apply(RequestEvents(0, 2.0, 1, [], ALL_KNOWN))
+
+    assert counted(ranks.tick(ranks.first, now) for now in seconds(3.0, 8.0)) == ([2], Counter())
+
+
+def test_engines_of_other_deployments_are_not_waited_for() -> None:
+    """Engines of other deployments never have a sample of the same request."""
+    ranks = Ranks(samples=3, deployment="another")
+
+    assert counted(ranks.tick(ranks.first, now) for now in seconds(3.0, 8.0)) == ([2], Counter())
+
+
 def test_adapters_are_limited_and_printable() -> None:
-    """Over the limit, or not printable, a name is one for all others."""
+    """Other names share one label value."""
     tracker = RequestTracker()
     names = ["bad\n", *(f"a{number}" for number in range(MAX_OPEN_VALUES + 6)), "a0"]
     queued: list[Event] = [Queued(n, 1.0, adapter=name) for n, name in enumerate(names)]
@@ -380,8 +507,8 @@ def test_adapters_are_limited_and_printable() -> None:
     assert outcome.limited == adapters[OTHER, "waiting"] > 6
 
 
-def test_what_another_engine_had_cached_is_reported() -> None:
-    """In place of what this one found, as the engine does."""
+def test_a_reported_number_of_cached_tokens_takes_precedence() -> None:
+    """A reported number of cached tokens replaces the number found at prefill, as in the engine."""
     events: list[Event] = [
         Queued(1, 1.0, WALL, 10),
         Scheduled(1, 1.0),
@@ -397,8 +524,8 @@ def test_what_another_engine_had_cached_is_reported() -> None:
     assert [4, 0] == [request.num_cached_tokens for request in ended]
 
 
-def test_a_sample_without_its_first_has_no_question() -> None:
-    """An id that merely looks like a sample's, or a question heard of in its middle."""
+def test_a_sample_without_its_first_sibling_has_no_group() -> None:
+    """Its id may only resemble a sample's, or the group's start is unknown."""
     events: list[Event] = [
         Queued(1, 1.0, WALL, group=7, sample=2),
         Scheduled(1, 1.0),
@@ -410,8 +537,8 @@ def test_a_sample_without_its_first_has_no_question() -> None:
     assert [] == play(events)[0].iteration.n_params_iter
 
 
-def test_what_began_unheard_has_no_interval_that_began_then() -> None:
-    """Tokens and the end count; queue, prefill, TTFT and decode are left out, not guessed."""
+def test_intervals_with_an_unknown_start_are_omitted() -> None:
+    """Tokens and the end count; queue, prefill, TTFT and decode are omitted."""
     events: list[Event] = [
         step(3.0, 1),
         step(4.0, 1),
@@ -434,8 +561,8 @@ def test_what_began_unheard_has_no_interval_that_began_then() -> None:
     assert {"unknown": 1} == outcome.untracked
 
 
-def test_another_exporter_learns_who_is_there() -> None:
-    """One that still waits can be timed from its scheduling on; one that runs cannot."""
+def test_alive_events_name_the_requests_in_flight() -> None:
+    """A waiting request has intervals from its scheduling on, a running one has none."""
     events: list[Event] = [
         Alive(1, 5.0, WAITING, WALL + 1.0, 10),
         Alive(2, 5.0, RUNNING, WALL + 2.0, 20, "ada"),
@@ -458,8 +585,8 @@ def test_another_exporter_learns_who_is_there() -> None:
     assert outcome.untracked == {"unknown": 3}
 
 
-def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
-    """A sender that dropped events begins anew, and says who is there."""
+def test_a_request_that_was_cut_off_counts_once() -> None:
+    """A sender that dropped events restarts, and names the requests in flight."""
     tracker = RequestTracker()
     queued: list[Event] = [Queued(number, 1.0, WALL) for number in range(5)]
     tracker.apply(RequestEvents(0, 1.0, 1, queued))
@@ -471,8 +598,8 @@ def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
     assert {"restart": 5, "unknown": 1} == outcome.untracked
 
 
-def test_the_longest_preemption_is_that_of_the_first() -> None:
-    """By the engine's last word; an abort ends a preemption as well."""
+def test_the_longest_preemption_is_the_oldest() -> None:
+    """The longest preemption is as of the engine's last event; an abort ends a preemption, too."""
     tracker = RequestTracker()
     events: list[Event] = []
     for number in (1, 2):
@@ -487,8 +614,8 @@ def test_the_longest_preemption_is_that_of_the_first() -> None:
     assert [4.0, 4.0] == [s for outcome in outcomes for s in outcome.preempted_seconds]
 
 
-def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None:
-    """Its output came first: from then on its arrival is known, and how it began is not."""
+def test_an_output_may_precede_the_alive_event() -> None:
+    """From then on the arrival is known, but not the first intervals."""
     events: list[Event] = [
         step(3.0, 1),
         Alive(1, 4.0, WAITING, WALL + 1.0, 10),
@@ -508,8 +635,8 @@ def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None
     assert {"unknown": 1} == outcome.untracked
 
 
-def test_a_restarted_engine_numbers_anew() -> None:
-    """What was in flight is counted as cut off, and a number means another request."""
+def test_a_restarted_engine_reuses_numbers() -> None:
+    """Requests in flight count as cut off; their numbers mean other requests."""
     tracker = RequestTracker()
     tracker.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0, WALL, 8), Scheduled(1, 2.0)]))
 
@@ -522,8 +649,8 @@ def test_a_restarted_engine_numbers_anew() -> None:
     assert [None] == [s.interval for s in outcome.steps]
 
 
-def test_requests_beyond_the_limit_are_counted_once_and_their_tokens_all() -> None:
-    """A request over the cap has no interval; its tokens and its end count all the same."""
+def test_requests_over_the_limit_count_once() -> None:
+    """They have no intervals; their tokens and their ends count."""
     events: list[Event] = [
         Queued(1, 1.0, WALL),
         Queued(2, 1.0, WALL),
@@ -543,8 +670,8 @@ def test_requests_beyond_the_limit_are_counted_once_and_their_tokens_all() -> No
     assert (2, None) == (request.num_generation_tokens, request.decode_time)
 
 
-def test_a_request_that_never_ends_is_given_up() -> None:
-    """By the age of when it was first heard of, and counted once."""
+def test_a_request_that_never_ends_expires() -> None:
+    """Its age counts from its first event; it is counted once."""
     events: list[Event] = [
         Queued(1, 1.0, WALL, 100),
         Queued(2, 50.0, WALL, 10),
@@ -560,8 +687,8 @@ def test_a_request_that_never_ends_is_given_up() -> None:
     assert 11 == tracker.requests.waiting_tokens
 
 
-def test_adapters_of_queued_requests_wait() -> None:
-    """Waiting from the queue on, running in the batch, waiting again after a preemption."""
+def test_adapters_have_the_state_of_their_requests() -> None:
+    """They wait in the queue and after a preemption, and run in the batch."""
     tracker = RequestTracker()
 
     def after(*events: Event) -> dict[tuple[str, str], int]:
@@ -577,7 +704,7 @@ def test_adapters_of_queued_requests_wait() -> None:
     assert {} == after(end(1, 4.0, ABORT))
 
 
-def test_columns_of_two_lengths_are_refused_whole() -> None:
+def test_columns_of_different_lengths_are_refused() -> None:
     """Nothing of the item is applied."""
     tracker = RequestTracker()
     bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
@@ -589,15 +716,15 @@ def test_columns_of_two_lengths_are_refused_whole() -> None:
 
 
 def test_a_refused_request_is_counted_by_its_reason() -> None:
-    """And ends like any other."""
+    """A refused request counts by its reason, and also as a finished request."""
     (outcome,) = play([Queued(1, 1.0), end(1, 2.0, LENGTH, refused="prompt_too_long")])
 
     assert {"prompt_too_long": 1} == outcome.refused
     assert [LENGTH] == [r.finish_reason for r in outcome.iteration.finished_requests]
 
 
-def test_questions_that_wait_for_samples_are_bounded() -> None:
-    """Where no time passes the oldest ends."""
+def test_groups_that_wait_for_samples_are_limited() -> None:
+    """If no time passes, the oldest ends."""
     sample_groups = SampleGroups()
     tracker = RequestTracker(sample_groups=sample_groups)
     for number in range(MAX_WAITING_GROUPS + 10):

@@ -1,4 +1,4 @@
-"""Where the exporter listens: who may be in the directory, and what if the path is taken."""
+"""Ingest endpoints: permissions of ipc paths, loopback, and binding again after a path was lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sidestep.errors import ConfigError
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.access import Access, is_loopback
 from sidestep.transport.endpoint import Claim, claim, router
-from sidestep.transport.listener import Listener
+from sidestep.transport.listener import IngestListener
 from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
 from sidestep.transport.watchdog import Watchdog
 from socket_peers import connect
@@ -32,7 +32,7 @@ ROOT = os.getuid() == 0
 
 @contextmanager
 def bound(path: Path, group: int | None = None) -> Iterator[Claim]:
-    """A ROUTER of its own on an ipc path."""
+    """Bind a ROUTER to an ipc path."""
     context = zmq.Context()
     listening = router(context)
     try:
@@ -45,13 +45,13 @@ def bound(path: Path, group: int | None = None) -> Iterator[Claim]:
 
 
 def mode(path: Path) -> int:
-    """Permission bits."""
+    """Return the permission bits of ``path``."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_only_the_owner_gets_in(umask: int, tmp_path: Path) -> None:
-    """Directory and socket, whatever the umask; the process's is left as it was."""
+def test_only_the_owner_may_use_a_new_path(umask: int, tmp_path: Path) -> None:
+    """The modes of directory and socket do not depend on the umask, which stays as it was."""
     before = os.umask(umask)
     try:
         with bound(tmp_path / "sub" / "i.ipc") as claimed:
@@ -63,8 +63,8 @@ def test_only_the_owner_gets_in(umask: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
-def test_a_group_gets_in_where_one_is_named(tmp_path: Path) -> None:
-    """The directory hands its group on; the socket is the group's, and no one else's."""
+def test_a_named_group_may_use_the_path(tmp_path: Path) -> None:
+    """The directory passes its group on; the socket belongs to the group and to no other user."""
     with bound(tmp_path / "sub" / "i.ipc", group=4711) as claimed:
         assert mode(claimed.path.parent) == 0o2770
         assert mode(claimed.path) == 0o660
@@ -74,8 +74,8 @@ def test_a_group_gets_in_where_one_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
-def test_the_socket_is_the_groups_in_any_directory_it_may_enter(tmp_path: Path) -> None:
-    """Also in one that does not hand its group on."""
+def test_the_socket_gets_the_group_in_an_existing_directory(tmp_path: Path) -> None:
+    """Even if the directory does not pass its group on."""
     directory = tmp_path / "there"
     directory.mkdir()
     os.chown(directory, -1, 4711)
@@ -96,10 +96,8 @@ def test_the_socket_is_the_groups_in_any_directory_it_may_enter(tmp_path: Path) 
     ],
 )
 @pytest.mark.skipif(not ROOT, reason="only root may give directories away")
-def test_a_directory_that_is_there_is_looked_at(
-    bits: int, owner: int, what: str, tmp_path: Path
-) -> None:
-    """It is not changed, but refused by name where somebody could take the path in it."""
+def test_an_existing_directory_is_checked(bits: int, owner: int, what: str, tmp_path: Path) -> None:
+    """An existing directory is not changed, but refused where another user could replace the socket."""
     directory = tmp_path / "there"
     directory.mkdir()
     os.chown(directory, owner, -1)
@@ -114,24 +112,24 @@ def test_a_directory_that_is_there_is_looked_at(
 
 
 @pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
-def test_a_directory_that_shuts_the_group_out_is_refused(tmp_path: Path) -> None:
-    """With what to do about it: engines would fail there without a word."""
+def test_a_directory_closed_to_the_group_is_refused(tmp_path: Path) -> None:
+    """The message names the remedy: engines would fail without one."""
     directory = tmp_path / "there"
     directory.mkdir(mode=0o700)
     with pytest.raises(ConfigError, match="chgrp it and chmod 2770"), bound(directory / "i", 4711):
         pass
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    """Who may write to the directory could have any file of ours made or locked."""
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Else who may write to the directory could have any file created or locked."""
     (tmp_path / "i.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="cannot bind"), bound(tmp_path / "i"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_path_knows_when_it_is_lost(tmp_path: Path) -> None:
-    """Removed, or another socket by the same name; and what is not ours is not removed."""
+def test_a_lost_path_is_recognized(tmp_path: Path) -> None:
+    """A removed or replaced socket file is noticed; a file of another process is not removed."""
     path = tmp_path / "i.ipc"
     with bound(path) as claimed:
         assert not claimed.lost()
@@ -142,8 +140,8 @@ def test_a_path_knows_when_it_is_lost(tmp_path: Path) -> None:
     assert path.read_text() == "somebody's"
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    """A slip in the endpoint must not cost what has that name."""
+def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path) -> None:
+    """A mistake in the endpoint must not delete it."""
     (tmp_path / "i.ipc").write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"), bound(tmp_path / "i.ipc"):
         pass
@@ -172,8 +170,8 @@ LOOPBACK = {
 
 
 @pytest.mark.parametrize(("endpoint", "local"), LOOPBACK.items(), ids=LOOPBACK.keys())
-def test_beyond_loopback_needs_a_key_or_a_word(endpoint: str, local: bool) -> None:
-    """Refused before anything is bound, in one line that says what to do."""
+def test_an_endpoint_beyond_loopback_requires_keys_or_a_flag(endpoint: str, local: bool) -> None:
+    """An endpoint beyond loopback is refused before anything is bound; the message names the flag."""
     assert is_loopback(endpoint) == local
     Access(plain_tcp=True).check(endpoint)
     Access(secret=b"x" * 40).check(endpoint)
@@ -181,44 +179,44 @@ def test_beyond_loopback_needs_a_key_or_a_word(endpoint: str, local: bool) -> No
         Access().check(endpoint)
     else:
         with pytest.raises(ConfigError, match=r"--ingest\.allow-plain-tcp"):
-            Listener([endpoint])
+            IngestListener([endpoint])
 
 
-async def test_plain_tcp_is_loud(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever allowed it reads it at every start."""
+async def test_plain_tcp_is_logged_at_start(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names the risk."""
     flags = {"ingest_endpoint": ("tcp://0.0.0.0:*",), "ingest_allow_plain_tcp": True}
     async with start(**flags) as exporter, connect(port(exporter)) as peer:
-        await peer.greet()
+        await peer.send_hello()
     assert "from any host" in caplog.text
 
 
 def port(exporter: Exporter) -> str:
-    """The endpoint of an exporter on all addresses."""
+    """Return a loopback endpoint of an exporter that is bound to all addresses."""
     return f"tcp://127.0.0.1:{exporter.endpoints[0].rpartition(':')[2]}"
 
 
 def rebinds(exporter: Exporter, reason: str = "stolen") -> float:
-    """How often the socket was bound anew."""
+    """Return how often the socket was bound again."""
     return exporter.metrics.value("sidestep_rebinds_total", reason)
 
 
 def steal(path: Path) -> None:
-    """As a second bind does: the file goes, another one takes its name."""
+    """Replace the socket file, as a second bind does."""
     path.unlink()
     with socket.socket(socket.AF_UNIX) as thief:
         thief.bind(str(path))
 
 
 def wipe(path: Path) -> None:
-    """As a cleaner of old temporary files does, lock and directory included."""
+    """Remove the directory with socket and lock, as a cleaner of temporary files does."""
     for file in path.parent.iterdir():
         file.unlink()
     path.parent.rmdir()
 
 
 @pytest.mark.parametrize("taken", [Path.unlink, steal, wipe], ids=["unlinked", "stolen", "wiped"])
-async def test_a_lost_path_is_bound_anew(taken: object, start: Start, tmp_path: Path) -> None:
-    """Engines that were connected and those that come later are heard; nothing is lost."""
+async def test_a_lost_path_is_bound_again(taken: object, start: Start, tmp_path: Path) -> None:
+    """Connected engines and new ones deliver, and nothing is lost."""
     path = tmp_path / "own" / "i.ipc"
     async with start(ingest_endpoint=(f"ipc://{path}", "tcp://127.0.0.1:*")) as exporter:
         old = publisher(exporter.endpoints[0])
@@ -243,26 +241,26 @@ async def test_a_lost_path_is_bound_anew(taken: object, start: Start, tmp_path: 
     assert not path.exists()
 
 
-async def test_a_path_that_another_exporter_has_by_now_is_left_to_it(
+async def test_a_path_that_another_exporter_uses_is_not_taken_back(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said, and the other endpoints go on."""
+    """The conflict is logged, and the other endpoints work."""
     path = tmp_path / "own" / "i.ipc"
     async with start(ingest_endpoint=(f"ipc://{path}", "tcp://127.0.0.1:*")) as exporter:
         wipe(path)
         with bound(path) as other:
             await until(lambda: "another exporter uses it" in caplog.text)
             async with connect(exporter.endpoints[1]) as peer:
-                await peer.greet()
+                await peer.send_hello()
 
             assert not other.lost()
             assert rebinds(exporter) == 1
 
 
-def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
-    """Every try cuts all connections; until it succeeds, which is looked at every second again."""
+def test_a_path_in_use_is_tried_again_every_ten_seconds(tmp_path: Path) -> None:
+    """Every attempt closes all connections; once the path is bound, it is checked every second again."""
     path = tmp_path / "own" / "i.ipc"
-    listener = Listener([f"ipc://{path}", "tcp://127.0.0.1:*"])
+    listener = IngestListener([f"ipc://{path}", "tcp://127.0.0.1:*"])
     upkeep = Upkeep(listener, Watchdog(0, 0, int), SelfMetrics())
     assert not upkeep.due(0.0)
     wipe(path)
@@ -280,11 +278,11 @@ def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
 
 NUMBERED = """
 import sys, zmq
-from sidestep.transport.listener import Listener
+from sidestep.transport.listener import IngestListener
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
 from sidestep.transport.watchdog import Watchdog
-listener = Listener([sys.argv[1]])
+listener = IngestListener([sys.argv[1]])
 with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.linger = 0
     peer.connect(sys.argv[1])
@@ -295,8 +293,8 @@ listener.close(0)
 """
 
 
-def test_nobody_knows_the_number_that_a_peer_gets(tmp_path: Path) -> None:
-    """A peer that has chosen the next one's routing id for itself would end the process."""
+def test_routing_ids_are_not_predictable(tmp_path: Path) -> None:
+    """A peer that chooses the routing id of the next one for itself would end the process."""
     command = [sys.executable, "-c", NUMBERED, f"ipc://{tmp_path}/own/i"]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -1,4 +1,4 @@
-"""The connection of an engine to its exporter: its bytes, its ends, its pauses."""
+"""A sender's connection to its exporter: bytes, failures and pauses."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def carry_on(connection: PlainConnection) -> PlainConnection:
-    """Wait until the connection is ready, or has ended."""
+def opened(endpoint: str) -> PlainConnection:
+    """Return a connection that is ready or has ended."""
+    connection = PlainConnection(endpoint, time.monotonic())
 
     def advanced() -> bool:
         connection.advance(time.monotonic())
@@ -58,14 +59,9 @@ def carry_on(connection: PlainConnection) -> PlainConnection:
     return connection
 
 
-def opened(endpoint: str) -> PlainConnection:
-    """A connection that is ready, or has ended."""
-    return carry_on(PlainConnection(endpoint, time.monotonic()))
-
-
 @pytest.fixture(params=["ipc", "tcp", "tcp6"])
 def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
-    """A ROUTER of libzmq, at one of the places that endpoints can name."""
+    """A ROUTER of libzmq, at one of the kinds of endpoint."""
     endpoint = {
         "ipc": f"ipc://{tmp_path}/r",
         "tcp": "tcp://127.0.0.1:*",
@@ -80,8 +76,8 @@ def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[zmq.Socke
         yield made
 
 
-def test_messages_pass_both_ways(router: zmq.Socket[bytes]) -> None:
-    """Of every length, to a real libzmq, whose heartbeats are answered meanwhile."""
+def test_messages_of_all_sizes_pass_in_both_directions(router: zmq.Socket[bytes]) -> None:
+    """The peer is a real libzmq, whose heartbeats are answered meanwhile."""
     connection = opened(router.getsockopt_string(zmq.LAST_ENDPOINT))
     sizes = [0, 1, 255, 256, 65536, 1 << 20]
     received = []
@@ -112,8 +108,8 @@ def test_messages_pass_both_ways(router: zmq.Socket[bytes]) -> None:
 
 
 @given(st.lists(st.integers(0, len(SPOKEN))))
-def test_bytes_may_come_in_any_pieces(cuts: list[int]) -> None:
-    """What was sent is what is read, however the network cuts it."""
+def test_messages_are_parsed_however_the_bytes_are_cut(cuts: list[int]) -> None:
+    """The result does not depend on the boundaries of reads."""
     parser = Parser()
     read = []
     places = [0, *sorted(cuts), len(SPOKEN)]
@@ -128,8 +124,8 @@ def test_bytes_may_come_in_any_pieces(cuts: list[int]) -> None:
 
 
 @given(st.binary(), st.booleans())
-def test_noise_is_refused_or_waited_out(noise: bytes, greets: bool) -> None:
-    """No bytes raise anything but what says whose fault it is."""
+def test_arbitrary_bytes_raise_only_wire_errors(noise: bytes, greets: bool) -> None:
+    """Before the handshake and after it."""
     parser = Parser()
     parser.feed(raw.greeting() + raw.ready(b"ROUTER") if greets else b"")
     parser.feed(noise)
@@ -151,8 +147,8 @@ def test_noise_is_refused_or_waited_out(noise: bytes, greets: bool) -> None:
         (raw.greeting() + raw.ready(b"ROUTER") + raw.frame(b"", 0x80), "frame flags 0x80"),
     ],
 )
-def test_a_connection_says_why_it_ended(sent: bytes, why: str, tmp_path: Path) -> None:
-    """What an exporter would not send ends the connection, by name."""
+def test_a_connection_ends_with_the_reason(sent: bytes, why: str, tmp_path: Path) -> None:
+    """A message that no exporter sends ends the connection, with the reason."""
 
     def speak(peer: socket.socket, _: int) -> None:
         peer.sendall(sent)
@@ -165,8 +161,8 @@ def test_a_connection_says_why_it_ended(sent: bytes, why: str, tmp_path: Path) -
     assert why in connection.ended
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    """No path, nobody who listens, an unknown host: each by the system's own words."""
+def test_failures_to_connect_are_described(tmp_path: Path) -> None:
+    """By the system's own text; a malformed endpoint is a configuration error."""
     (tmp_path / "dead").touch()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -184,8 +180,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             PlainConnection(endpoint, 0.0)
 
 
-def test_who_accepts_and_says_nothing_is_left(tmp_path: Path) -> None:
-    """The handshake must be over in time."""
+def test_an_unanswered_handshake_times_out(tmp_path: Path) -> None:
+    """The peer accepts and sends nothing."""
     with contextlib.closing(raw.listen(tmp_path / "x")):
         connection = PlainConnection(f"ipc://{tmp_path}/x", 0.0)
         connection.advance(1.0)
@@ -195,8 +191,8 @@ def test_who_accepts_and_says_nothing_is_left(tmp_path: Path) -> None:
     assert "handshake" in connection.ended
 
 
-def test_an_allowance_comes_back_with_time() -> None:
-    """Bursts and a steady pace are allowed, more is not."""
+def test_an_allowance_is_a_token_bucket() -> None:
+    """A burst and a steady pace are allowed, more is not."""
     allowance = Allowance(0.0)
     assert allowance.spend(FRAMES, BYTES, 0.0)
     assert not allowance.spend(1, 0, 0.0)
@@ -206,7 +202,7 @@ def test_an_allowance_comes_back_with_time() -> None:
 
 
 def test_pauses_grow_while_no_connection_lasts(tmp_path: Path) -> None:
-    """From a moment to a second; a connection that lasted makes them short again."""
+    """From 50 ms to a second."""
     link = Link(f"ipc://{tmp_path}/none", random.Random(1))
     now, pauses = 0.0, []
     for _ in range(8):
@@ -226,8 +222,8 @@ def test_pauses_grow_while_no_connection_lasts(tmp_path: Path) -> None:
     assert "No such file" in link.problem
 
 
-def test_an_exporter_that_floods_is_left_alone_for_longer_each_time(tmp_path: Path) -> None:
-    """A minute in the end, though it answers every Hello."""
+def test_pauses_after_a_flood_grow_to_a_minute(tmp_path: Path) -> None:
+    """Though the exporter answers every handshake."""
 
     def flood(peer: socket.socket, _: int) -> None:
         raw.welcome(peer)

@@ -1,1 +1,1 @@
-"""The dashboards of ``grafana/``: one module each, over what they share."""
+"""Generators of the dashboards in ``grafana/``, one module each."""

@@ -1,4 +1,4 @@
-"""Write ``grafana/``; with ``--check`` only compare: ``python -m tools.boards``."""
+"""The command that writes ``grafana/``, or compares it with ``--check``: ``python -m tools.boards``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BOARDS = (
 
 
 def files() -> dict[str, str]:
-    """Contents by name."""
+    """Return the content of each file by name."""
     return {f"{board.file}.json": json.dumps(board.made(), indent=1) + "\n" for board in BOARDS}
 
 
 def main() -> int:
-    """Write, or compare."""
+    """Write the files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a file is out of date")
     check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""A dashboard of rows of panels, its variables and links."""
+"""A dashboard: rows of panels, variables and links."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ COLUMNS = 24
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A filter: the values that a label has on series of ours.
+    """A filter by the values of a label of sidestep's series.
 
     Attributes:
-        source: A selector; others' series may have a label of that name.
-        every: The pattern of *All*, which is quicker than all values; without one it is these.
+        source: Selector of sidestep's series; others may have a label of that name, too.
+        every: Pattern for *All*, which is faster than a list; without one, all values are listed.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Variable:
     every: str | None = ".*"
 
     def made(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return its JSON."""
         query = f"label_values({self.source}, {self.name})"
         return {
             "name": self.name,
@@ -47,7 +47,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A choice of one bound of histograms, such as what an objective allows."""
+    """A choice of one bucket bound, such as the limit of an objective."""
 
     name: str
     label: str
@@ -55,7 +55,7 @@ class Bound:
     default: str
 
     def made(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return its JSON."""
         query = f"label_values({self.source}, le)"
         return {
             "name": self.name,
@@ -73,16 +73,21 @@ class Bound:
         }
 
 
+OWN = '__name__=~"sidestep_build_info|sidestep_engine_up"'
+"""Exporters, and the engines that others forward to them, with labels of their own."""
+CLUSTER = Variable("cluster", "Cluster", f"{{{OWN}}}")
+NAMESPACE = Variable("namespace", "Namespace", f'{{{OWN},cluster=~"$cluster"}}')
+POD = Variable("pod", "Pod", f'{{{OWN},cluster=~"$cluster",namespace=~"$namespace"}}')
 JOB = Variable("job", "Job", "sidestep_build_info", None)
-"""All are those of exporters: ``up`` and ``process_*`` are other targets', too."""
+"""*All* lists exporters only: ``up`` and ``process_*`` belong to other targets, too."""
 INSTANCE = Variable("instance", "Instance", 'sidestep_build_info{job=~"$job"}', ".+")
-TARGET = (JOB, INSTANCE)
-"""Every dashboard has these: Prometheus gives every series both labels."""
+TARGET = (CLUSTER, NAMESPACE, POD, JOB, INSTANCE)
+"""Variables of every dashboard: Prometheus gives the last two labels to every series."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Panels under a heading, from left to right and as many lines as they need."""
+    """Panels under a heading, from left to right in as many lines as necessary."""
 
     title: str
     panels: Sequence[Panel]
@@ -90,7 +95,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Dashboard:
-    """One file of ``grafana/``."""
+    """A file of ``grafana/``."""
 
     file: str
     title: str
@@ -100,7 +105,7 @@ class Dashboard:
     rows: Sequence[Row]
 
     def made(self) -> dict[str, Any]:
-        """As JSON has it; without an id, so that Grafana takes it for new wherever it comes."""
+        """Return its JSON, without an id, so that every Grafana imports it as new."""
         return {
             "uid": f"sidestep-{self.file}",
             "title": self.title,

@@ -1,11 +1,24 @@
-"""All engines of all kinds, by model: is anything wrong, and where to look."""
+"""The fleet dashboard: all engines by model, and where to look when something is wrong."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, mean, most, once, once_rate, rate, ratio, total
+from tools.boards.queries import (
+    PLACE,
+    PLACE_COLUMNS,
+    REPLICA,
+    Histogram,
+    Scope,
+    mean,
+    most,
+    once,
+    once_rate,
+    rate,
+    ratio,
+    total,
+)
 from tools.boards.shapes import SATURATED, lines, tile
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
@@ -16,8 +29,8 @@ FINISHED = ("vllm:request_success_total", "sglang:num_requests_total")
 PREEMPTED = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
 FILLED = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 
-of = Scope("model_name", "job", "instance")
-target = Scope("job", "instance")
+of = Scope("model_name")
+target = Scope()
 """Triton's series have no ``model_name``."""
 
 TTFT = {
@@ -35,7 +48,7 @@ WHOLE = {
 
 
 def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
-    """The 95th percentile by model; engines have bounds of their own, so each has its query."""
+    """Return queries of the 95th percentile by model, one per engine, whose bounds differ."""
     found = [
         Query(histogram.quantile(0.95, "model_name"), f"{{{{model_name}}}} {engine}")
         for engine, histogram in by_engine.items()
@@ -46,7 +59,7 @@ def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
 def by_model(
     title: str, says: str, expr: str, unit: str = "short", *, most: float | None = None
 ) -> Panel:
-    """A line for each model."""
+    """Return a query with a line per model."""
     query = Query(expr, "{{model_name}}")
     return lines(title, says, reasons.ENGINES, query, unit=unit, width=6, most=most)
 
@@ -54,13 +67,13 @@ def by_model(
 TILES = (
     tile(
         "Engines",
-        "Engines of vLLM and SGLang that tell how many requests they run; each data-parallel rank is one.",
+        "vLLM and SGLang engines; each data-parallel rank is one.",
         reasons.ENGINES,
-        f"count ({most(of(*RUNNING, priority=''), ('job', 'instance', 'origin', 'model_name', 'engine', 'dp_rank'))})",
+        f"count ({most(of(*RUNNING, priority=''), REPLICA)})",
     ),
     tile(
         "Silent feeds",
-        "What has fed an exporter and does not any more: an engine's process that said goodbye or died.",
+        "Connections from engine processes that have stopped or died.",
         reasons.EXPORTER,
         total(f"{of('sidestep_engine_up')} == bool 0"),
         limits=(1, 1),
@@ -75,22 +88,22 @@ TILES = (
     tile("Running", "Requests in batches.", reasons.ENGINES, once(of(*RUNNING, priority=""))),
     tile("Waiting", "Requests in queues.", reasons.ENGINES, once(of(*WAITING, priority=""))),
     tile(
-        "Generated tokens",
-        "Tokens generated in a second; SGLang counts a request's when it ends.",
+        "Generated tokens/s",
+        "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         reasons.ENGINES,
         rate(of(*GENERATED)),
         unit="cps",
     ),
     tile(
-        "Prompt tokens",
-        "Prompt tokens in a second, cached ones included.",
+        "Prompt tokens/s",
+        "Prompt tokens per second, cached ones included.",
         reasons.ENGINES,
         rate(of(*PROMPTS)),
         unit="cps",
     ),
     tile(
-        "First token, p95",
-        "Time to the first token that 95 % of requests stay below.",
+        "TTFT, p95",
+        "95th percentile of the time from a request's arrival to its first token.",
         reasons.NO_TRAFFIC,
         *(Query(histogram.quantile(0.95), engine) for engine, histogram in TTFT.items()),
         unit="s",
@@ -99,7 +112,7 @@ TILES = (
 
 MODELS = Panel(
     title="Models",
-    says="Each model by what its engines do now.",
+    says="Current load of each model.",
     empty=reasons.ENGINES,
     kind="table",
     width=24,
@@ -134,33 +147,36 @@ LOAD = (
     by_model("Running", "Requests in batches.", once(of(*RUNNING, priority=""), "model_name")),
     by_model(
         "Waiting",
-        "Requests in queues; one that keeps growing is more load than there are engines for.",
+        "Requests in queues. A queue that keeps growing needs more engines.",
         once(of(*WAITING, priority=""), "model_name"),
     ),
     by_model(
-        "Generated tokens",
-        "Tokens generated in a second; SGLang counts a request's when it ends.",
+        "Generated tokens/s",
+        "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         rate(of(*GENERATED), "model_name"),
         "cps",
     ),
     by_model(
-        "Prompt tokens",
-        "Prompt tokens in a second, cached ones included.",
+        "Prompt tokens/s",
+        "Prompt tokens per second, cached ones included.",
         rate(of(*PROMPTS), "model_name"),
         "cps",
     ),
 )
 
 LATENCY = (
-    slowest("Time to first token, p95", "From arrival to the first token.", TTFT),
-    slowest("Inter-token latency, p95", "Between two outputs of a request.", INTER),
+    slowest("TTFT, p95", "From arrival to the first token.", TTFT),
+    slowest("ITL, p95", "Between two outputs of a request.", INTER),
     slowest("End to end, p95", "From a request's arrival to its end.", WHOLE),
 )
 
 SATURATION = lines(
     "Saturation",
-    "Requests offered over those that the engines can serve, their mean; from 1 on queues grow.",
-    reasons.UNSATURATED,
+    (
+        "Offered load divided by the load that the engines can serve, mean of the "
+        "engines. At 1 and above, queues grow."
+    ),
+    reasons.NO_SATURATION,
     Query(mean(of("sidestep_saturation_ratio"), "model_name"), "{{model_name}}"),
     unit="percentunit",
     limits=SATURATED,
@@ -177,12 +193,12 @@ CAPACITY = (
     ),
     by_model(
         "Preemptions",
-        "Requests in a second that had to give up their place; SGLang says retracted.",
+        "Preempted requests per second; SGLang calls them retracted.",
         once_rate(of(*PREEMPTED), "model_name"),
         "cps",
     ),
     lines(
-        "Prefix cache hits",
+        "Prefix-cache hit rate",
         "Share of prompt tokens that were found in the prefix cache.",
         reasons.NO_TRAFFIC,
         Query(
@@ -207,7 +223,7 @@ CAPACITY = (
     ),
     lines(
         "Triton",
-        "Requests that Triton answered well in a second, by model.",
+        "Successful Triton requests per second, by model.",
         reasons.TRITON,
         Query(rate(target("nv_inference_request_success"), "model"), "{{model}}"),
         unit="reqps",
@@ -215,45 +231,44 @@ CAPACITY = (
     ),
 )
 
+FEED = (*PLACE, "model_name", "engine")
 FEEDS = Panel(
     title="Feeds",
     says=(
-        "Whatever feeds an exporter: a vLLM engine by its number, each of SGLang's collectors, a Triton"
-        " server by its URL."
+        "Sources of the exporters' data: a vLLM engine by its number, each of SGLang's "
+        "collectors, a Triton server by its URL."
     ),
     empty=reasons.EXPORTER,
     kind="table",
     width=24,
     height=10,
     queries=[
-        Query(most(of("sidestep_engine_up"), ("instance", "model_name", "engine"))),
-        Query(rate(of("sidestep_engine_restarts_total"), ("instance", "model_name", "engine"))),
-        Query(
-            f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), ('instance', 'model_name', 'engine'))}"
-        ),
+        Query(most(of("sidestep_engine_up"), FEED)),
+        Query(rate(of("sidestep_engine_restarts_total"), FEED)),
+        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), FEED)}"),
     ],
     columns={
-        "instance": "Exporter",
+        **PLACE_COLUMNS,
         "model_name": "Model",
         "engine": "Engine",
         "Value #A": "Feeds",
         "Value #B": "Restarts/s",
-        "Value #C": "Last heard of",
+        "Value #C": "Last message",
     },
-    units={"Last heard of": "s"},
+    units={"Last message": "s"},
 )
 
 BOARD = Dashboard(
     file="fleet",
     title="Fleet",
-    says="All engines that sidestep watches, by model.",
+    says="All engines that sidestep exposes, by model.",
     tags=["llm"],
     variables=[
         *TARGET,
         Variable(
             "model_name",
             "Model",
-            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs",job=~"$job",instance=~"$instance"}',
+            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
         ),
     ],
     rows=[

@@ -1,14 +1,14 @@
-"""sidestep itself: is anything lost, is it in time, is it healthy."""
+"""The health dashboard: losses, delays and resources of sidestep itself."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Scope, most, rate, total
+from tools.boards.queries import PLACE, PLACE_COLUMNS, PLACE_NAME, Scope, most, rate, total
 from tools.boards.shapes import lines, tile
 
-of = Scope("job", "instance")
+of = Scope()
 LOST = "sidestep_lost_items_total"
 EXPORTERS_UP = total(of("sidestep_build_info"))
 DROPPED = "sidestep_stream_push_dropped_total"
@@ -31,14 +31,14 @@ TILES = (
     tile("Streams", "Streams connected.", reasons.EXPORTER, total(of("sidestep_streams")), width=4),
     tile(
         "Series",
-        "Series shown; a histogram is one.",
+        "Series exposed; a histogram is one.",
         reasons.EXPORTER,
         total(of("sidestep_series")),
         width=4,
     ),
     tile(
-        "Not counted",
-        "Items in a second that no page will ever show: lost, dropped by a sender, or refused.",
+        "Items not counted",
+        "Items per second that will never be counted: lost, dropped by a sender, or refused.",
         reasons.EXPORTER,
         rate(of(LOST, DROPPED, "sidestep_rejected_total")),
         unit="cps",
@@ -46,8 +46,8 @@ TILES = (
         limits=(0.001, 1),
     ),
     tile(
-        "Without a snapshot",
-        "Exporters whose counts would not outlive them.",
+        "Exporters without snapshots",
+        "Exporters whose counts would be lost at a restart: no --state.dir, or writing fails.",
         reasons.EXPORTER,
         f"{EXPORTERS_UP} - ({total(of('sidestep_snapshot_healthy'))} or 0 * {EXPORTERS_UP})",
         width=4,
@@ -58,15 +58,15 @@ TILES = (
 COUNTED = (
     lines(
         "Items",
-        "Items applied in a second.",
+        "Items applied per second.",
         reasons.EXPORTER,
-        Query(rate(of("sidestep_items_total"), "instance"), "{{instance}}"),
+        Query(rate(of("sidestep_items_total"), PLACE), PLACE_NAME),
         unit="cps",
         width=6,
     ),
     lines(
         "Messages",
-        "Received from senders in a second, by kind.",
+        "Messages from senders per second, by kind.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_messages_total"), "kind"), "{{kind}}"),
         unit="cps",
@@ -75,8 +75,8 @@ COUNTED = (
     lines(
         "Lost, dropped, failed",
         (
-            "Items in a second: that no sender holds any more, that a sender dropped because its queue was full, and"
-            " records that it could not translate."
+            "Items per second that no sender holds any more, that a sender dropped because "
+            "its queue was full, and that a sender could not translate."
         ),
         reasons.EXPORTER,
         Query(rate(of(LOST)), "lost"),
@@ -87,7 +87,7 @@ COUNTED = (
     ),
     lines(
         "Refused",
-        "Messages and items in a second by reason, and updates that were one series too many.",
+        "Messages and items per second, by reason, and updates over the limit on series.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_rejected_total"), "reason"), "{{reason}}"),
         Query(rate(of("sidestep_series_limited_total")), "too many series"),
@@ -98,24 +98,28 @@ COUNTED = (
 
 DELIVERY = (
     lines(
-        "Held by senders",
-        "Bytes that are not sent or not acknowledged, by exporter.",
+        "Sender buffers",
+        "Bytes that senders hold because they are not sent or not acknowledged, by exporter.",
         reasons.STREAMS,
-        Query(total(of("sidestep_stream_ring_bytes"), "instance"), "{{instance}}"),
+        Query(total(of("sidestep_stream_ring_bytes"), PLACE), PLACE_NAME),
         unit="bytes",
     ),
     lines(
-        "Behind",
-        "Items that senders had numbered and that are not applied, and those that no snapshot holds yet.",
-        reasons.STREAMS,
-        Query(total(of("sidestep_stream_lag_items"), "instance"), "not applied {{instance}}"),
-        Query(
-            total(of("sidestep_stream_durable_lag_items"), "instance"), "not durable {{instance}}"
+        "Items not yet applied or saved",
+        (
+            "Items that senders have sent and the exporter has not applied, and applied items "
+            "that are in no snapshot yet."
         ),
+        reasons.STREAMS,
+        Query(total(of("sidestep_stream_lag_items"), PLACE), f"not applied {PLACE_NAME}"),
+        Query(total(of("sidestep_stream_durable_lag_items"), PLACE), f"not durable {PLACE_NAME}"),
     ),
     lines(
-        "Again, and folded",
-        "Items in a second that came twice and counted once, and those that a sender added up because its ring was full.",
+        "Duplicates and folded items",
+        (
+            "Items per second that were received twice (and counted once), and that a sender "
+            "folded because its ring was full."
+        ),
         reasons.EXPORTER,
         Query(rate(of("sidestep_duplicates_total")), "came again"),
         Query(rate(of("sidestep_folded_items_total")), "folded"),
@@ -126,9 +130,9 @@ DELIVERY = (
 PROCESS = (
     lines(
         "Event loop",
-        "Longest that the loop was late in the last second.",
+        "Longest delay of the event loop in the last second.",
         reasons.EXPORTER,
-        Query(most(of("sidestep_loop_lag_seconds"), "instance"), "{{instance}}"),
+        Query(most(of("sidestep_loop_lag_seconds"), PLACE), PLACE_NAME),
         unit="s",
         width=6,
     ),
@@ -136,7 +140,7 @@ PROCESS = (
         "Rendering",
         "Time to render the last page.",
         reasons.EXPORTER,
-        Query(most(of("sidestep_scrape_duration_seconds"), "instance"), "{{instance}}"),
+        Query(most(of("sidestep_scrape_duration_seconds"), PLACE), PLACE_NAME),
         unit="s",
         width=6,
     ),
@@ -144,14 +148,14 @@ PROCESS = (
         "CPU",
         "Cores that the exporter uses.",
         reasons.EXPORTER,
-        Query(rate(of("process_cpu_seconds_total"), "instance"), "{{instance}}"),
+        Query(rate(of("process_cpu_seconds_total"), PLACE), PLACE_NAME),
         width=6,
     ),
     lines(
         "Memory",
         "Resident memory of the exporter.",
         reasons.EXPORTER,
-        Query(total(of("process_resident_memory_bytes"), "instance"), "{{instance}}"),
+        Query(total(of("process_resident_memory_bytes"), PLACE), PLACE_NAME),
         unit="bytes",
         width=6,
     ),
@@ -159,31 +163,31 @@ PROCESS = (
         "Snapshots",
         "Time to make the last snapshot.",
         reasons.STATE,
-        Query(most(of("sidestep_snapshot_duration_seconds"), "instance"), "{{instance}}"),
+        Query(most(of("sidestep_snapshot_duration_seconds"), PLACE), PLACE_NAME),
         unit="s",
         width=6,
     ),
     lines(
         "Age of the snapshot",
-        "Since the last one was written.",
+        "Time since the last snapshot was written.",
         reasons.STATE,
         Query(
-            f"time() - {most(of('sidestep_snapshot_timestamp_seconds'), 'instance')}",
-            "{{instance}}",
+            f"time() - {most(of('sidestep_snapshot_timestamp_seconds'), PLACE)}",
+            PLACE_NAME,
         ),
         unit="s",
         width=6,
     ),
     lines(
         "Series",
-        "Series shown by each exporter; a histogram is one.",
+        "Series that each exporter exposes; a histogram is one.",
         reasons.EXPORTER,
-        Query(total(of("sidestep_series"), "instance"), "{{instance}}"),
+        Query(total(of("sidestep_series"), PLACE), PLACE_NAME),
         width=6,
     ),
     lines(
-        "Who was not let in",
-        "Clients in a second, by reason: without a key or a password, or for what they would cost.",
+        "Rejected clients",
+        "Rejected clients per second, by reason: no key or password, or a limit.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_auth_denied_total"), "reason"), "{{reason}}"),
         Query(rate(of("sidestep_http_refused_total"), "reason"), "HTTP {{reason}}"),
@@ -195,14 +199,14 @@ PROCESS = (
 SOURCES = (
     lines(
         "Subscriptions",
-        "Publishers of engines' streams that there is a connection to, and those that there is none to.",
+        "Publishers of engines' streams that are connected, and those that are not.",
         reasons.SUBSCRIPTIONS,
         Query(total(f"{of('sidestep_subscription_connected')} == bool 1"), "connected"),
         Query(total(f"{of('sidestep_subscription_connected')} == bool 0"), "not connected"),
     ),
     lines(
         "Messages of streams",
-        "In a second: taken, asked for again, and missing for good.",
+        "Messages per second that were applied, requested again, or lost.",
         reasons.SUBSCRIPTIONS,
         Query(rate(of("sidestep_subscription_messages_total")), "taken"),
         Query(rate(of("sidestep_subscription_replayed_messages_total")), "asked for"),
@@ -210,8 +214,8 @@ SOURCES = (
         unit="cps",
     ),
     lines(
-        "Pages passed on",
-        "Targets that are scraped and passed on, by state.",
+        "Scraped targets",
+        "Targets whose pages the exporter scrapes and exposes, by state.",
         reasons.PASSED_ON,
         Query(total(of("sidestep_scrape_state"), "state"), "{{state}}"),
     ),
@@ -219,20 +223,20 @@ SOURCES = (
 
 EXPORTERS = Panel(
     title="Exporters",
-    says="Each exporter: what runs, what it holds, what it feeds on.",
+    says="Version, series, memory and sources of each exporter.",
     empty=reasons.EXPORTER,
     kind="table",
     width=24,
     queries=[
-        Query(most(of("sidestep_build_info"), ("instance", "version"))),
-        Query(total(of("sidestep_engines"), "instance")),
-        Query(total(of("sidestep_streams"), "instance")),
-        Query(total(of("sidestep_series"), "instance")),
-        Query(rate(of("sidestep_items_total"), "instance")),
-        Query(total(of("process_resident_memory_bytes"), "instance")),
+        Query(most(of("sidestep_build_info"), (*PLACE, "version"))),
+        Query(total(of("sidestep_engines"), PLACE)),
+        Query(total(of("sidestep_streams"), PLACE)),
+        Query(total(of("sidestep_series"), PLACE)),
+        Query(rate(of("sidestep_items_total"), PLACE)),
+        Query(total(of("process_resident_memory_bytes"), PLACE)),
     ],
     columns={
-        "instance": "Exporter",
+        **PLACE_COLUMNS,
         "version": "Version",
         "Value #B": "Engines",
         "Value #C": "Streams",
@@ -246,14 +250,14 @@ EXPORTERS = Panel(
 BOARD = Dashboard(
     file="sidestep",
     title="sidestep's own health",
-    says="Whether anything is lost, late or refused between the engines and Prometheus.",
+    says="Losses, delays and rejections between the engines and Prometheus.",
     tags=["exporter"],
     variables=TARGET,
     rows=[
         Row("Now", (*TILES, EXPORTERS)),
-        Row("What is counted", COUNTED),
+        Row("Items and messages", COUNTED),
         Row("Delivery", DELIVERY),
         Row("The process", PROCESS),
-        Row("What it listens to", SOURCES),
+        Row("Subscriptions and targets", SOURCES),
     ],
 )

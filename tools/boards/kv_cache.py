@@ -1,19 +1,31 @@
-"""KV caches: how full, what they find, how long blocks live, and what moves between tiers."""
+"""The KV cache dashboard: usage, hit rates, lifetimes of blocks, and transfers between tiers."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Query
-from tools.boards.queries import Histogram, Scope, most, once, once_rate, rate, ratio, total
+from tools.boards.queries import (
+    PLACE,
+    PLACE_NAME,
+    Histogram,
+    Scope,
+    most,
+    once,
+    once_rate,
+    rate,
+    ratio,
+    total,
+)
 from tools.boards.shapes import heat, lines, quantiles, tile
 
-of = Scope("model_name", "engine", "job", "instance")
-sglang = Scope("model_name", "job", "instance")
-radix = Scope("job", "instance")
-EACH = ("instance", "engine")
-NAME = "{{instance}} {{engine}}"
-RANK = ("instance", "dp_rank")
+of = Scope("model_name", "engine")
+sglang = Scope("model_name")
+radix = Scope()
+EACH = (*PLACE, "engine")
+NAME = f"{PLACE_NAME} {{{{engine}}}}"
+RANK = (*PLACE, "dp_rank")
+RANK_NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 LIFETIME = Histogram(of, "vllm:kv_block_lifetime_seconds")
 IDLE = Histogram(of, "vllm:kv_block_idle_before_evict_seconds")
@@ -26,7 +38,7 @@ CACHED = {
 
 
 def hit_rate(hits: str, queries: str, by: tuple[str, ...] | str = "") -> str:
-    """Share of what was looked up."""
+    """Return the share of lookups that were hits."""
     return ratio(rate(of(hits), by), rate(of(queries), by))
 
 
@@ -48,7 +60,7 @@ TILES = (
         limits=(0.8, 0.95),
     ),
     tile(
-        "Found in the prefix cache",
+        "Prefix-cache hit rate, now",
         "Share of prompt tokens that were found.",
         reasons.NO_TRAFFIC,
         Query(hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"), "vLLM"),
@@ -59,7 +71,7 @@ TILES = (
     ),
     tile(
         "Preemptions",
-        "Requests in a second that had to give up their place for want of memory.",
+        "Requests per second that were preempted because the KV cache was full.",
         reasons.ENGINES,
         Query(rate(of("vllm:num_preemptions_total")), "vLLM"),
         Query(once_rate(sglang("sglang:num_retracted_requests_total")), "SGLang"),
@@ -68,7 +80,10 @@ TILES = (
     ),
     tile(
         "Lifetime, median",
-        "From a block's allocation until it was handed out again; it falls to the time between two requests when the cache thrashes.",
+        (
+            "From a block's allocation until it was allocated again. When the cache thrashes, it "
+            "falls to the time between two requests."
+        ),
         reasons.KV_METRICS,
         LIFETIME.quantile(0.5),
         unit="s",
@@ -76,7 +91,7 @@ TILES = (
     ),
     tile(
         "Idle, median",
-        "From a block's last hit until it was handed out again: what a hit may come late.",
+        "From a block's last hit until it was allocated again: a later hit would have missed.",
         reasons.KV_METRICS,
         IDLE.quantile(0.5),
         unit="s",
@@ -87,16 +102,19 @@ TILES = (
 USE = (
     lines(
         "Use",
-        "Share of the KV cache in use; what is cached and not used counts as free.",
+        "Share of the KV cache in use. Cached blocks that no request uses count as free.",
         reasons.ENGINES,
         Query(most(of("vllm:kv_cache_usage_perc"), EACH), NAME),
-        Query(most(sglang("sglang:token_usage"), RANK), "{{instance}} {{dp_rank}}"),
+        Query(most(sglang("sglang:token_usage"), RANK), RANK_NAME),
         unit="percentunit",
         most=1,
     ),
     lines(
-        "Prefix cache hits",
-        "Share of prompt tokens found: in the engine's own cache, in one shared between engines, and of multimodal items.",
+        "Prefix-cache hit rate",
+        (
+            "Share of prompt tokens that were found in the engine's own cache and in a cache "
+            "shared between engines, and of multimodal items."
+        ),
         reasons.NO_TRAFFIC,
         Query(
             hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", EACH), NAME
@@ -114,18 +132,18 @@ USE = (
     ),
     lines(
         "Preemptions",
-        "Requests in a second that gave up their place; SGLang says retracted.",
+        "Preempted requests per second; SGLang calls them retracted.",
         reasons.ENGINES,
         Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
         Query(
             once_rate(sglang("sglang:num_retracted_requests_total"), RANK),
-            "{{instance}} {{dp_rank}}",
+            RANK_NAME,
         ),
         unit="cps",
     ),
     lines(
         "Cached tokens by tier",
-        "Prompt tokens in a second found in a cache, by the tier that held them.",
+        "Prompt tokens per second that were found in a cache, by tier.",
         reasons.ENGINES,
         Query(rate(of("vllm:prompt_tokens_cached_by_source_total"), "source"), "vLLM {{source}}"),
         Query(
@@ -136,8 +154,11 @@ USE = (
         stacked=True,
     ),
     lines(
-        "Looked up again after a preemption",
-        "Tokens in a second that preempted requests looked up when they came back, and those found.",
+        "Prefix-cache lookups after preemption",
+        (
+            "Tokens per second that preempted requests looked up in the prefix cache when they "
+            "were scheduled again, and those found."
+        ),
         reasons.VLLM,
         Query(rate(of("sidestep_prefix_cache_preempted_queries_total")), "looked up"),
         Query(rate(of("sidestep_prefix_cache_preempted_hits_total")), "found"),
@@ -145,11 +166,11 @@ USE = (
     ),
     lines(
         "SGLang's evictions",
-        "Token slots freed by eviction in a second.",
+        "Token slots freed by eviction, per second.",
         reasons.SGLANG,
         Query(
             rate(radix("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK),
-            "{{instance}} {{dp_rank}}",
+            RANK_NAME,
         ),
         unit="cps",
     ),
@@ -158,19 +179,19 @@ USE = (
 LIFETIMES = (
     heat(
         "Lifetime",
-        "How many sampled blocks lived how long, from allocation until handed out again.",
+        "Lifetimes of sampled blocks: from allocation until the next allocation.",
         reasons.KV_METRICS,
         LIFETIME,
     ),
     heat(
         "Idle before eviction",
-        "How many sampled blocks were handed out how long after their last hit.",
+        "Time from the last hit of a sampled block until it was allocated again.",
         reasons.KV_METRICS,
         IDLE,
     ),
     heat(
         "Reuse gap",
-        "How many prefix hits on a sampled block came how long after the one before, its last few only.",
+        "Time between prefix hits on a sampled block; only its last few hits.",
         reasons.KV_METRICS,
         REUSE,
     ),
@@ -185,14 +206,14 @@ LIFETIMES = (
     ),
     heat(
         "Hits of a block",
-        "How many prefix hits sampled blocks had in their life.",
+        "Prefix hits of sampled blocks during their lifetime.",
         reasons.TAP,
         Histogram(of, "sidestep_kv_block_reuses"),
         "short",
     ),
     heat(
         "Every reuse gap",
-        "How many prefix hits on a sampled block came how long after the one before, every one of them.",
+        "Time between prefix hits on a sampled block; all hits.",
         reasons.TAP,
         Histogram(of, "sidestep_kv_block_reuse_gap_seconds"),
     ),
@@ -201,19 +222,19 @@ LIFETIMES = (
 CACHE_EVENTS = (
     heat(
         "Lifetime in the prefix cache",
-        "How many sampled blocks were in the cache how long, by the engine's KV events.",
+        "Time that sampled blocks were in the prefix cache, from the engine's KV events.",
         reasons.KV_EVENTS,
         CACHED["lifetime"],
     ),
     heat(
         "Idle in the prefix cache",
-        "How many sampled blocks left the cache how long after they were last stored or hit.",
+        "Time from the last store or hit of a sampled block until it left the prefix cache.",
         reasons.KV_EVENTS,
         CACHED["idle"],
     ),
     lines(
         "Cached block lifetimes, median",
-        "By the engine's KV events.",
+        "From the engine's KV events.",
         reasons.KV_EVENTS,
         Query(CACHED["lifetime"].quantile(0.5), "lifetime"),
         Query(CACHED["idle"].quantile(0.5), "idle"),
@@ -222,7 +243,7 @@ CACHE_EVENTS = (
     ),
     lines(
         "Blocks stored and removed",
-        "In a second, by the engine's KV events.",
+        "Per second, from the engine's KV events.",
         reasons.KV_EVENTS,
         Query(rate(of("sidestep_kv_cache_stored_blocks_total"), "medium"), "stored {{medium}}"),
         Query(rate(of("sidestep_kv_cache_removed_blocks_total"), "medium"), "removed {{medium}}"),
@@ -230,10 +251,13 @@ CACHE_EVENTS = (
     ),
     lines(
         "Resident blocks",
-        "Blocks in the prefix cache; no line while events are missing that would tell.",
+        (
+            "Blocks in the prefix cache. No line while the number is unknown because events are "
+            "missing."
+        ),
         reasons.KV_EVENTS,
         Query(
-            total(of("sidestep_kv_cache_resident_blocks"), ("instance", "engine", "medium")),
+            total(of("sidestep_kv_cache_resident_blocks"), (*EACH, "medium")),
             f"{NAME} {{{{medium}}}}",
         ),
     ),
@@ -248,8 +272,10 @@ CACHE_EVENTS = (
     ),
     lines(
         "Refused blocks",
-        "Sampled blocks in a second that were not tracked because --kv.max-tracked was reached."
-        " Histograms of blocks are biased while there are any: lower --kv.sample-rate.",
+        (
+            "Sampled blocks per second that were not tracked because --kv.max-tracked was "
+            "reached. Above 0, histograms of blocks are biased: lower --kv.sample-rate."
+        ),
         reasons.KV_METRICS,
         Query(rate(of("sidestep_kv_refused_blocks_total"), EACH), f"allocated {NAME}"),
         Query(rate(of("sidestep_kv_cached_refused_blocks_total"), EACH), f"cached {NAME}"),
@@ -259,8 +285,8 @@ CACHE_EVENTS = (
 
 TIERS = (
     lines(
-        "Offloaded and brought back",
-        "Bytes in a second between the GPU and the tier below.",
+        "KV offload traffic",
+        "Bytes per second between the GPU and the next tier.",
         reasons.OFFLOAD,
         Query(rate(of("vllm:kv_offload_store_bytes_total")), "offloaded"),
         Query(rate(of("vllm:kv_offload_load_bytes_total")), "brought back"),
@@ -269,7 +295,7 @@ TIERS = (
     ),
     lines(
         "Offload cache in use",
-        "Share of the cache in the host's memory.",
+        "Share of the offload cache in host memory that is in use.",
         reasons.OFFLOAD,
         Query(most(of("vllm:kv_offload_cpu_cache_usage_perc"), EACH), NAME),
         unit="percentunit",
@@ -278,14 +304,14 @@ TIERS = (
     ),
     quantiles(
         "Transfers between engines",
-        "How long NIXL took to move the blocks of one transfer.",
+        "Duration of NIXL transfers.",
         reasons.NIXL,
         Histogram(of, "vllm:nixl_xfer_time_seconds"),
         width=6,
     ),
     lines(
         "SGLang's cache on the host",
-        "Tokens in the host's KV cache, and its room.",
+        "Tokens in the KV cache in host memory, and its capacity.",
         reasons.HICACHE,
         Query(once(sglang("sglang:hicache_host_used_tokens")), "used"),
         Query(once(sglang("sglang:hicache_host_total_tokens")), "room"),
@@ -296,26 +322,30 @@ TIERS = (
 BOARD = Dashboard(
     file="kv-cache",
     title="KV cache and residency",
-    says="How full KV caches are, what they find, how long blocks live, what moves between tiers.",
+    says="Use of KV caches, hit rates, block lifetimes, and traffic between tiers.",
     tags=["llm", "kv-cache"],
     variables=[
         *TARGET,
         Variable(
             "model_name",
             "Model",
-            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs|sidestep_kv_cached_sample_ratio",job=~"$job",instance=~"$instance"}',
+            Scope()(
+                "vllm:num_requests_running",
+                "sglang:num_running_reqs",
+                "sidestep_kv_cached_sample_ratio",
+            ),
         ),
         Variable(
             "engine",
             "Engine",
-            '{__name__=~"vllm:num_requests_running|sidestep_kv_cached_sample_ratio",model_name=~"$model_name",job=~"$job",instance=~"$instance"}',
+            sglang("vllm:num_requests_running", "sidestep_kv_cached_sample_ratio"),
         ),
     ],
     rows=[
         Row("Now", TILES),
         Row("Use and hits", USE),
         Row("Block lifetimes", LIFETIMES),
-        Row("The prefix cache, by the engine's KV events", CACHE_EVENTS),
+        Row("Prefix cache, from the engine's KV events", CACHE_EVENTS),
         Row("Other tiers and engines", TIERS),
     ],
 )

@@ -1,4 +1,4 @@
-"""What users feel, held against a bound: the share of requests within it, and where they fall."""
+"""The latency dashboard: latencies of requests, and the share within a bound."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, once_rate, rate, ratio
 from tools.boards.shapes import heat, lines, tile
 
-of = Scope("model_name", "job", "instance")
+of = Scope("model_name")
 SERVED = "stop|length|repetition"
-"""Reasons of vLLM for an end that is neither the client's nor a fault."""
+"""vLLM's finish reasons other than aborts and errors."""
 
 
 def both(vllm: str, sglang: str) -> dict[str, Histogram]:
-    """One interval as each engine measures it."""
+    """A latency in the metrics of both engines."""
     return {"vLLM": Histogram(of, vllm), "SGLang": Histogram(of, sglang)}
 
 
 INTERVALS = (
     (
-        "First token",
+        "TTFT",
         "ttft",
         "from a request's arrival to its first token",
         both("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
     ),
     (
-        "Inter-token",
+        "ITL",
         "itl",
         "between two outputs of a request",
         both("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
@@ -50,18 +50,18 @@ AVAILABLE = {
 }
 
 
-def judged(by: tuple[str, ...], **matched: str) -> str:
-    """Requests in a second that the exporter held against its objectives; of SGLang's ranks one counts."""
+def compared(by: tuple[str, ...], **matched: str) -> str:
+    """Return the rate of requests that the exporter compared with objectives, once per replica of SGLang."""
     return once_rate(of("sidestep_slo_requests_total", **matched), by)
 
 
 def met(*by: str) -> str:
-    """The share of them that is good."""
-    return ratio(judged(by, result="good"), judged(by))
+    """Return the share of these requests that met their objective."""
+    return ratio(compared(by, result="good"), compared(by))
 
 
 def within(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Panel:
-    """The share that is quick enough now."""
+    """Return the current share of requests within the bound."""
     return tile(
         f"{title} within ${bound} s",
         f"Share of times {what} that are at most ${bound} seconds, the bound chosen above.",
@@ -73,7 +73,7 @@ def within(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Pa
 
 
 def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
-    """One interval: over time against its bound, by model, and where it falls."""
+    """Return a row for one latency: over time against its bound, by model, and as a heatmap."""
     return Row(
         title,
         (
@@ -103,14 +103,14 @@ def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
             ),
             heat(
                 f"{title}, vLLM",
-                f"How many times {what} were how long.",
+                f"Distribution of the times {what}.",
                 reasons.NO_VLLM_TRAFFIC,
                 found["vLLM"],
                 width=6,
             ),
             heat(
                 f"{title}, SGLang",
-                f"How many times {what} were how long.",
+                f"Distribution of the times {what}.",
                 reasons.NO_SGLANG_TRAFFIC,
                 found["SGLang"],
                 width=6,
@@ -122,20 +122,20 @@ def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
 BOARD = Dashboard(
     file="latency",
     title="Latency objectives",
-    says="Share of requests within bounds of your choice, and where all of them fall.",
+    says="Share of requests within chosen bounds, and distributions of all latencies.",
     tags=["llm", "slo"],
     variables=[
         *TARGET,
         Variable(
             "model_name",
             "Model",
-            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs",job=~"$job",instance=~"$instance"}',
+            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
         ),
         *(
             Bound(
                 bound,
                 f"{title} within",
-                f'{{__name__=~"(vllm|sglang):{family}_bucket",job=~"$job",instance=~"$instance"}}',
+                Scope()(__name__=f"~(vllm|sglang):{family}_bucket"),
                 default,
             )
             for (title, bound, _, _), family, default in zip(
@@ -156,10 +156,10 @@ BOARD = Dashboard(
             (
                 *(within(*interval) for interval in INTERVALS),
                 tile(
-                    "Served",
+                    "Success rate",
                     (
-                        "Share of ended requests without an error; of SGLang without those aborted, be it by the"
-                        " client, since it tells no reason."
+                        "Share of ended requests without an error. For SGLang, all aborted "
+                        "requests count as errors, since it does not report the reason."
                     ),
                     reasons.NO_TRAFFIC,
                     *(Query(expr, engine) for engine, expr in AVAILABLE.items()),
@@ -190,9 +190,12 @@ BOARD = Dashboard(
                 ),
                 lines(
                     "Objectives missed",
-                    "Requests, or gaps between tokens, in a second that miss each objective of --slo.",
+                    (
+                        "Requests, or gaps between tokens, per second that miss each objective of"
+                        " --slo."
+                    ),
                     reasons.NO_OBJECTIVES,
-                    Query(judged(("model_name", "slo"), result="bad"), "{{model_name}} {{slo}}"),
+                    Query(compared(("model_name", "slo"), result="bad"), "{{model_name}} {{slo}}"),
                     unit="cps",
                     width=12,
                 ),
@@ -220,8 +223,8 @@ BOARD = Dashboard(
                     width=12,
                 ),
                 lines(
-                    "Not served",
-                    "Requests in a second that ended in an error, were aborted, or were rejected.",
+                    "Failed requests",
+                    "Requests per second that ended in an error, were aborted, or were rejected.",
                     reasons.ENGINES,
                     Query(
                         rate(

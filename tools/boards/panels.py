@@ -1,4 +1,4 @@
-"""Panels as Grafana has them, of the five kinds that the dashboards use."""
+"""Panels in Grafana's JSON, of the kinds that the dashboards use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NO_TRAFFIC = {
     "type": "special",
     "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 9}},
 }
-"""A quantile of nothing is no number."""
+"""Text for NaN, such as a quantile without observations."""
 
 Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """One expression and what its series are called."""
+    """An expression and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -36,17 +36,17 @@ class Query:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What is asked and how it is shown.
+    """A panel: its queries and how to show them.
 
     Attributes:
-        says: What the numbers mean; the families' names are added.
-        empty: Why there may be nothing, and what turns it on.
-        unit: One of Grafana's.
-        most: Where the scale ends.
-        limits: From which value on it is orange, and red; over time these are lines.
-        stacked: Whether series are parts of a whole.
-        columns: Of a table: its labels and, by query in turn, their names; what is left out is hidden.
-        units: Of a table: units of columns.
+        says: Meaning of the numbers; the families' names are appended.
+        empty: Reason for no data, and what enables the metrics.
+        unit: Unit in Grafana's notation.
+        most: End of the scale.
+        limits: Values from which it is orange, and red; lines in time series.
+        stacked: Series are parts of a whole.
+        columns: Names of a table's columns by label, then by query; others are hidden.
+        units: Units of a table's columns.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Panel:
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def made(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """As JSON has it, at its place."""
+        """Return its JSON at a position."""
         panel: dict[str, Any] = {
             "id": number,
             "type": self.kind,
@@ -95,7 +95,7 @@ class Panel:
         return target
 
     def _defaults(self) -> dict[str, Any]:
-        # Green says that all is well, which nobody knows of a number without limits.
+        # Without limits a number has no color, as nothing says whether it is good.
         base = "green" if self.limits else "blue" if self.kind == "bargauge" else "text"
         steps: list[dict[str, Any]] = [{"color": base, "value": None}]
         if self.limits:
@@ -125,7 +125,7 @@ class Panel:
                 "stacking": {"group": "A", "mode": mode},
             }
             if self.limits:
-                # The axis always reaches the limit, and goes on where the values do.
+                # The axis includes the limit, and higher values.
                 defaults["custom"] |= {
                     "axisSoftMax": self.limits[-1],
                     "thresholdsStyle": {"mode": "dashed"},
@@ -190,7 +190,7 @@ class Panel:
         }
 
     def _joined(self) -> list[dict[str, Any]]:
-        """Rows of all queries with the same labels become one; columns in the order given."""
+        """Return transformations that join the queries' rows with equal labels, in the given order of columns."""
         names = list(self.columns)
         organized = {
             "renameByName": dict(self.columns),
@@ -204,7 +204,7 @@ class Panel:
 
 
 def families(exprs: Iterable[str]) -> list[str]:
-    """Names of the families that expressions ask for, in their order."""
+    """Return the names of the families in expressions, in order."""
     found: dict[str, None] = {}
     for expr in exprs:
         several = (name for names in NAMED.findall(expr) for name in names.split("|"))

@@ -1,8 +1,8 @@
-"""PromQL, made in one place so that every query follows the same rules.
+"""PromQL expressions, built here so that every query follows the same rules.
 
-Counters are rated over ``$__rate_interval`` and then added up, so that a series more or less never
-changes what a panel means. Where histograms may be native ones (docs/native-histograms.md), which
-have no ``_bucket`` series, a query goes on after ``or`` with what asks those.
+Rates of counters over ``$__rate_interval`` are summed, so that a panel's meaning does not depend on
+the number of series. Where histograms may be native (docs/native-histograms.md), without ``_bucket``
+series, a query has an alternative for them after ``or``.
 """
 
 from __future__ import annotations
@@ -11,30 +11,43 @@ from collections.abc import Sequence
 
 WINDOW = "[$__rate_interval]"
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank")
-"""Labels in which only ranks differ that tell the same."""
+"""Labels that differ only between ranks with equal values."""
 
-REPLICA = ("job", "instance", "origin", "model_name", "engine", "dp_rank")
-"""Labels that tell schedulers apart."""
+PLACE_COLUMNS = {
+    "cluster": "Cluster",
+    "namespace": "Namespace",
+    "pod": "Pod",
+    "instance": "Exporter",
+}
+"""Columns of a table for the labels of a place."""
+PLACE = tuple(PLACE_COLUMNS)
+"""Labels of a place: one exporter may have engines of several pods."""
+PLACE_NAME = " ".join(f"{{{{{label}}}}}" for label in PLACE)
+"""Legend of a place; labels that do not exist are left out."""
+TARGET_LABELS = ("cluster", "namespace", "pod", "job", "instance")
+"""Labels that every selector matches; one that does not exist matches *All*."""
+REPLICA = (*PLACE, "job", "origin", "model_name", "engine", "dp_rank")
+"""Labels that distinguish schedulers."""
 
 By = str | Sequence[str]
 
 
 class Scope:
-    """Whose series are asked for: what a dashboard's variables choose.
+    """The series that a dashboard's variables select.
 
     Args:
-        labels: Each is matched with the variable of the same name.
+        labels: Labels that are matched with the variable of the same name, besides the target's.
     """
 
     def __init__(self, *labels: str) -> None:
-        self._matchers = [f'{label}=~"${label}"' for label in labels]
+        self._matchers = [f'{label}=~"${label}"' for label in (*labels, *TARGET_LABELS)]
 
     def __call__(self, *names: str, **matched: str) -> str:
-        """A selector of one family, or of those of several that are there.
+        """Return a selector of one family, or of several alternatives.
 
         Args:
             names: Sample names.
-            matched: More labels with their values; one that begins with ``~`` is a pattern.
+            matched: Values of further labels; one that begins with ``~`` is a pattern.
         """
         own = [
             f'{label}=~"{value[1:]}"' if value.startswith("~") else f'{label}="{value}"'
@@ -47,64 +60,64 @@ class Scope:
 
 
 def grouped(operator: str, by: By, expr: str) -> str:
-    """``operator`` over ``expr``, one series for each combination of the labels ``by``."""
+    """Return ``operator`` over ``expr``, with one series per combination of the labels ``by``."""
     labels = [by] if isinstance(by, str) else list(by)
     kept = f" by ({', '.join(labels)})" if any(labels) else ""
     return f"{operator}{kept} ({expr})"
 
 
 def total(selector: str, by: By = "") -> str:
-    """Gauges, added up."""
+    """Return the sum of gauges."""
     return grouped("sum", by, selector)
 
 
 def mean(selector: str, by: By = "") -> str:
-    """The mean of gauges that do not add up."""
+    """Return the mean of gauges that cannot be summed."""
     return grouped("avg", by, selector)
 
 
 def most(selector: str, by: By = "") -> str:
-    """The highest of gauges that do not add up."""
+    """Return the maximum of gauges that cannot be summed."""
     return grouped("max", by, selector)
 
 
 def rate(selector: str, by: By = "") -> str:
-    """What counters count in a second."""
+    """Return the rate of counters per second."""
     return grouped("sum", by, f"rate({selector}{WINDOW})")
 
 
 def once(expr: str, by: By = "") -> str:
-    """A sum in which the ranks of an SGLang replica, which all tell the same, count once."""
+    """Return a sum in which the ranks of an SGLang replica, which report the same, count once."""
     return grouped("sum", by, _one_rank(expr))
 
 
 def once_rate(selector: str, by: By = "") -> str:
-    """``rate`` of what every rank of a replica counts."""
+    """Return ``rate`` of counters that every rank of a replica reports."""
     return once(f"rate({selector}{WINDOW})", by)
 
 
 def once_mean_rate(selector: str, by: str) -> str:
-    """The mean over the replicas of what every rank of one counts in a second."""
+    """Return the mean over replicas of the rate that every rank of one reports."""
     replica = f"sum by ({', '.join(REPLICA)}, {by}) ({_one_rank(f'rate({selector}{WINDOW})')})"
     return grouped("avg", by, replica)
 
 
 def _one_rank(expr: str) -> str:
-    # All other labels stay: what differs in them, such as a mode, adds up.
+    # All other labels, such as a mode, stay and are summed.
     return f"max without ({', '.join(RANKS)}) ({expr})"
 
 
 def ratio(part: str, whole: str) -> str:
-    """No sample where ``whole`` is 0: nothing divided by nothing is no 0 %."""
+    """Return a ratio without a sample where ``whole`` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 class Histogram:
-    """Queries of a family, classic or native.
+    """Queries of a histogram family, classic or native.
 
     Args:
-        scope: Whose.
-        name: The family's.
+        scope: Selected series.
+        name: Name of the family.
         matched: As for ``Scope``.
     """
 
@@ -116,14 +129,14 @@ class Histogram:
         self._at = (scope, name, matched)
 
     def quantile(self, share: float, by: By = "") -> str:
-        """Such a quantile of what was observed in the window."""
+        """Return a quantile of the observations in the window."""
         labels = [by] if isinstance(by, str) else list(by)
         classic = grouped("sum", [*(each for each in labels if each), "le"], self._bucket)
         native = grouped("sum", by, self._native)
         return f"histogram_quantile({share}, {classic}) or histogram_quantile({share}, {native})"
 
     def mean(self, by: By = "") -> str:
-        """Mean of what was observed in the window."""
+        """Return the mean of the observations in the window."""
         native = grouped("sum", by, self._native)
         return (
             f"{ratio(rate(self._sum, by), rate(self._count, by))}"
@@ -131,22 +144,22 @@ class Histogram:
         )
 
     def observed(self, by: By = "") -> str:
-        """Observations in a second."""
+        """Return observations per second."""
         return f"{rate(self._count, by)} or histogram_count({grouped('sum', by, self._native)})"
 
-    def added(self, by: By = "") -> str:
-        """Sum of what was observed in a second."""
-        return f"{rate(self._sum, by)} or histogram_sum({grouped('sum', by, self._native)})"
+    def added(self) -> str:
+        """Return the sum of the observations per second."""
+        return f"{rate(self._sum)} or histogram_sum({grouped('sum', '', self._native)})"
 
     def within(self, bound: str, by: By = "") -> str:
-        """Share of observations up to ``bound``, which is one of the classic bounds."""
+        """Return the share of observations up to ``bound``, one of the classic bounds."""
         scope, name, matched = self._at
         below = rate(scope(f"{name}_bucket", le=bound, **matched), by)
         native = grouped("sum", by, self._native)
         return f"{ratio(below, rate(self._count, by))} or histogram_fraction(0, {bound}, {native})"
 
     def heat(self) -> str:
-        """Observations by bucket, for a heatmap."""
+        """Return observations by bucket, for a heatmap."""
         return (
             f"{grouped('sum', 'le', self._bucket.replace('rate(', 'increase(', 1))}"
             f" or {grouped('sum', '', self._native.replace('rate(', 'increase(', 1))}"

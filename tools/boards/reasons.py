@@ -1,4 +1,4 @@
-"""Why a panel may be empty, and what turns it on: what it says in place of numbers."""
+"""Texts of panels without data: why, and what enables their metrics."""
 
 VLLM = "No vLLM engine reports here: see the filters above and docs/vllm.md."
 SGLANG = "No SGLang engine reports here: see the filters above and docs/sglang.md."
@@ -7,8 +7,8 @@ ENGINES = (
 )
 TRITON = "No Triton is polled here: sidestep serve --triton URL (docs/triton.md)."
 EXPORTER = "No sidestep is scraped here: see the filters above and Prometheus' targets."
-UNSATURATED = (
-    "No engine here was full yet, so nobody knows what it can serve (docs/autoscaling.md)."
+NO_SATURATION = (
+    "No vLLM engine or SGLang scheduler has reported here for a minute (docs/autoscaling.md)."
 )
 NO_TRAFFIC = "No request in this time, or no engine reports here."
 NO_VLLM_TRAFFIC = "No vLLM request in this time, or no vLLM engine reports here."

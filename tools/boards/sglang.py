@@ -1,22 +1,32 @@
-"""One SGLang server, or some of them."""
+"""The SGLang dashboard: one server, or some of them."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Query
-from tools.boards.queries import Histogram, Scope, most, once, once_mean_rate, once_rate, rate
+from tools.boards.queries import (
+    PLACE,
+    PLACE_NAME,
+    Histogram,
+    Scope,
+    most,
+    once,
+    once_mean_rate,
+    once_rate,
+    rate,
+)
 from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
 
-of = Scope("model_name", "job", "instance")
-cache = Scope("job", "instance")
-"""A radix cache and what counts HTTP have no ``model_name``."""
-RANK = ("instance", "dp_rank")
-NAME = "{{instance}} {{dp_rank}}"
+of = Scope("model_name")
+cache = Scope()
+"""Scope of the radix cache's and the HTTP server's series, which have no ``model_name``."""
+RANK = (*PLACE, "dp_rank")
+NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 
 def histogram(name: str, **matched: str) -> Histogram:
-    """Of this dashboard's servers."""
+    """Return queries of a histogram of this dashboard's servers."""
     return Histogram(of, name, **matched)
 
 
@@ -50,36 +60,36 @@ TILES = (
         limits=(0.9, 0.98),
     ),
     tile(
-        "Generated tokens",
-        "Tokens generated in a second, as they come.",
+        "Generated tokens/s",
+        "Tokens generated per second, as they are generated.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="decode")),
         unit="cps",
     ),
     tile(
-        "Prompt tokens",
-        "Prompt tokens computed or found in a cache in a second.",
+        "Prompt tokens/s",
+        "Prompt tokens per second, computed or found in a cache.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="~prefill_.*")),
         unit="cps",
     ),
     tile(
-        "First token, p95",
-        "Time to the first token that 95 % of requests stay below.",
+        "TTFT, p95",
+        "95th percentile of the time from a request's arrival to its first token.",
         reasons.NO_SGLANG_TRAFFIC,
         TTFT.quantile(0.95),
         unit="s",
     ),
     tile(
-        "Inter-token, p95",
-        "Time between two outputs that 95 % stay below.",
+        "ITL, p95",
+        "95th percentile of the time between two outputs of a request.",
         reasons.NO_SGLANG_TRAFFIC,
         INTER.quantile(0.95),
         unit="s",
     ),
     tile(
         "End to end, p95",
-        "Time of whole requests that 95 % stay below.",
+        "95th percentile of the time from a request's arrival to its end.",
         reasons.NO_SGLANG_TRAFFIC,
         WHOLE.quantile(0.95),
         unit="s",
@@ -96,14 +106,17 @@ LOAD = (
     ),
     lines(
         "Tokens",
-        "Tokens in a second as they are worked on: prompt tokens computed, found in a cache, and generated ones.",
+        (
+            "Tokens per second: prompt tokens computed, prompt tokens found in a cache, and "
+            "generated tokens."
+        ),
         reasons.SGLANG,
         Query(once_rate(of("sglang:realtime_tokens_total"), "mode"), "{{mode}}"),
         unit="cps",
     ),
     lines(
-        "Ends of requests",
-        "In a second: finished, aborted, and those that had to give up their place.",
+        "Finished, aborted and retracted requests",
+        "Requests per second that finished, were aborted, or were retracted.",
         reasons.SGLANG,
         Query(rate(of("sglang:num_requests_total")), "finished"),
         Query(rate(of("sglang:num_aborted_requests_total")), "aborted"),
@@ -112,8 +125,11 @@ LOAD = (
     ),
     lines(
         "Saturation of schedulers",
-        "Requests offered over those that a scheduler can serve; from 1 on its queue grows.",
-        reasons.UNSATURATED,
+        (
+            "Offered load divided by the load that a scheduler can serve. At 1 and above, its "
+            "queue grows."
+        ),
+        reasons.NO_SATURATION,
         Query(most(of("sidestep_saturation_ratio", engine_type="~.+"), RANK), NAME),
         unit="percentunit",
         limits=SATURATED,
@@ -123,17 +139,15 @@ LOAD = (
 
 LATENCY = (
     quantiles(
-        "Time to first token",
+        "TTFT",
         "From a request's arrival to its first token.",
         reasons.NO_SGLANG_TRAFFIC,
         TTFT,
     ),
-    quantiles(
-        "Inter-token latency", "Between two outputs of a request.", reasons.NO_SGLANG_TRAFFIC, INTER
-    ),
+    quantiles("ITL", "Between two outputs of a request.", reasons.NO_SGLANG_TRAFFIC, INTER),
     quantiles(
         "Time per output token",
-        "Mean time per token after the first, one value a request.",
+        "Mean time per token after the first, one value per request.",
         reasons.NO_SGLANG_TRAFFIC,
         PER_TOKEN,
     ),
@@ -151,39 +165,49 @@ LATENCY = (
     ),
     lines(
         "Stages, mean",
-        "How long requests spent in each stage of their way.",
+        "Time that requests spent in each stage.",
         reasons.NO_SGLANG_TRAFFIC,
         Query(histogram("sglang:per_stage_req_latency_seconds").mean("stage"), "{{stage}}"),
         unit="s",
     ),
-    heat("First tokens", "How many first tokens took how long.", reasons.NO_SGLANG_TRAFFIC, TTFT),
+    heat(
+        "TTFT distribution",
+        "Distribution of the time from a request's arrival to its first token.",
+        reasons.NO_SGLANG_TRAFFIC,
+        TTFT,
+    ),
     heat(
         "Inter-token",
-        "How many outputs came how long after the one before.",
+        "Distribution of the time between two outputs of a request.",
         reasons.NO_SGLANG_TRAFFIC,
         INTER,
     ),
-    heat("Whole requests", "How many requests took how long.", reasons.NO_SGLANG_TRAFFIC, WHOLE),
+    heat(
+        "End-to-end distribution",
+        "Distribution of the time from a request's arrival to its end.",
+        reasons.NO_SGLANG_TRAFFIC,
+        WHOLE,
+    ),
 )
 
 LENGTHS = (
     heat(
         "Prompt lengths",
-        "How many requests had how many prompt tokens; only where SGLang collects token histograms.",
+        "Prompt tokens of requests; only if SGLang collects token histograms.",
         "SGLang collects lengths with --collect-tokens-histogram.",
         histogram("sglang:prompt_tokens_histogram"),
         "short",
     ),
     heat(
         "Computed prompt lengths",
-        "How many requests had how many prompt tokens that were in no cache.",
+        "Prompt tokens of requests that were not found in a cache.",
         "SGLang collects lengths with --collect-tokens-histogram.",
         histogram("sglang:uncached_prompt_tokens_histogram"),
         "short",
     ),
     heat(
         "Generation lengths",
-        "How many requests had how many generated tokens.",
+        "Generated tokens of requests.",
         "SGLang collects lengths with --collect-tokens-histogram.",
         histogram("sglang:generation_tokens_histogram"),
         "short",
@@ -193,7 +217,7 @@ LENGTHS = (
 MEMORY = (
     lines(
         "KV slots",
-        "Token slots in use, kept for a hit, and free.",
+        "Token slots in use, cached, and free.",
         reasons.SGLANG,
         Query(once(of("sglang:kv_used_tokens")), "used"),
         Query(once(of("sglang:kv_evictable_tokens")), "evictable"),
@@ -203,7 +227,7 @@ MEMORY = (
     ),
     lines(
         "Prompt tokens by source",
-        "Where the KV of prompt tokens came from, in a second.",
+        "Prompt tokens per second, by the source of their KV.",
         reasons.SGLANG,
         Query(once_rate(of("sglang:prefill_effective_tokens_total"), "mode"), "{{mode}}"),
         unit="cps",
@@ -212,15 +236,18 @@ MEMORY = (
     ),
     lines(
         "Evicted",
-        "Token slots freed by eviction in a second, copied to the host or not.",
+        "Token slots freed by eviction per second, by whether they were copied to host memory.",
         reasons.SGLANG,
         Query(rate(cache("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK), NAME),
         unit="cps",
         width=6,
     ),
     lines(
-        "Reserved for a token",
-        "Share of a request's limit that SGLang sets aside when it admits it; it falls until requests are retracted.",
+        "New-token ratio",
+        (
+            "Share of a request's output limit that SGLang reserves when it admits the request. "
+            "It decreases until requests are retracted."
+        ),
         reasons.SGLANG,
         Query(most(of("sglang:new_token_ratio"), RANK), NAME),
         unit="percentunit",
@@ -231,8 +258,8 @@ MEMORY = (
 
 SCHEDULER = (
     lines(
-        "What the scheduler does",
-        "Seconds of a second by what its loop was busy with, the mean of all schedulers.",
+        "Scheduler time by activity",
+        "Share of the scheduler loop's time by activity, mean of all schedulers.",
         reasons.SGLANG,
         Query(
             once_mean_rate(of("sglang:scheduler_stage_seconds_total"), "category"), "{{category}}"
@@ -242,31 +269,31 @@ SCHEDULER = (
     ),
     lines(
         "Forward passes",
-        "In a second, by phase and by whether they ran as a CUDA graph.",
+        "Per second, by phase and by whether they ran as a CUDA graph.",
         reasons.SGLANG,
         Query(once_rate(of("sglang:cuda_graph_passes_total"), "mode"), "{{mode}}"),
         unit="cps",
     ),
     lines(
         "Parallel attention",
-        "Tokens in a second that ranks were given, and those by which they differed.",
+        "Tokens per second that ranks were given, and the differences between ranks.",
         reasons.PARALLEL,
         Query(once_rate(of("sglang:dp_attention_tokens_total"), "kind"), "{{kind}}"),
         unit="cps",
     ),
 )
 
-STREAM = Scope("model_name", "job", "instance")
+STREAM = Scope("model_name")
 PASSES = (
     quantiles(
         "Forward pass",
-        "How long forward passes took, by the engine's own stream.",
+        "Duration of forward passes, from the engine's stream.",
         reasons.FORWARD_PASS,
         Histogram(STREAM, "sidestep_forward_pass_duration_seconds"),
     ),
     lines(
         "Tokens of forward passes",
-        "In a second, by phase.",
+        "Per second, by phase.",
         reasons.FORWARD_PASS,
         Query(rate(STREAM("sidestep_forward_pass_tokens_total"), "phase"), "{{phase}}"),
         unit="cps",
@@ -283,7 +310,7 @@ PASSES = (
 SEPARATED = (
     lines(
         "Prefill and decode servers",
-        "Requests on their way from a prefill server to a decode server, by where they wait.",
+        "Requests between a prefill server and a decode server, by queue.",
         reasons.DISAGGREGATION,
         Query(
             once(of("sglang:num_prefill_bootstrap_queue_reqs", priority="")), "prefill, handshake"
@@ -294,14 +321,14 @@ SEPARATED = (
     ),
     quantiles(
         "KV transfer",
-        "How long the transfer of a request's KV took.",
+        "Duration of the KV transfer of a request.",
         reasons.DISAGGREGATION,
         histogram("sglang:kv_transfer_latency_ms"),
         "ms",
     ),
     lines(
         "HTTP",
-        "Answers in a second, by status.",
+        "Responses per second, by status.",
         reasons.SGLANG,
         Query(rate(cache("sglang:http_responses_total"), "status_code"), "{{status_code}}"),
         unit="reqps",
@@ -315,9 +342,7 @@ BOARD = Dashboard(
     tags=["llm", "sglang"],
     variables=[
         *TARGET,
-        Variable(
-            "model_name", "Model", 'sglang:num_running_reqs{job=~"$job",instance=~"$instance"}'
-        ),
+        Variable("model_name", "Model", cache("sglang:num_running_reqs")),
     ],
     rows=[
         Row("Now", TILES),
@@ -326,7 +351,7 @@ BOARD = Dashboard(
         Row("Lengths", LENGTHS),
         Row("Memory", MEMORY),
         Row("Scheduler", SCHEDULER),
-        Row("Forward passes, by the engine's own stream", PASSES),
-        Row("Prefill and decode apart, and HTTP", SEPARATED),
+        Row("Forward passes, from the engine's stream", PASSES),
+        Row("Disaggregated prefill and decode, and HTTP", SEPARATED),
     ],
 )

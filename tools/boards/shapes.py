@@ -1,4 +1,4 @@
-"""Panels that many dashboards have: a number at the top, latencies over time, where they fall."""
+"""Panels that many dashboards share: tiles, lines, quantiles and heatmaps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tools.boards.panels import QUANTILES, Panel, Query
 from tools.boards.queries import Histogram
 
 SATURATED = (0.8, 1.0)
-"""Of the saturation: what autoscalers hold it at (docs/autoscaling.md), and where queues grow."""
+"""Limits of saturation: the autoscalers' target (docs/autoscaling.md), and where queues grow."""
 
 
 def tile(
@@ -19,7 +19,7 @@ def tile(
     most: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Panel:
-    """One number, or one of each query, and how it went."""
+    """Return a panel of single numbers with sparklines, one per query."""
     return Panel(
         title=title,
         says=says,
@@ -45,7 +45,7 @@ def lines(
     limits: tuple[float, float] | None = None,
     stacked: bool = False,
 ) -> Panel:
-    """Values over time."""
+    """Return a panel of values over time."""
     return Panel(
         title=title,
         says=says,
@@ -62,7 +62,7 @@ def lines(
 def quantiles(
     title: str, says: str, empty: str, histogram: Histogram, unit: str = "s", *, width: int = 8
 ) -> Panel:
-    """Quantiles and the mean over time."""
+    """Return a panel of quantiles and the mean over time."""
     found = [Query(histogram.quantile(share), f"p{share * 100:g}") for share in QUANTILES]
     mean = Query(histogram.mean(), "mean")
     return lines(title, says, empty, *found, mean, unit=unit, width=width)
@@ -71,7 +71,7 @@ def quantiles(
 def heat(
     title: str, says: str, empty: str, histogram: Histogram, unit: str = "s", *, width: int = 8
 ) -> Panel:
-    """How many observations fell where, over time."""
+    """Return a heatmap of observations over time."""
     return Panel(
         title=title,
         says=says,

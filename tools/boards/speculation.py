@@ -1,20 +1,31 @@
-"""Speculative decoding, whether it pays, and LoRA adapters, which of them run and wait."""
+"""The dashboard of speculative decoding and of LoRA adapters."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Scope, grouped, most, once, rate, ratio, total
+from tools.boards.queries import (
+    PLACE,
+    PLACE_COLUMNS,
+    PLACE_NAME,
+    Scope,
+    grouped,
+    most,
+    once,
+    rate,
+    ratio,
+    total,
+)
 from tools.boards.shapes import lines, tile
 
-of = Scope("model_name", "engine", "job", "instance")
-info = Scope("job", "instance")
+of = Scope("model_name", "engine")
+info = Scope()
 """``vllm:lora_requests_info`` has neither model nor engine."""
-sglang = Scope("model_name", "job", "instance")
-EACH = ("instance", "engine")
-NAME = "{{instance}} {{engine}}"
-RANK = ("instance", "dp_rank")
+sglang = Scope("model_name")
+EACH = (*PLACE, "engine")
+NAME = f"{PLACE_NAME} {{{{engine}}}}"
+RANK = (*PLACE, "dp_rank")
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -24,24 +35,24 @@ DRAFTED_BY_POSITION = "sidestep_spec_decode_draft_tokens_per_position_total"
 
 
 def speculating(family: str, by: tuple[str, ...] | str = "") -> str:
-    """A gauge of SGLang; 0 tokens a verification means that nothing speculates."""
+    """Return a gauge of SGLang where it speculates; otherwise it has 0 tokens per verification."""
     return grouped("avg", by, f"{sglang(family)} and {sglang('sglang:spec_accept_length')} > 0")
 
 
 def accepted(by: tuple[str, ...] | str = "") -> str:
-    """Share of drafted tokens that the model accepted."""
+    """Return the share of draft tokens that the model accepted."""
     return ratio(rate(of(ACCEPTED), by), rate(of(DRAFTED), by))
 
 
 def length(by: tuple[str, ...] | str = "") -> str:
-    """Tokens that a verification gives: those accepted, and the model's own."""
+    """Return the tokens per verification: those accepted, and the model's own."""
     return f"1 + {ratio(rate(of(ACCEPTED), by), rate(of(DRAFTS), by))}"
 
 
 TILES = (
     tile(
-        "Accepted",
-        "Share of drafted tokens that the model accepted.",
+        "Acceptance rate",
+        "Share of draft tokens that the target model accepted.",
         reasons.SPECULATION,
         accepted(),
         unit="percentunit",
@@ -49,23 +60,23 @@ TILES = (
         most=1,
     ),
     tile(
-        "Tokens a verification",
-        "Tokens that a verification gives, the model's own included; 1 is what it gives without speculation.",
+        "Tokens per verification",
+        "Tokens per verification, including the target model's own. Without speculation it is 1.",
         reasons.SPECULATION,
         length(),
         width=4,
     ),
     tile(
         "Rejected draft tokens",
-        "Drafted tokens in a second that were not accepted: work for nothing.",
+        "Draft tokens per second that were not accepted.",
         reasons.SPECULATION,
         f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}",
         unit="cps",
         width=4,
     ),
     tile(
-        "Accepted, SGLang",
-        "Share of drafted tokens that were accepted since SGLang's report before.",
+        "Acceptance rate, SGLang",
+        "Share of draft tokens that were accepted since SGLang's previous report.",
         reasons.SGLANG_SPECULATION,
         speculating("sglang:spec_accept_rate"),
         unit="percentunit",
@@ -81,7 +92,7 @@ TILES = (
     ),
     tile(
         "Waiting for an adapter",
-        "Requests of adapters that wait; seen whole where the core is tapped.",
+        "Waiting requests that use an adapter; complete only if the core is tapped.",
         reasons.LORA,
         total(of("sidestep_lora_requests", state="waiting")),
         width=4,
@@ -90,22 +101,22 @@ TILES = (
 
 SPECULATION = (
     lines(
-        "Accepted",
-        "Share of drafted tokens that the model accepted.",
+        "Acceptance rate",
+        "Share of draft tokens that the target model accepted.",
         reasons.SPECULATION,
         Query(accepted(EACH), NAME),
         unit="percentunit",
         most=1,
     ),
     lines(
-        "Tokens a verification",
-        "Tokens that a verification gives, the model's own included.",
+        "Tokens per verification",
+        "Tokens per verification, including the target model's own.",
         reasons.SPECULATION,
         Query(length(EACH), NAME),
     ),
     lines(
         "Tokens",
-        "Drafted and accepted tokens in a second, and all that were generated.",
+        "Draft tokens, accepted tokens and all generated tokens per second.",
         reasons.SPECULATION,
         Query(rate(of(DRAFTED)), "drafted"),
         Query(rate(of(ACCEPTED)), "accepted"),
@@ -116,8 +127,11 @@ SPECULATION = (
         unit="cps",
     ),
     lines(
-        "Accepted by position",
-        "Share of drafts whose token at a position was accepted; what is left of a position that is hardly ever accepted is work for nothing.",
+        "Acceptance rate by position",
+        (
+            "Share of drafts whose token at a position was accepted. Positions that are hardly "
+            "ever accepted cost more than they gain."
+        ),
         reasons.SPECULATION,
         Query(
             ratio(rate(of(BY_POSITION), "position"), rate(of(DRAFTED_BY_POSITION), "position")),
@@ -127,7 +141,7 @@ SPECULATION = (
         most=1,
     ),
     Panel(
-        title="Accepted by position, now",
+        title="Acceptance rate by position, now",
         says="Share of drafts whose token at a position was accepted.",
         empty=reasons.SPECULATION,
         kind="bargauge",
@@ -142,9 +156,9 @@ SPECULATION = (
     ),
     lines(
         "SGLang",
-        "Tokens a verification gave since SGLang's report before, its own included.",
+        "Tokens per verification since SGLang's previous report, including the target model's own.",
         reasons.SGLANG_SPECULATION,
-        Query(speculating("sglang:spec_accept_length", RANK), "{{instance}} {{dp_rank}}"),
+        Query(speculating("sglang:spec_accept_length", RANK), f"{PLACE_NAME} {{{{dp_rank}}}}"),
     ),
 )
 
@@ -165,14 +179,14 @@ ADAPTERS = (
     ),
     lines(
         "SGLang's slots",
-        "Slots for adapters in use, and all of them.",
+        "Adapter slots in use, and all adapter slots.",
         reasons.SGLANG_LORA,
         Query(once(sglang("sglang:lora_pool_slots_used")), "used"),
         Query(once(sglang("sglang:lora_pool_slots_total")), "all"),
     ),
     Panel(
-        title="What routers read",
-        says="The adapters that each engine runs and has waiting, as an endpoint picker sees them.",
+        title="LoRA adapters by engine",
+        says="Running and waiting adapters of each engine, as an endpoint picker reads them.",
         empty=reasons.LORA,
         kind="table",
         width=24,
@@ -181,12 +195,12 @@ ADAPTERS = (
             Query(
                 most(
                     info("vllm:lora_requests_info"),
-                    ("instance", "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+                    (*PLACE, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
                 )
             )
         ],
         columns={
-            "instance": "Exporter",
+            **PLACE_COLUMNS,
             "max_lora": "Slots",
             "running_lora_adapters": "Running",
             "waiting_lora_adapters": "Waiting",
@@ -199,19 +213,19 @@ ADAPTERS = (
 BOARD = Dashboard(
     file="speculation-lora",
     title="Speculative decoding and LoRA",
-    says="Whether speculative decoding pays, and which LoRA adapters run and wait.",
+    says="Gain of speculative decoding, and running and waiting LoRA adapters.",
     tags=["llm", "speculative-decoding", "lora"],
     variables=[
         *TARGET,
         Variable(
             "model_name",
             "Model",
-            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs",job=~"$job",instance=~"$instance"}',
+            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
         ),
         Variable(
             "engine",
             "Engine",
-            'vllm:num_requests_running{model_name=~"$model_name",job=~"$job",instance=~"$instance"}',
+            sglang("vllm:num_requests_running"),
         ),
     ],
     rows=[

@@ -1,4 +1,4 @@
-"""Triton servers: requests, where their time goes, batches, responses, and the polls themselves."""
+"""The Triton dashboard: requests, their stages, batches, responses, and the polls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, most, rate, ratio, total
 from tools.boards.shapes import heat, lines, quantiles, tile
 
-of = Scope("model", "version", "job", "instance")
-server = Scope("job", "instance")
+of = Scope("model", "version")
+server = Scope()
 MODEL = ("model", "version")
 NAME = "{{model}} {{version}}"
 MICRO = 1e-6
@@ -25,14 +25,14 @@ POLLS = Histogram(server, "sidestep_triton_poll_duration_seconds")
 
 
 def mean_time(family: str, by: tuple[str, ...] | str = "") -> str:
-    """Seconds a request; Triton counts microseconds."""
+    """Return seconds per request; Triton counts microseconds."""
     return f"{ratio(rate(of(family), by), rate(of(SUCCESS), by))} * {MICRO:.0e}"
 
 
 TILES = (
     tile(
         "Requests",
-        "Requests answered well in a second.",
+        "Successful requests per second.",
         reasons.TRITON,
         rate(of(SUCCESS)),
         unit="reqps",
@@ -50,7 +50,7 @@ TILES = (
     ),
     tile(
         "Inferences",
-        "Inferences in a second: a request with a batch of 4 is 4.",
+        "Inferences per second: a request with a batch of 4 is 4.",
         reasons.TRITON,
         rate(of("nv_inference_count")),
         unit="cps",
@@ -82,7 +82,7 @@ TILES = (
     ),
     tile(
         "Servers down or slow",
-        "Servers that polls do not reach, or that are slow to answer.",
+        "Servers that polls cannot reach, or that are slow to respond.",
         reasons.TRITON,
         total(server("sidestep_triton_state", state="~down|stale")),
         limits=(1, 1),
@@ -92,14 +92,14 @@ TILES = (
 REQUESTS = (
     lines(
         "Requests",
-        "Requests answered well in a second.",
+        "Successful requests per second.",
         reasons.TRITON,
         Query(rate(of(SUCCESS), MODEL), NAME),
         unit="reqps",
     ),
     lines(
         "Failures",
-        "Failed requests in a second, by reason where Triton's own page is polled.",
+        "Failed requests per second, by reason if Triton's own page is polled.",
         reasons.TRITON,
         Query(rate(of("sidestep_triton_failed_requests_total"), MODEL), NAME),
         Query(rate(of("nv_inference_request_failure"), "reason"), "{{reason}}"),
@@ -122,7 +122,7 @@ TIME = (
         unit="s",
     ),
     lines(
-        "Where it goes, mean",
+        "Time by stage, mean",
         "Time of a request in the queue, in preparing inputs, in the model, and in outputs.",
         reasons.NO_TRITON_TRAFFIC,
         *(Query(mean_time(family), name) for name, family in STAGES.items()),
@@ -131,7 +131,10 @@ TIME = (
     ),
     lines(
         "Between two polls, mean",
-        "Mean of what ended between the last two polls, by stage: the slowest model's.",
+        (
+            "Mean of the requests that ended between the last two polls, by stage; of the slowest"
+            " model."
+        ),
         reasons.NO_TRITON_TRAFFIC,
         Query(most(of("sidestep_triton_interval_mean_seconds"), "stage"), "{{stage}}"),
         unit="s",
@@ -141,14 +144,14 @@ TIME = (
 BATCHING = (
     heat(
         "Batch sizes",
-        "How many executions had which batch size, exactly: Triton counts each size.",
+        "Batch sizes of executions. They are exact, because Triton counts each size.",
         reasons.NO_TRITON_TRAFFIC,
         BATCHES,
         "short",
     ),
     Panel(
         title="Executions by batch size",
-        says="Executions in a second of each batch size.",
+        says="Executions per second, by batch size.",
         empty=reasons.NO_TRITON_TRAFFIC,
         kind="bargauge",
         unit="cps",
@@ -194,7 +197,7 @@ BATCHING = (
     ),
     lines(
         "Memory",
-        "What backends said that they took for a model when they loaded it.",
+        "Memory that backends reported for a model when they loaded it.",
         "No backend here says what it took.",
         Query(total(of("sidestep_triton_memory_bytes"), (*MODEL, "type")), f"{NAME} {{{{type}}}}"),
         unit="bytes",
@@ -204,7 +207,7 @@ BATCHING = (
 RESPONSES = (
     lines(
         "Responses",
-        "In a second, by their place in the request and how they ended.",
+        "Responses per second, by index within the request and outcome.",
         reasons.RESPONSES,
         Query(rate(of("sidestep_triton_responses_total"), "response"), "{{response}}"),
         unit="cps",
@@ -212,7 +215,10 @@ RESPONSES = (
     ),
     lines(
         "Time of responses, mean",
-        "The first from the begin of computation, each other from the one before: a decoupled model's time to first token and between tokens.",
+        (
+            "Time of the first response from the start of computation, and of each other from the"
+            " previous response: TTFT and ITL of a decoupled model."
+        ),
         reasons.RESPONSES,
         Query(
             ratio(
@@ -241,7 +247,7 @@ RESPONSES = (
     ),
     lines(
         "Counter resets",
-        "Times in a second that a server's counters started at 0 again: a restart, a reload, another version.",
+        "Counter resets of servers per second: a restart, a reload, another version.",
         reasons.TRITON,
         Query(rate(of("sidestep_triton_resets_total"), MODEL), NAME),
         unit="cps",
@@ -252,7 +258,7 @@ RESPONSES = (
 POLLED = (
     lines(
         "Polls",
-        "In a second, by what came of them.",
+        "Polls per second, by outcome.",
         reasons.TRITON,
         Query(rate(server("sidestep_triton_polls_total"), "outcome"), "{{outcome}}"),
         unit="cps",
@@ -260,13 +266,13 @@ POLLED = (
     ),
     quantiles(
         "Time of a poll",
-        "From asking for statistics until they were there.",
+        "From the request for statistics until they were received.",
         reasons.TRITON,
         POLLS,
     ),
     lines(
         "States",
-        "Servers by state as polls find them: stale is one that is slow to answer.",
+        "Servers by state; a stale server is slow to respond.",
         reasons.TRITON,
         Query(total(server("sidestep_triton_state"), "state"), "{{state}}"),
         stacked=True,
@@ -276,14 +282,12 @@ POLLED = (
 BOARD = Dashboard(
     file="triton",
     title="Triton",
-    says="Triton servers: requests, where their time goes, batches, responses, and the polls themselves.",
+    says="Triton servers: requests, time by stage, batches, responses, and polls.",
     tags=["triton"],
     variables=[
         *TARGET,
-        Variable("model", "Model", f'{SUCCESS}{{job=~"$job",instance=~"$instance"}}'),
-        Variable(
-            "version", "Version", f'{SUCCESS}{{model=~"$model",job=~"$job",instance=~"$instance"}}'
-        ),
+        Variable("model", "Model", server(SUCCESS)),
+        Variable("version", "Version", Scope("model")(SUCCESS)),
     ],
     rows=[
         Row("Now", TILES),

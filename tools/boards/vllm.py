@@ -1,22 +1,31 @@
-"""One vLLM engine, or some of them."""
+"""The vLLM dashboard: one engine, or some of them."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, most, rate, total
+from tools.boards.queries import (
+    PLACE,
+    PLACE_COLUMNS,
+    PLACE_NAME,
+    Histogram,
+    Scope,
+    most,
+    rate,
+    total,
+)
 from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
 
-of = Scope("model_name", "engine", "job", "instance")
-front = Scope("model_name", "job", "instance")
+of = Scope("model_name", "engine")
+front = Scope("model_name")
 """The front end's series have no engine."""
-EACH = ("instance", "engine")
-NAME = "{{instance}} {{engine}}"
+EACH = (*PLACE, "engine")
+NAME = f"{PLACE_NAME} {{{{engine}}}}"
 
 
 def histogram(name: str, **matched: str) -> Histogram:
-    """Of this dashboard's engines."""
+    """Return queries of a histogram of this dashboard's engines."""
     return Histogram(of, name, **matched)
 
 
@@ -44,36 +53,36 @@ TILES = (
         limits=(0.8, 0.95),
     ),
     tile(
-        "Generated tokens",
-        "Tokens generated in a second.",
+        "Generated tokens/s",
+        "Tokens generated per second.",
         reasons.VLLM,
         rate(of("vllm:generation_tokens_total")),
         unit="cps",
     ),
     tile(
-        "Prompt tokens",
-        "Prompt tokens in a second, cached ones included.",
+        "Prompt tokens/s",
+        "Prompt tokens per second, cached ones included.",
         reasons.VLLM,
         rate(of("vllm:prompt_tokens_total")),
         unit="cps",
     ),
     tile(
-        "First token, p95",
-        "Time to the first token that 95 % of requests stay below.",
+        "TTFT, p95",
+        "95th percentile of the time from a request's arrival to its first token.",
         reasons.NO_VLLM_TRAFFIC,
         TTFT.quantile(0.95),
         unit="s",
     ),
     tile(
-        "Inter-token, p95",
-        "Time between two outputs that 95 % stay below.",
+        "ITL, p95",
+        "95th percentile of the time between two outputs of a request.",
         reasons.NO_VLLM_TRAFFIC,
         INTER.quantile(0.95),
         unit="s",
     ),
     tile(
         "End to end, p95",
-        "Time of whole requests that 95 % stay below.",
+        "95th percentile of the time from a request's arrival to its end.",
         reasons.NO_VLLM_TRAFFIC,
         WHOLE.quantile(0.95),
         unit="s",
@@ -90,14 +99,17 @@ LOAD = (
     ),
     lines(
         "Waiting by reason",
-        "What holds waiting requests: the batch is full, or something passing such as an adapter or KV on its way.",
+        (
+            "Waiting requests by reason: the batch is full, or a temporary reason such as an "
+            "adapter being loaded or KV in transfer."
+        ),
         reasons.VLLM,
         Query(total(of("vllm:num_requests_waiting_by_reason"), "reason"), "{{reason}}"),
         stacked=True,
     ),
     lines(
         "Tokens",
-        "Prompt tokens and generated ones in a second.",
+        "Prompt tokens and generated tokens per second.",
         reasons.VLLM,
         Query(rate(of("vllm:prompt_tokens_total"), EACH), f"prompt {NAME}"),
         Query(rate(of("vllm:generation_tokens_total"), EACH), f"generated {NAME}"),
@@ -105,7 +117,7 @@ LOAD = (
     ),
     lines(
         "Finish reasons",
-        "Finished requests in a second, by why they ended.",
+        "Finished requests per second, by finish reason.",
         reasons.VLLM,
         Query(rate(of("vllm:request_success_total"), "finished_reason"), "{{finished_reason}}"),
         unit="reqps",
@@ -113,7 +125,7 @@ LOAD = (
     ),
     lines(
         "Prompt tokens by source",
-        "Where the KV of prompt tokens came from.",
+        "Prompt tokens by the source of their KV.",
         reasons.VLLM,
         Query(rate(of("vllm:prompt_tokens_by_source_total"), "source"), "{{source}}"),
         unit="cps",
@@ -121,7 +133,10 @@ LOAD = (
     ),
     lines(
         "Rejected requests",
-        "Requests in a second that were rejected: by the front end because queues are full, or by the core.",
+        (
+            "Requests per second that were rejected by the front end because queues are full, or "
+            "by the core."
+        ),
         reasons.VLLM,
         Query(rate(front("vllm:admission_rejections_total"), "reason"), "front end {{reason}}"),
         Query(rate(of("sidestep_refused_requests_total"), "reason"), "core {{reason}}"),
@@ -129,8 +144,11 @@ LOAD = (
     ),
     lines(
         "Saturation",
-        "Requests offered over those that an engine can serve; from 1 on its queue grows.",
-        reasons.UNSATURATED,
+        (
+            "Offered load divided by the load that an engine can serve. At 1 and above, its "
+            "queue grows."
+        ),
+        reasons.NO_SATURATION,
         Query(most(of("sidestep_saturation_ratio", engine_type=""), EACH), NAME),
         unit="percentunit",
         limits=SATURATED,
@@ -140,17 +158,15 @@ LOAD = (
 
 LATENCY = (
     quantiles(
-        "Time to first token",
+        "TTFT",
         "From a request's arrival to its first token.",
         reasons.NO_VLLM_TRAFFIC,
         TTFT,
     ),
-    quantiles(
-        "Inter-token latency", "Between two outputs of a request.", reasons.NO_VLLM_TRAFFIC, INTER
-    ),
+    quantiles("ITL", "Between two outputs of a request.", reasons.NO_VLLM_TRAFFIC, INTER),
     quantiles(
         "Time per output token",
-        "Mean time per token after the first, one value a request.",
+        "Mean time per token after the first, one value per request.",
         reasons.NO_VLLM_TRAFFIC,
         PER_TOKEN,
     ),
@@ -162,26 +178,36 @@ LATENCY = (
         STAGES["queue"],
     ),
     lines(
-        "Prefill, decode and the rest, mean",
+        "Time by stage, mean",
         "Mean seconds that finished requests spent in each stage; inference is prefill and decode together.",
         reasons.NO_VLLM_TRAFFIC,
         *(Query(stage.mean(), name) for name, stage in STAGES.items()),
         unit="s",
     ),
-    heat("First tokens", "How many first tokens took how long.", reasons.NO_VLLM_TRAFFIC, TTFT),
+    heat(
+        "TTFT distribution",
+        "Distribution of the time from a request's arrival to its first token.",
+        reasons.NO_VLLM_TRAFFIC,
+        TTFT,
+    ),
     heat(
         "Inter-token",
-        "How many outputs came how long after the one before.",
+        "Distribution of the time between two outputs of a request.",
         reasons.NO_VLLM_TRAFFIC,
         INTER,
     ),
-    heat("Whole requests", "How many requests took how long.", reasons.NO_VLLM_TRAFFIC, WHOLE),
+    heat(
+        "End-to-end distribution",
+        "Distribution of the time from a request's arrival to its end.",
+        reasons.NO_VLLM_TRAFFIC,
+        WHOLE,
+    ),
 )
 
 LENGTHS = (
     heat(
         "Prompt lengths",
-        "How many finished requests had how many prompt tokens.",
+        "Prompt tokens of finished requests.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_prompt_tokens"),
         "short",
@@ -189,7 +215,7 @@ LENGTHS = (
     ),
     heat(
         "Generation lengths",
-        "How many finished requests had how many generated tokens.",
+        "Generated tokens of finished requests.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_generation_tokens"),
         "short",
@@ -204,30 +230,30 @@ LENGTHS = (
         width=6,
     ),
     quantiles(
-        "Prefill that was computed",
-        "Prompt tokens of finished requests whose KV was in no cache.",
+        "Computed prompt lengths",
+        "Prompt tokens of finished requests that were not found in a cache.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_prefill_kv_computed_tokens"),
         "short",
         width=6,
     ),
     quantiles(
-        "Limits asked for",
-        "Limit of generated tokens that requests ask for, where they set one.",
+        "Requested output limits",
+        "Limit on generated tokens that requests set.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_params_max_tokens"),
         "short",
     ),
     lines(
         "Samples and preemptions of a request, mean",
-        "Parallel samples that requests ask for, and how often finished ones were preempted.",
+        "Parallel samples per request, and preemptions per finished request.",
         reasons.NO_VLLM_TRAFFIC,
         Query(histogram("vllm:request_params_n").mean(), "samples"),
         Query(histogram("vllm:request_num_preemptions").mean(), "preemptions"),
     ),
     lines(
         "Preemptions",
-        "Requests in a second that had to give up their place for want of memory.",
+        "Requests per second that were preempted because the KV cache was full.",
         reasons.VLLM,
         Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
         unit="cps",
@@ -236,21 +262,21 @@ LENGTHS = (
 
 STEPS = (
     heat(
-        "Tokens a step",
-        "How many tokens the engine's steps computed.",
+        "Tokens per step",
+        "Tokens that steps computed.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:iteration_tokens_total"),
         "short",
     ),
     quantiles(
         "Step duration",
-        "What the engine says that a step took.",
+        "Duration of a step, as the engine reports it.",
         reasons.ITERATIONS,
         histogram("sidestep_iteration_duration_seconds"),
     ),
     quantiles(
         "Between steps",
-        "From one step's output to the next one's, while there is work.",
+        "From the output of one step to the output of the next, while there is work.",
         reasons.TAP,
         histogram("sidestep_iteration_interval_seconds"),
     ),
@@ -270,7 +296,7 @@ STEPS = (
     ),
     lines(
         "Tokens held and waiting, mean",
-        "Tokens in the KV cache of what a step computes, and tokens that wait.",
+        "Tokens in the KV cache of the requests of a step, and tokens of waiting requests.",
         reasons.TAP,
         Query(histogram("sidestep_iteration_kv_tokens").mean(), "held"),
         Query(histogram("sidestep_iteration_waiting_tokens").mean(), "waiting"),
@@ -281,7 +307,7 @@ ABORTED = histogram("sidestep_aborted_request_generation_tokens")
 ABORTS = (
     lines(
         "Requests by state",
-        "Where requests are, as the core sees them.",
+        "Requests by state in the core.",
         reasons.TAP,
         Query(total(of("sidestep_requests"), "state"), "{{state}}"),
         stacked=True,
@@ -289,7 +315,7 @@ ABORTS = (
     ),
     lines(
         "Aborted requests",
-        "Clients that left, in a second.",
+        "Requests per second whose client disconnected.",
         reasons.TAP,
         Query(ABORTED.observed(), "requests"),
         unit="reqps",
@@ -297,7 +323,7 @@ ABORTS = (
     ),
     lines(
         "Tokens of aborted requests",
-        "Tokens in a second that had been generated for clients that left.",
+        "Tokens per second that had been generated for requests that were aborted.",
         reasons.TAP,
         Query(ABORTED.added(), "tokens"),
         unit="cps",
@@ -315,7 +341,7 @@ ABORTS = (
 PROCESS = (
     lines(
         "Estimated work of one GPU",
-        "Floating point operations in a second, estimated from the model's shape.",
+        "Floating-point operations per second, estimated from the model's shape.",
         reasons.VLLM,
         Query(rate(of("vllm:estimated_flops_per_gpu_total"), EACH), NAME),
         unit="flops",
@@ -323,7 +349,7 @@ PROCESS = (
     ),
     lines(
         "Estimated memory traffic of one GPU",
-        "Bytes read and written in a second, estimated from the model's shape.",
+        "Bytes read and written per second, estimated from the model's shape.",
         reasons.VLLM,
         Query(rate(of("vllm:estimated_read_bytes_per_gpu_total"), EACH), f"read {NAME}"),
         Query(rate(of("vllm:estimated_write_bytes_per_gpu_total"), EACH), f"written {NAME}"),
@@ -338,15 +364,15 @@ PROCESS = (
         width=6,
     ),
     lines(
-        "Asleep",
-        "1 for the state that an engine is in.",
+        "Sleep state",
+        "1 for the current state of an engine.",
         reasons.VLLM,
         Query(most(of("vllm:engine_sleep_state"), "sleep_state"), "{{sleep_state}}"),
         width=6,
     ),
     Panel(
         title="Configuration",
-        says="What each engine says of its KV cache.",
+        says="KV-cache configuration of each engine.",
         empty=reasons.VLLM,
         kind="table",
         width=24,
@@ -354,10 +380,9 @@ PROCESS = (
         queries=[
             Query(
                 most(
-                    Scope("engine", "job", "instance")("vllm:cache_config_info"),
+                    Scope("engine")("vllm:cache_config_info"),
                     (
-                        "instance",
-                        "engine",
+                        *EACH,
                         "block_size",
                         "num_gpu_blocks",
                         "cache_dtype",
@@ -368,7 +393,7 @@ PROCESS = (
             )
         ],
         columns={
-            "instance": "Exporter",
+            **PLACE_COLUMNS,
             "engine": "Engine",
             "block_size": "Block size",
             "num_gpu_blocks": "Blocks",
@@ -386,13 +411,11 @@ BOARD = Dashboard(
     tags=["llm", "vllm"],
     variables=[
         *TARGET,
-        Variable(
-            "model_name", "Model", 'vllm:num_requests_running{job=~"$job",instance=~"$instance"}'
-        ),
+        Variable("model_name", "Model", Scope()("vllm:num_requests_running")),
         Variable(
             "engine",
             "Engine",
-            'vllm:num_requests_running{model_name=~"$model_name",job=~"$job",instance=~"$instance"}',
+            front("vllm:num_requests_running"),
         ),
     ],
     rows=[
@@ -401,7 +424,7 @@ BOARD = Dashboard(
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),
         Row("Steps", STEPS),
-        Row("What happens to requests", ABORTS),
+        Row("Request states", ABORTS),
         Row("Work and processes", PROCESS),
     ],
 )

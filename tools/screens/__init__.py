@@ -1,1 +1,1 @@
-"""Pictures of the dashboards, drawn from what a real Prometheus answers; no part of the product."""
+"""Pictures of the dashboards, drawn from the answers of a real Prometheus; not part of the product."""

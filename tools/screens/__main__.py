@@ -1,7 +1,7 @@
-"""Draw every dashboard from recorded engines at work: ``make screens``.
+"""The ``make screens`` command: draw every dashboard from recorded engines.
 
 Exporters of all recorded engines run for a minute and a half, a real Prometheus scrapes them, and
-a browser without a window turns what the panels ask into docs/images/dashboards/*.png.
+a headless browser draws the answers to the panels' queries as docs/images/dashboards/*.png.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from prometheus_server import BINARIES, Prometheus, prometheus
 
 IMAGES = ROOT / "docs" / "images" / "dashboards"
 BEFORE = 20.0
-"""Seconds that are scraped and not shown: rates look back so far."""
+"""Seconds of scrapes before the shown range, for the windows of rates."""
 
 KEPT = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in (*COLORS, *STATES.values())]
 
 
 def main() -> int:
-    """Play, ask, draw."""
+    """Play the recordings, query Prometheus and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=90.0, help="how much time is shown")
     parser.add_argument("--into", type=Path, default=IMAGES, help="where the pictures go")
@@ -60,13 +60,13 @@ def main() -> int:
 async def play(
     directory: Path, binary: str, seconds: float, stack: contextlib.ExitStack
 ) -> tuple[Prometheus, Span]:
-    """A Prometheus that has scraped all exporters while they were fed; they are gone."""
+    """Run exporters with recordings, and return the Prometheus that scraped them."""
     async with fleet(directory) as made:
         targets = {"sidestep": made.urls}
         server = stack.enter_context(prometheus(binary, directory, targets, interval="1s"))
         await asyncio.to_thread(server.scraped, len(made.urls), time.time())
         playing = asyncio.create_task(made.live(BEFORE + seconds))
-        # They say goodbye at the end.
+        # Stop before the publishers close, so that no series ends in the picture.
         await asyncio.sleep(BEFORE + seconds - 3)
         end = float(int(time.time()))
         await playing
@@ -74,7 +74,7 @@ async def play(
 
 
 def draw(drawn: Page, picture: Path, browser: str, directory: Path) -> None:
-    """A picture of the whole page."""
+    """Take a picture of the whole page."""
     source = directory / f"{picture.stem}.html"
     source.write_text(drawn.html)
     subprocess.run(

@@ -1,4 +1,4 @@
-"""What the panels of a dashboard get from Prometheus."""
+"""Prometheus' answers to the queries of a dashboard's panels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from boards import filled
 from prometheus_server import Prometheus
 
 WINDOW = "15s"
-"""Here in place of ``$__rate_interval``."""
+"""Value of ``$__rate_interval`` unless a span has another."""
 VARIABLES = {"__rate_interval": WINDOW, "ttft": "1.0", "itl": "0.1", "e2e": "10.0"}
 
 
 @dataclasses.dataclass
 class Series:
-    """One line: what it is called, and values by time; those that are no number are left out."""
+    """A line: its legend, and its values by time without NaN."""
 
     name: str
     labels: dict[str, str]
@@ -25,29 +25,34 @@ class Series:
 
     @property
     def last(self) -> float:
-        """The newest."""
+        """Latest value."""
         return self.values[max(self.values)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The time that is shown."""
+    """The time range that is shown.
+
+    Attributes:
+        window: Value of ``$__rate_interval``.
+    """
 
     start: float
     end: float
     step: float
+    window: str = WINDOW
 
 
 def text(title: str) -> str:
-    """A title, its variables filled in."""
+    """Return a title with its variables filled in."""
     return re.sub(r"\$(\w+)", lambda found: VARIABLES.get(found[1], ""), title)
 
 
 def lines(server: Prometheus, panel: dict[str, Any], span: Span) -> list[Series]:
-    """Of a panel over time."""
+    """Return the series of a panel over time."""
     found = []
     for target in panel["targets"]:
-        asked = filled(target["expr"], **VARIABLES)
+        asked = filled(target["expr"], **{**VARIABLES, "__rate_interval": span.window})
         for each in server.range(asked, span.start, span.end, span.step):
             values = {
                 float(at): float(v) for at, v in each.get("values", ()) if not math.isnan(float(v))
@@ -59,7 +64,7 @@ def lines(server: Prometheus, panel: dict[str, Any], span: Span) -> list[Series]
 
 
 def rows(server: Prometheus, panel: dict[str, Any], span: Span) -> list[dict[str, str | float]]:
-    """Of a table: what all queries have for the same labels, under the names of the columns."""
+    """Return the rows of a table: all queries' values for equal labels, by column name."""
     organize = panel["transformations"][1]["options"]
     several = len(panel["targets"]) > 1
     merged: dict[tuple[tuple[str, str], ...], dict[str, str | float]] = {}
@@ -86,5 +91,5 @@ def rows(server: Prometheus, panel: dict[str, Any], span: Span) -> list[dict[str
 
 
 def legend(form: str, labels: dict[str, str]) -> str:
-    """A series' name, by the form that the query gives."""
+    """Return a series' legend by the query's format."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), form).strip()

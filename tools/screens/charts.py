@@ -1,4 +1,4 @@
-"""Values over time as SVG: lines, areas, and heatmaps of buckets."""
+"""Charts as SVG: lines, areas, and heatmaps of buckets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ COLORS = (
     "#37872d", "#8ab8ff", "#c4162a", "#7c6f00", "#ff9ecb", "#5794f2", "#96d98d", "#705da0",
 )  # fmt: skip
 STATES = {"text": "#24292e", "green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
-"""Colours of thresholds."""
+"""Colors of thresholds."""
 BOTTOM, TOP = 16, 6
 LETTER = 5.7
-"""About how wide one is."""
+"""Approximate width of a character."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Where times and shares of the height are, within margins for what is written beside them."""
+    """A chart area: positions of times and values within margins for labels."""
 
     span: Span
     left: float
@@ -33,21 +33,21 @@ class Frame:
     height: float
 
     def x(self, at: float) -> float:
-        """Of a time."""
+        """Return the position of a time."""
         share = (at - self.span.start) / (self.span.end - self.span.start)
         return self.left + (self.right - self.left) * share
 
     def y(self, share: float) -> float:
-        """Of a share of the height, from below."""
+        """Return the position of a share of the height, from below."""
         return TOP + self.height * (1 - share)
 
     def label(self, share: float, name: str) -> str:
-        """A text on the left."""
+        """Return a text left of the chart."""
         y = self.y(share) + 3
         return f'<text x="{self.left - 5}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>'
 
     def clock(self) -> str:
-        """Times of the day, every half minute."""
+        """Return times of day below the chart, every half minute."""
         first = math.ceil(self.span.start / 30) * 30
         return "".join(
             f'<text x="{self.x(at):.1f}" y="{TOP + self.height + 12:.1f}" text-anchor="middle">'
@@ -58,14 +58,14 @@ class Frame:
 
 
 def frame(span: Span, names: Sequence[str], width: int, height: float) -> Frame:
-    """With room for the longest of ``names``."""
+    """Return a chart area with space for the longest of ``names``."""
     return Frame(span, 14 + LETTER * max(map(len, names)), width - 8, height - BOTTOM - TOP)
 
 
 def lines(
     panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
 ) -> str:
-    """A time series panel: axis, lines or stacked areas, and a legend."""
+    """Return a time series panel: axis, lines or stacked areas, and a legend."""
     defaults = panel["fieldConfig"]["defaults"]
     stacked = defaults["custom"]["stacking"]["mode"] == "normal"
     below = legend(found, width)
@@ -101,7 +101,7 @@ def lines(
 
 
 def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:
-    """Lines at a panel's thresholds, where it shows them."""
+    """Return lines at a panel's thresholds, if it shows them."""
     defaults = panel["fieldConfig"]["defaults"]
     if "thresholdsStyle" not in defaults["custom"]:
         return []
@@ -114,7 +114,7 @@ def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:
 
 
 def stack(found: Sequence[Series]) -> list[tuple[dict[float, float], dict[float, float]]]:
-    """The upper and lower edge of each."""
+    """Return upper and lower edges of stacked series."""
     made = []
     under: dict[float, float] = {}
     for each in found:
@@ -125,7 +125,7 @@ def stack(found: Sequence[Series]) -> list[tuple[dict[float, float], dict[float,
 
 
 def parts(values: dict[float, float], step: float) -> list[list[float]]:
-    """Times without a gap between them."""
+    """Return runs of times without a gap."""
     made: list[list[float]] = []
     for at in sorted(values):
         if made and at - made[-1][-1] < 1.5 * step:
@@ -136,7 +136,7 @@ def parts(values: dict[float, float], step: float) -> list[list[float]]:
 
 
 def legend(found: Sequence[Series], width: int) -> str:
-    """Names beside their colours, as many as three lines hold: first those that are not always 0."""
+    """Return names and colors in up to three lines, series that are always 0 last."""
     made: list[str] = []
     room = 0.0
     order = sorted(range(len(found)), key=lambda number: not any(found[number].values.values()))
@@ -160,7 +160,7 @@ def legend(found: Sequence[Series], width: int) -> str:
 def heatmap(
     panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
 ) -> str:
-    """Cells of time and bucket, the darker the more was observed in them."""
+    """Return cells of time and bucket, darker with more observations."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     cumulative = sorted(found, key=lambda each: float(each.labels["le"]))
     counts: list[tuple[float, dict[float, float]]] = []
@@ -193,7 +193,7 @@ def heatmap(
 
 
 def shade(share: float) -> str:
-    """From a light blue to a dark one, in few steps: pictures stay small."""
+    """Return a blue from light to dark, in few steps, so that pictures stay small."""
     share = math.ceil(share * 12) / 12
     low, high = (214, 230, 244), (8, 48, 107)
     return "#" + "".join(
@@ -202,7 +202,7 @@ def shade(share: float) -> str:
 
 
 def spark(values: dict[float, float], span: Span, width: int, height: int, color: str) -> str:
-    """How a number went, without an axis."""
+    """Return a number's course without an axis."""
     most = max(values.values()) or 1.0
     at = Frame(span, 0, width, height - TOP)
     points = " ".join(

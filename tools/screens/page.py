@@ -1,4 +1,4 @@
-"""A dashboard as a page of HTML: panels at their places, empty ones with their reason."""
+"""A dashboard as an HTML page: panels in their positions, empty ones with their text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ table { border-collapse: collapse; width: 100%; font-size: 11px; } tr { height: 
 
 @dataclasses.dataclass
 class Page:
-    """What is drawn.
+    """A drawn dashboard.
 
     Attributes:
         empty: Titles of panels without data.
@@ -49,7 +49,7 @@ class Page:
 
 
 def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
-    """A whole dashboard."""
+    """Draw a whole dashboard."""
     drawn: list[str] = []
     empty: list[str] = []
     bottom = 0
@@ -78,7 +78,7 @@ def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
 
 
 def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, height: int) -> str:
-    """Of one panel; nothing where there is no data."""
+    """Return the content of a panel, or nothing if there is no data."""
     kind = panel["type"]
     if kind == "table":
         return table(panel, rows(server, panel, span), height)
@@ -100,7 +100,7 @@ def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, heig
 def stat(
     panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
 ) -> str:
-    """Numbers side by side, and how they went."""
+    """Return numbers side by side, with sparklines."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     each = width // len(found)
     made = []
@@ -117,14 +117,14 @@ def stat(
 
 
 def threshold(panel: dict[str, Any], value: float) -> str:
-    """The colour of the last step that ``value`` has reached."""
+    """Return the color of the highest threshold that ``value`` has reached."""
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
     return charts.STATES[reached[-1]]
 
 
 def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height: int) -> str:
-    """Columns in their order; where Grafana would scroll, how many rows are left out."""
+    """Return a table, and how many rows are left out where Grafana would scroll."""
     if not found:
         return ""
     room = height // ROW - 1
@@ -148,7 +148,7 @@ def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height
 
 
 def bars(panel: dict[str, Any], found: Sequence[Series], width: int) -> str:
-    """A bar for each series."""
+    """Return a bar for each series."""
     defaults = panel["fieldConfig"]["defaults"]
     most = defaults.get("max") or max(series.last for series in found) or 1.0
     return "".join(

@@ -1,4 +1,4 @@
-"""Smaller PNGs: a palette in place of colours of 32 bits, which text and charts do not need."""
+"""Reduction of PNG files to a palette, which is enough for text and charts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from itertools import chain
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLORS = 64
-"""In the end, those that are kept included."""
+"""Colors of the palette, those to keep included."""
 DEPTHS = {2: 3, 6: 4}
-"""Bytes of a pixel, by PNG's type of colour; the fourth one is opacity, which no page here has."""
+"""Bytes of a pixel by PNG's color type; the fourth is opacity, which is not used here."""
 
 Color = tuple[int, int, int]
 
 
 def smaller(picture: bytes, keep: Collection[Color] = ()) -> bytes:
-    """The same picture in few colours, those that are used most.
+    """Return the same picture with a palette of its most frequent colors.
 
     Args:
         picture: A PNG of 8 bits a channel, not interlaced, as browsers make them.
-        keep: Colours that mean something, however little they are used.
+        keep: Colors to keep, however rare they are.
     """
     width, height, kind = struct.unpack(">IIxB", picture[16:26])
     depth = DEPTHS[kind]
@@ -50,7 +50,7 @@ def smaller(picture: bytes, keep: Collection[Color] = ()) -> bytes:
 
 
 def nearest(color: Color, palette: list[Color]) -> int:
-    """Which of ``palette`` comes closest."""
+    """Return the index of the closest color in ``palette``."""
     r, g, b = color
     return min(
         range(len(palette)),
@@ -61,7 +61,7 @@ def nearest(color: Color, palette: list[Color]) -> int:
 
 
 def chunks(picture: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and data of each."""
+    """Yield name and data of each chunk."""
     found = []
     at = len(SIGNATURE)
     while at < len(picture):
@@ -72,12 +72,12 @@ def chunks(picture: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """With its length and checksum."""
+    """Return a chunk with its length and checksum."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def unfiltered(data: bytes, size: int, depth: int) -> list[bytearray]:
-    """Lines of ``size`` bytes, which PNG stores as differences to what is left and above."""
+    """Return lines of ``size`` bytes without PNG's filters."""
     lines: list[bytearray] = []
     above = bytearray(size)
     for start in range(0, len(data), size + 1):
@@ -98,6 +98,6 @@ def unfiltered(data: bytes, size: int, depth: int) -> list[bytearray]:
 
 
 def paeth(left: int, above: int, corner: int) -> int:
-    """Whichever is closest to what the other two make likely."""
+    """Return PNG's Paeth predictor."""
     guess = left + above - corner
     return min((left, above, corner), key=lambda each: abs(guess - each))

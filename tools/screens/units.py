@@ -1,4 +1,4 @@
-"""Numbers as Grafana writes them in the units that the dashboards use, and where an axis has its ticks."""
+"""Numbers with units as Grafana writes them, and ticks of axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AFTER = {"cps": " c/s", "reqps": " req/s"}
 
 
 def shown(value: float, unit: str) -> str:
-    """``value`` with its unit, in about three digits."""
+    """Return ``value`` with its unit, in about three digits."""
     if math.isnan(value):
         return "no traffic"
     made = {
@@ -29,7 +29,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """In the unit that suits."""
+    """Return a duration in the unit that suits it."""
     for below, factor, name in (
         (1e-3, 1e6, "µs"),
         (1.0, 1e3, "ms"),
@@ -42,7 +42,7 @@ def seconds(value: float) -> str:
 
 
 def scaled(value: float, base: int, names: tuple[str, ...]) -> str:
-    """With the prefix that leaves least digits."""
+    """Return a value with the prefix that leaves the fewest digits."""
     power = 0
     while abs(value) >= base and power < len(names) - 1:
         value /= base
@@ -51,7 +51,7 @@ def scaled(value: float, base: int, names: tuple[str, ...]) -> str:
 
 
 def digits(value: float) -> str:
-    """Three of them, without zeros at the end."""
+    """Return three digits, without trailing zeros."""
     if value == 0:
         return "0"
     places = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -59,12 +59,12 @@ def digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def ticks(most: float, unit: str, count: int = 4) -> list[float]:
-    """Round numbers from 0 to at least ``most``."""
+def ticks(most: float, unit: str) -> list[float]:
+    """Return round numbers from 0 to at least ``most``."""
     if most <= 0:
         return [0.0, 1.0]
     prefix = 1024.0 ** math.floor(math.log(most, 1024)) if unit in ("bytes", "Bps") else 1.0
-    rough = most / prefix / count
+    rough = most / prefix / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = prefix * next(s * power for s in STEPS if s * power >= rough * (1 - 1e-9))
     return [number * step for number in range(math.ceil(most / step - 1e-9) + 1)]

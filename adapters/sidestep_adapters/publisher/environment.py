@@ -7,8 +7,9 @@ import hashlib
 import logging
 import os
 import socket
+from pathlib import Path
 
-from sidestep_adapters.publisher.translate import printable
+from sidestep.protocol.limits import printable
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,11 @@ def identity(namespace: str, model: str, suffix: str) -> str:
     return printable(f"{prefix}/{suffix}")
 
 
-def use_log_handlers_of(engine: str) -> None:
+def set_up_log(engine: str) -> None:
     """Attach the log handlers of the logger ``engine`` to the logger of this package.
 
-    An engine's server may silence the root logger and configure its own logger only.
+    An engine's server may silence the root logger and configure its own logger only. The first
+    line logged is that of a ``PYTHONPATH`` which replaces the image's.
     """
     engine_log, own_log = logging.getLogger(engine), logging.getLogger("sidestep_adapters")
     if engine_log.handlers and not own_log.handlers:
@@ -71,3 +73,20 @@ def use_log_handlers_of(engine: str) -> None:
             own_log.addHandler(handler)
         own_log.setLevel(engine_log.getEffectiveLevel())
         own_log.propagate = False
+    _log_own_path()
+
+
+@functools.cache
+def _log_own_path() -> None:
+    """Log, once, a PYTHONPATH that has only this package's directory.
+
+    It replaces that of the image, of which a process in the container sees nothing; so this cannot
+    be a warning for those images alone that have one.
+    """
+    own = str(Path(__file__).parents[2])
+    if list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))) == [own]:
+        log.info(
+            "sidestep: PYTHONPATH is only %s: a PYTHONPATH of the engine's image does not apply;"
+            " repeat it in the manifest",
+            own,
+        )

@@ -13,24 +13,32 @@ from typing import Protocol
 class ForkAware(Protocol):
     """An object that belongs to one process."""
 
-    def close(self) -> None:
-        """Release the object; the process exits."""
-
     def after_fork(self) -> None:
-        """Drop the threads and sockets inherited from the parent; this process is a forked child."""
+        """Drop what a forked child, which is this process, inherited from its parent."""
 
 
-_registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+class Closable(Protocol):
+    """An object that is released when its process exits."""
+
+    def close(self) -> None:
+        """Release the object."""
+
+
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def register(owner: ForkAware) -> None:
-    """Call ``owner.after_fork`` in forked children, and ``owner.close`` when this process exits."""
-    _registered.add(owner)
+def call_after_fork(owner: ForkAware) -> None:
+    """Call ``owner.after_fork`` in forked children while ``owner`` exists."""
+    _fork_aware.add(owner)
+
+
+def close_at_exit(owner: Closable) -> None:
+    """Close ``owner`` when this process exits."""
     atexit.register(_closer(owner))
 
 
-def close_at_child_exit(owner: ForkAware) -> None:
+def close_at_child_exit(owner: Closable) -> None:
     """Close ``owner`` when a child of multiprocessing exits.
 
     Such a child leaves through ``os._exit``, which skips atexit but runs the finalizers that were
@@ -44,7 +52,7 @@ def keep_referenced(*parents: object) -> None:
     _inherited.append(parents)
 
 
-def _closer(owner: ForkAware) -> Callable[[], None]:
+def _closer(owner: Closable) -> Callable[[], None]:
     """Return a function that closes ``owner`` if it still exists."""
     reference = weakref.ref(owner)
 
@@ -57,7 +65,7 @@ def _closer(owner: ForkAware) -> Callable[[], None]:
 
 
 def _after_fork() -> None:
-    for owner in list(_registered):
+    for owner in list(_fork_aware):
         owner.after_fork()
 
 

@@ -1,49 +1,59 @@
-"""Resource usage of an engine's process: CPU, memory, descriptors, threads, garbage collection.
+"""Resource usage of an engine's processes: CPU, memory, descriptors, threads, garbage collection.
 
-vLLM's API server exposes these metrics for itself only; its engine cores, which hold the
-memory, expose none. The publisher thread reads them about once a second.
+vLLM's API server exposes these metrics for itself only; its engine cores and their workers, which
+hold the memory, expose none. The publisher thread reads them about once a second.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
+import multiprocessing
 import os
+import platform
 import resource
 import time
-import weakref
 from pathlib import Path
 from typing import Literal
 
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.self_described import Family, Sample
+from sidestep_adapters.publisher import process_hooks
 
 PREFIX = "sidestep_engine_process_"
 LISTING_CALLS = 60
 """Calls between two listings of the open descriptors, where the kernel does not count them."""
+PYTHON = {
+    "implementation": platform.python_implementation(),
+    **dict(zip(("major", "minor", "patchlevel"), platform.python_version_tuple(), strict=True)),
+    "version": platform.python_version(),
+}
+"""Labels of this interpreter, as prometheus_client's ``python_info`` has them."""
 
 Kind = Literal["counter", "gauge"]
 
-_taps: weakref.WeakSet[ProcessTap] = weakref.WeakSet()
-
 
 class ProcessTap:
-    """Reads the usage of this process and remembers the counter values it has reported.
+    """Reader of a process's usage, which remembers the counter values it has reported.
 
     A forked child reports under a process name of its own: one series fed by two live
     processes would jump between their values.
 
     Args:
         process: Value of the label ``process``, such as ``api0``.
-        proc: The process's directory in procfs.
+        pid: The process, a child of this one; 0: this one, whose interpreter is read, too.
+        proc: The process's directory in procfs, if it is not the usual one.
     """
 
-    def __init__(self, process: str, *, proc: str = "/proc/self") -> None:
+    def __init__(self, process: str, *, pid: int = 0, proc: str = "") -> None:
         self._process = process
-        self._proc = proc
-        self._fds = Path(proc) / "fd"
+        self._pid = pid
+        self._proc = proc or f"/proc/{pid or 'self'}"
+        self._fds = Path(self._proc) / "fd"
         self._reset()
-        _taps.add(self)
+        if not pid:
+            process_hooks.call_after_fork(self)
 
     def families(self) -> list[Family]:
         """Return the current resource usage.
@@ -52,13 +62,18 @@ class ProcessTap:
             Counters as increases since the previous call, as totals in the first call; gauges as
             current values. Families that the system does not provide are left out.
         """
-        families = [
-            # CPU time of all threads, to the nanosecond; procfs counts in hundredths of a second.
-            self._counters("cpu_seconds_total", [], [([], time.process_time())]),
-            *self._stat_families(),
-            *self._descriptor_families(),
-            *self._gc_families(),
-        ]
+        families = self._stat_families()
+        if not self._pid:
+            families += [
+                # CPU time of all threads, to the nanosecond; procfs counts in hundredths of a second.
+                self._counters("cpu_seconds_total", [], [([], time.process_time())]),
+                *self._gc_families(),
+                self._family("gauge", "python_info", [*PYTHON], [([*PYTHON.values()], 1)]),
+            ]
+        elif not families:
+            # The child has ended.
+            return []
+        families += self._descriptor_families()
         return [family for family in families if family.samples]
 
     def after_fork(self) -> None:
@@ -75,17 +90,22 @@ class ProcessTap:
         self._calls = 0
 
     def _stat_families(self) -> list[Family]:
-        """Return memory, threads and start time from ``/proc/self/stat``, see proc_pid_stat(5)."""
+        """Return memory, threads and times from the file ``stat``, see proc_pid_stat(5)."""
         try:
             # The program name, in parentheses, may contain spaces and parentheses.
             fields = _content(f"{self._proc}/stat").rpartition(b")")[2].split()
-            threads, ticks, pages = int(fields[17]), int(fields[19]), int(fields[21])
+            cpu = int(fields[11]) + int(fields[12])
+            threads, ticks, size, pages = (int(fields[at]) for at in (17, 19, 20, 21))
         except (OSError, ValueError, IndexError):
             return []
         families = [
             self._gauge("resident_memory_bytes", pages * resource.getpagesize()),
+            self._gauge("virtual_memory_bytes", size),
             self._gauge("threads", threads),
         ]
+        if self._pid:
+            seconds = cpu / os.sysconf("SC_CLK_TCK")
+            families.append(self._counters("cpu_seconds_total", [], [([], seconds)]))
         if self._started is None:
             self._started = _start_time(ticks)
         if self._started is not None:
@@ -94,10 +114,14 @@ class ProcessTap:
 
     def _descriptor_families(self) -> list[Family]:
         families = []
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit != resource.RLIM_INFINITY:
-            families.append(self._gauge("max_fds", limit))
+        # A child may have ended by now.
         with contextlib.suppress(OSError):
+            if self._pid:
+                limit, _ = resource.prlimit(self._pid, resource.RLIMIT_NOFILE)
+            else:
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if limit != resource.RLIM_INFINITY:
+                families.append(self._gauge("max_fds", limit))
             families.append(self._gauge("open_fds", self._open_descriptors()))
         return families
 
@@ -113,7 +137,8 @@ class ProcessTap:
             return size
         if self._listed is None or self._calls % LISTING_CALLS == 0:
             names = os.listdir(self._fds)  # noqa: PTH208 - a Path for each entry would double the cost
-            self._listed = len(names) - 1  # without the descriptor of the listing
+            # Without the listing's own descriptor, which is this process's.
+            self._listed = len(names) - (not self._pid)
             self._counted_by_kernel = self._listed == size
         self._calls += 1
         return self._listed
@@ -126,7 +151,7 @@ class ProcessTap:
                 ["generation"],
                 [(own, float(stats[suffix])) for own, stats in generations],
             )
-            for suffix in ("collections", "uncollectable")
+            for suffix in ("collections", "collected", "uncollectable")
         ]
 
     def _gauge(self, name: str, value: float) -> Family:
@@ -148,13 +173,39 @@ class ProcessTap:
     def _family(
         self, kind: Kind, name: str, labels: list[str], values: list[tuple[list[str], float]]
     ) -> Family:
+        # Label names are sorted, as in the catalogue's rows.
+        at = bisect.bisect(labels, "process")
         samples = [
-            Sample([*own, self._process], float(value))
+            Sample([*own[:at], self._process, *own[at:]], float(value))
             for own, value in values
             if abs(value) <= VALUE_LIMIT
         ]
-        # Label names are sorted, as in the catalogue's rows.
-        return Family(PREFIX + name, kind, [*labels, "process"], samples)
+        return Family(PREFIX + name, kind, [*labels[:at], "process", *labels[at:]], samples)
+
+
+class WorkerTaps:
+    """Readers of the worker processes that this process has started by multiprocessing until now.
+
+    Args:
+        prefix: Prefix of the workers' names as processes; the rest is their number.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._parent = os.getpid()
+        # Listing children also reaps those that have ended, as the engine's own threads do: once, in
+        # the engine's thread, it cannot take an exit status from them.
+        self._taps = [
+            ProcessTap(f"worker{child.name.removeprefix(prefix)}", pid=child.pid)
+            for child in multiprocessing.active_children()
+            if child.pid is not None and child.name.startswith(prefix)
+        ]
+
+    def families(self) -> list[list[Family]]:
+        """Return the usage of each worker that has not ended; see ``ProcessTap.families``."""
+        if os.getpid() != self._parent:
+            # A forked child does not count its parent's workers once more.
+            return []
+        return [found for tap in self._taps if (found := tap.families())]
 
 
 def _content(path: str) -> bytes:
@@ -173,11 +224,3 @@ def _start_time(ticks: int) -> float | None:
         return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _after_fork() -> None:
-    for tap in list(_taps):
-        tap.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -28,6 +28,11 @@ from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQu
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL = 0.05
+"""Least seconds between two flushes."""
+MAX_INTERVALS = 5
+"""Most seconds between two flushes, in units of the least."""
+FLUSH_RECORDS = 64
+"""Records that a flush waits for, between the least and the most seconds."""
 CLOSE_TIMEOUT = 2.0
 """Maximum seconds that closing takes while the exporter answers."""
 CONNECT_TIMEOUT = 0.5
@@ -40,7 +45,7 @@ HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
 
 
 class Publisher:
-    """Sends the items of one process to the exporter.
+    """Sender of one process's items to the exporter.
 
     Args:
         endpoint: The exporter's ingest endpoint.
@@ -49,7 +54,7 @@ class Publisher:
         periodic_items: Makes additional items about once a second, in the publisher thread.
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.
-        flush_interval: Seconds between two flushes.
+        flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
 
     Attributes:
         errors: Records that could not be translated or encoded.
@@ -80,7 +85,8 @@ class Publisher:
         self._warned_at = -WARNING_INTERVAL
         self._closed = False
         self._start()
-        process_hooks.register(self)
+        process_hooks.call_after_fork(self)
+        process_hooks.close_at_exit(self)
 
     def push(self, item: Item | ItemFactory) -> None:
         """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
@@ -152,17 +158,20 @@ class Publisher:
         """Return the number of items merged into totals so far, because the ring was full."""
         return self._sender.folded
 
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float = CLOSE_TIMEOUT, *, wait: bool = True) -> None:
         """Send what is queued, close the stream and stop, within ``timeout`` seconds.
 
-        Further calls do nothing.
+        Without ``wait`` the publisher thread does so while the caller continues. A further call only
+        waits for its end.
         """
-        if self._closed or self._thread is None:
+        if self._thread is None:
             return
-        self._closed = True
-        self._deadline = time.monotonic() + timeout
-        self._stop.set()
-        self._thread.join(timeout + 1.0)
+        if not self._closed:
+            self._closed = True
+            self._deadline = time.monotonic() + timeout
+            self._stop.set()
+        if wait:
+            self._thread.join(max(0.0, self._deadline - time.monotonic()) + 1.0)
 
     def after_fork(self) -> None:
         """Drop what a forked child inherits: the thread and the queued items are the parent's."""
@@ -198,7 +207,13 @@ class Publisher:
     def _run(self) -> None:
         link = self._link
         self._prepare()
-        while not self._stop.wait(self._flush_interval) and not self.refused:
+        interval = self._flush_interval
+        while not self._stop.wait(interval) and not self.refused:
+            shortest = self._flush_interval
+            # A handshake proceeds by one step at each flush.
+            interval = (
+                next_interval(interval, len(self._queue), shortest) if self.connected else shortest
+            )
             try:
                 self._flush_once(link)
             except (ConfigError, RunError) as error:
@@ -301,7 +316,7 @@ class Publisher:
             )
 
     def _resend_state(self) -> None:
-        """Send the current state again after the exporter has changed or has folded items.
+        """Send the current state again to another exporter process, and after folding items.
 
         Another exporter may not have received items that are sent only once. Folded items carry
         no requests in flight; the exporter continues from these items.
@@ -337,3 +352,18 @@ class Publisher:
         if now - self._warned_at >= WARNING_INTERVAL:
             self._warned_at = now
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
+
+
+def next_interval(interval: float, records: int, shortest: float) -> float:
+    """Return the seconds until the next flush: as long as ``FLUSH_RECORDS`` take to be recorded.
+
+    Each wake of the publisher costs as much as several small records, and delays the records by
+    its interval.
+
+    Args:
+        interval: Seconds until this flush.
+        records: Records that were queued in them.
+        shortest: Least seconds between two flushes.
+    """
+    needed = interval * FLUSH_RECORDS / max(records, 1)
+    return min(max(needed, shortest), MAX_INTERVALS * shortest)

@@ -6,48 +6,55 @@ If that meets an invalid value, the slow path converts the remaining values one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_LABELS, MAX_OBSERVATIONS
+from sidestep.protocol.limits import MAX_LABELS, MAX_OBSERVATIONS, printable
+from sidestep.protocol.self_described import Sample
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-
-UNTRUNCATED = frozenset(
-    {
-        "finished_requests",
-        "inter_token_latencies_iter",
-        "kv_cache_eviction_events",
-        "max_num_generation_tokens_iter",
-        "n_params_iter",
-        "time_to_first_tokens_iter",
-    }
-)
-"""Lists that are split over several items instead of truncated: see ``vllm.stats.split``."""
 
 _hints: dict[type, dict[str, Any]] = {}
 
 
-def to_wire(source: object, struct: type[Struct]) -> tuple[Struct, int]:
+def to_wire(
+    source: object, struct: type[Struct], *, untruncated: frozenset[str] = frozenset()
+) -> tuple[Struct, int]:
     """Return ``source``'s attributes as ``struct``, and how many values were left out.
 
     Attributes that ``struct`` does not know are ignored; missing attributes take its defaults.
-    The lists in ``UNTRUNCATED`` may exceed the wire's limits.
+
+    Args:
+        source: An object of the engine.
+        struct: The wire struct to make of it.
+        untruncated: Lists that the caller splits: they may exceed the wire's limits.
     """
     try:
         return msgspec.convert(source, struct, from_attributes=True), 0
     except (msgspec.ValidationError, UnicodeError):
-        return _field_by_field(source, struct)
+        return _field_by_field(source, struct, untruncated)
 
 
-def printable(text: object) -> str:
-    """Return ``text`` as a valid label value: at most MAX_LABEL_CHARS, no control characters."""
-    cut = str(text)[:MAX_LABEL_CHARS]
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+def item_parts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Yield ``samples`` in parts that each fit into one item."""
+    part: list[Sample] = []
+    held = 0
+    for sample in samples:
+        size = 1 + len(sample.observations)
+        if part and held + size > MAX_OBSERVATIONS:
+            yield part
+            part, held = [], 0
+        part.append(sample)
+        held += size
+    if part:
+        yield part
 
 
-def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
+def _field_by_field(
+    source: object, struct: type[Struct], untruncated: frozenset[str]
+) -> tuple[Struct, int]:
     hints = _hints.get(struct)
     if hints is None:
         hints = _hints[struct] = get_type_hints(struct, include_extras=True)
@@ -56,14 +63,16 @@ def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
     for name in struct.__struct_fields__:
         value = getattr(source, name, msgspec.UNSET)
         if value is not msgspec.UNSET:
-            found, missed = _convert(value, hints[name], cut=name not in UNTRUNCATED)
+            found, missed = _convert(value, hints[name], untruncated, cut=name not in untruncated)
             dropped += missed
             if found is not msgspec.UNSET:
                 values[name] = found
     return struct(**values), dropped
 
 
-def _convert(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
+def _convert(
+    value: Any, hint: Any, untruncated: frozenset[str] = frozenset(), *, cut: bool = True
+) -> tuple[Any, int]:
     """Return ``value`` converted to ``hint``, UNSET if no part is usable, and the values left out."""
     try:
         return msgspec.convert(value, hint, from_attributes=True), 0
@@ -71,7 +80,7 @@ def _convert(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
         pass
     inner = _unwrap(hint)
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-        return _field_by_field(value, inner)
+        return _field_by_field(value, inner, untruncated)
     if get_origin(inner) is list and isinstance(value, list | tuple):
         pairs = [_convert(element, get_args(inner)[0]) for element in value]
         converted = [found for found, _ in pairs if found is not msgspec.UNSET]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from sidestep.protocol.messages import FromExporter, decode_from_sender, encode
 from sidestep.protocol.receiver import Received, Receiver
 from sidestep.transport.access import Access
 from sidestep.transport.client_keys import keys_for
-from sidestep.transport.connection import connect
-from sidestep.transport.listener import Listener
+from sidestep.transport.dealer import connect
+from sidestep.transport.listener import IngestListener
 from sidestep_adapters.recording.format import Items, StreamStart, Writer
 
 POLL_MS = 50
@@ -56,7 +55,7 @@ class Tee:
         self._context = zmq.Context()
         self._upstream_sockets: dict[bytes, Socket] = {}
         keys_for(upstream)
-        self._listener = Listener([endpoint], access)
+        self._listener = IngestListener([endpoint], access)
         engine_socket = self._listener.socket
         assert engine_socket is not None
         self._engine_socket: Socket = engine_socket
@@ -72,7 +71,7 @@ class Tee:
             self._context.term()
             raise
 
-    def run(self, stop: threading.Event, report: Callable[[int], None] = lambda _: None) -> None:
+    def run(self, stop: threading.Event) -> None:
         """Record until ``stop`` is set.
 
         Raises:
@@ -87,7 +86,6 @@ class Tee:
                         self._read(socket)
                 if not self._upstream:
                     self._reply(self._receiver.acks(time.monotonic()))
-                report(self.items)
         except (OSError, zmq.ZMQError) as error:
             raise RunError(f"recording failed: {error.strerror}") from None
         finally:

@@ -7,16 +7,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item
+from sidestep.engines.sglang.wire import SglangStats
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
-from sidestep.protocol.limits import COUNT_LIMIT
+from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.request_events import RequestEvents
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.queue import QUEUE_ITEMS
-from sidestep_adapters.publisher.translate import printable
 from sidestep_adapters.recording.format import (
     Call,
     Items,
@@ -37,10 +40,9 @@ CONNECT_TIMEOUT = 10.0
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """Progress of a replay; ``total`` is the recording's number of records."""
+    """Progress of a replay: replayed records, and complete rounds."""
 
     records: int = 0
-    total: int = 0
     rounds: int = 0
 
 
@@ -77,7 +79,6 @@ class Replay:
         self._player: _CallPlayer | _FramePlayer = (
             _CallPlayer(path, calls, namespace) if calls else _FramePlayer(path, frames, namespace)
         )
-        self.progress.total = self._player.total
 
     def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
         """Replay once, or repeatedly until ``stop`` is set.
@@ -104,8 +105,11 @@ class Replay:
             raise RunError(f"replay lost {dropped} items; {errors} records could not be read")
 
     def _round(self, publishers: Sequence[Publisher]) -> None:
-        started = time.monotonic()
+        started: float | None = None
         for at, play in self._player.steps():
+            if started is None:
+                # A recording may begin long before its first item.
+                started = time.monotonic() - at
             if self.realtime:
                 self._stop.wait(max(started + at - time.monotonic(), 0.0))
             if self._stop.is_set():
@@ -142,7 +146,6 @@ class _CallPlayer:
 
     def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
         self.calls = calls
-        self.total = sum(call.name == "record" for call in calls)
         self._taps: dict[str, VllmTap] = {}
         self._descriptions: dict[str, Description] = {}
         for call in calls:
@@ -205,13 +208,12 @@ class _FramePlayer:
         self.namespace = namespace
         if not self.records:
             raise ConfigError(f"{path}: the recording is empty")
-        self.total = sum(len(record.items) for record in self.records)
         self._publishers: dict[str, Publisher] = {}
         self._round = secrets.randbits(32)
         try:
             for record in self.records:
                 for raw in record.items:
-                    decode_item(raw)
+                    DIALECTS.decode(raw)
         except WireError as error:
             raise ConfigError(f"{path}: an item cannot be read: {error}") from None
 
@@ -232,22 +234,18 @@ class _FramePlayer:
             if publisher is None:
                 continue
             for raw in record.items:
-                item = decode_item(raw)
+                item = DIALECTS.decode(raw)
                 if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
                     # Each round is a new source: its request and block numbers restart.
                     item.source = (item.source + self._round) % COUNT_LIMIT
-                yield record.at, _Push(publisher, item)
+                yield record.at, partial(_push, publisher, item)
 
 
-@dataclasses.dataclass(slots=True)
-class _Push:
-    publisher: Publisher
-    item: Item
-
-    def __call__(self) -> None:
-        if not isinstance(self.item, RequestEvents):
-            # Request events keep the clock of their recording throughout.
-            self.item.stamp = time.monotonic()
-        if isinstance(self.item, VllmStep | SglangStats):
-            self.item.wall = time.time()
-        self.publisher.push(self.item)
+def _push(publisher: Publisher, item: Item) -> None:
+    """Push ``item`` with the current time."""
+    if not isinstance(item, RequestEvents):
+        # Request events keep the clock of their recording throughout.
+        item.stamp = time.monotonic()
+    if isinstance(item, VllmStep | SglangStats):
+        item.wall = time.time()
+    publisher.push(item)

@@ -1,9 +1,8 @@
-"""HTTP client of polled servers: a request returns a complete response or one cause of failure."""
+"""HTTP client of polled servers: a request returns a complete body or one cause of failure."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 import ssl
 from collections.abc import Collection
@@ -17,7 +16,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sidestep import __version__
-from sidestep.config.scrape_targets import HEADER_TEXT, Target
+from sidestep.config.scrape_targets import HEADER_TEXT, Header, Target
 from sidestep.errors import ConfigError, PollError
 from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 
@@ -33,38 +32,18 @@ OK = 200
 _SPACES = re.compile(r"[^ -~]+")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Response:
-    """A server's response.
-
-    Attributes:
-        kind: Media type in lower case, without parameters; empty if none is given.
-        chunks: The body as received: joining many megabytes would block the event loop.
-    """
-
-    kind: str
-    chunks: list[bytes]
-
-    @property
-    def body(self) -> bytes:
-        """Return the whole body."""
-        return b"".join(self.chunks)
-
-
 class Client:
-    """Sends requests to one target, between ``open`` and ``close``.
+    """Sends requests to one target; a request after ``close`` connects again.
 
     Redirects and compression are off: secrets in headers reach no other server, and a small
     response cannot expand.
 
     Args:
         target: The server, its files and its headers.
-        max_connections: Maximum concurrent requests.
     """
 
-    def __init__(self, target: Target, max_connections: int = 1) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
-        self._max_connections = max_connections
         self._tls_files: WatchedFiles | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
@@ -77,30 +56,16 @@ class Client:
         """
         self._prepare()
 
-    def open(self) -> None:
-        """Start, in the running event loop."""
-        traces = aiohttp.TraceConfig()
-        traces.on_connection_create_end.append(_on_connected)
-        traces.on_connection_reuseconn.append(_on_connected)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=self._max_connections, force_close=not self.target.keepalive
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
-            auto_decompress=False,
-            trace_configs=[traces],
-        )
-
     async def close(self) -> None:
         """Close all connections; requests in flight fail."""
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def fetch(
         self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
-    ) -> Response:
-        """Return the response of ``url``.
+    ) -> list[bytes]:
+        """Return the body at ``url`` in chunks: joining many megabytes would block the event loop.
 
         Args:
             url: A URL of the target's server, or of another with the same headers and files.
@@ -131,9 +96,9 @@ class Client:
         headers: CIMultiDict[str],
         kinds: Collection[str],
         connected: asyncio.Future[None],
-    ) -> Response:
+    ) -> list[bytes]:
         if self._session is None:
-            raise RuntimeError("the client is not open")
+            self._session = self._new_session()
         try:
             async with self._session.request(
                 method,
@@ -143,7 +108,7 @@ class Client:
                 allow_redirects=False,
                 trace_request_ctx=connected,
             ) as response:
-                return await _read_response(response, kinds)
+                return await _read_body(response, kinds)
         except aiohttp.ServerTimeoutError:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
@@ -152,8 +117,23 @@ class Client:
             raise PollError(
                 "unreachable", printable_line(getattr(error, "os_error", error))
             ) from None
+        except aiohttp.ClientResponseError as error:
+            # The error's own text includes the URL, whose query may be a secret.
+            raise PollError("bad_answer", printable_line(error.message)) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise PollError("bad_answer", printable_line(error)) from None
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        traces = aiohttp.TraceConfig()
+        traces.on_connection_create_end.append(_on_connected)
+        traces.on_connection_reuseconn.append(_on_connected)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=not self.target.keepalive),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
+            auto_decompress=False,
+            trace_configs=[traces],
+        )
 
     async def _headers(self, accept: str) -> CIMultiDict[str]:
         """Return the headers of one request; a secret may change between requests."""
@@ -181,10 +161,7 @@ class Client:
             files = WatchedFiles()
             self._tls = client_context(self.target, files)
             self._tls_files = files
-        return {
-            header.name: header.text + (secret(Path(header.file)) if header.file else "")
-            for header in self.target.headers
-        }
+        return {header.name: header_value(header) for header in self.target.headers}
 
 
 def client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool:
@@ -216,16 +193,19 @@ def client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool
     return context
 
 
-def secret(path: Path) -> str:
-    """Return the content of a header's file.
+def header_value(header: Header) -> str:
+    """Return the value of ``header``, with the content of its file.
 
     Raises:
         ConfigError: The file cannot be read, or is not one line.
     """
-    text = WatchedFiles().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
+    if not header.file:
+        return header.text
+    content = WatchedFiles().read(Path(header.file), MAX_HEADER_FILE_BYTES)
+    text = content.decode("latin-1").strip()
     if not HEADER_TEXT.fullmatch(text):
-        raise ConfigError(f"{path}: not one line of ASCII")
-    return text
+        raise ConfigError(f"{header.file}: not one line of ASCII")
+    return header.text + text
 
 
 async def _on_connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
@@ -234,7 +214,7 @@ async def _on_connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: 
         future.set_result(None)
 
 
-async def _read_response(response: aiohttp.ClientResponse, kinds: Collection[str]) -> Response:
+async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -> list[bytes]:
     if response.status != OK:
         raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -260,7 +240,7 @@ async def _read_response(response: aiohttp.ClientResponse, kinds: Collection[str
         raise PollError(
             "truncated", f"the response ended after {size} bytes: {printable_line(error)}"
         ) from None
-    return Response(kind, chunks)
+    return chunks
 
 
 async def _error_reason(response: aiohttp.ClientResponse) -> str:

@@ -1,76 +1,52 @@
-"""Polling of one target at an interval, one request at a time, and the handling of responses."""
+"""Polling of one target's page at an interval, one request at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
 
-from sidestep.config.poll_state import STATES, PollState
 from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
+from sidestep.exposition.passthrough.page import Page
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep.telemetry.self_metrics import Reading, SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.scrape.poll_state import PollState
 from sidestep_adapters.scrape.poll_task import PollTask
 
 log = logging.getLogger(__name__)
 
-Response = TypeVar("Response")
-PollConnection = AbstractAsyncContextManager[Callable[[], Awaitable[Response]]]
-"""A context manager that yields a function to send requests; the function raises PollError."""
+PREFIX = "sidestep_scrape_"
+"""Prefix of the metrics about polls."""
+ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
+KINDS = ("text/plain",)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PollQuery(Generic[Response]):
-    """Functions that query a target and handle its responses.
-
-    Attributes:
-        connect: Opens a connection.
-        apply: Applies a response, a slice at each step; raises PollError if it is invalid.
-        hide: Called when the last response must not be exposed any more.
-    """
-
-    connect: Callable[[], PollConnection[Response]]
-    apply: Callable[[Response], Iterator[None]]
-    hide: Callable[[], None]
-
-
-class Poller(Generic[Response]):
+class PagePoller:
     """Polls one target at an interval; implements ``sidestep.ingest.source.Source``.
 
-    The next request waits until the last response is applied.
+    The next request waits until the last page is applied.
 
     Args:
         target: The target.
-        query: Queries the target and applies responses.
+        name: Name of the target in labels and log lines.
+        page: Updated from the target's responses, a slice in each turn.
         metrics: The exporter's own metrics.
-        prefix: Prefix of the metrics about polls.
-        clock: Monotonic clock.
 
     Attributes:
         state: Whether the target is up.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        query: PollQuery[Response],
-        metrics: SelfMetrics,
-        prefix: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, target: Target, name: str, page: Page, metrics: SelfMetrics) -> None:
         self.target = target
+        self.name = name
+        self.page = page
         self.state = PollState(target.interval)
         self._metrics = metrics
-        self._prefix = prefix
-        self._query = query
-        self._clock = clock
         self._task = PollTask()
-        self._applying: Iterator[None] | None = None
+        self._update: Iterator[None] | None = None
         self._is_applied = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
         self._lines = RateLimitedLog(log)
@@ -83,42 +59,42 @@ class Poller(Generic[Response]):
         self._task.start(self._run())
 
     def receive(self, now: float) -> bool:
-        """Apply a slice of a response; return whether there may be more."""
-        if self._applying is None:
+        """Apply a slice of a page; return whether there may be more."""
+        if self._update is None:
             return False
         try:
-            next(self._applying)
+            next(self._update)
         except StopIteration:
             if not self.state.is_shown:
-                self._lines.info("answers", "%s: polls succeed", self.target.name)
+                self._lines.info("answers", "%s: polls succeed", self.name)
             self.state.answered()
             self._count("ok", 1)
         except PollError as error:
             self._fail(error, now)
         else:
             return True
-        self._applying = None
+        self._update = None
         self._is_applied.set()
         return False
 
-    def pass_time(self, now: float) -> None:
-        """Hide the last response of a target that has not answered for too long."""
+    def tick(self, now: float) -> None:
+        """Hide the last page of a target that has not answered for too long."""
         was_shown = self.state.is_shown
         self.state.tick(now)
         if was_shown and not self.state.is_shown:
-            self._lines.warning("silent", "%s: no response for too long", self.target.name)
-            self._query.hide()
+            self._lines.warning("silent", "%s: no response for too long", self.name)
+            self.page.hide()
 
     def cut(self) -> None:
-        """Discard the last response, and start again."""
+        """Discard the last page, and start again."""
         self.close()
         self.state = PollState(self.target.interval)
-        self._query.hide()
+        self.page.hide()
         self.open(self._wake)
 
     def close(self) -> None:
         """Stop polling."""
-        self._applying = None
+        self._update = None
         self._task.cancel()
 
     async def wait_closed(self) -> None:
@@ -126,24 +102,27 @@ class Poller(Generic[Response]):
         await self._task.wait()
 
     async def _run(self) -> None:
-        async with self._query.connect() as fetch:
+        client = Client(self.target)
+        try:
             while True:
-                started = self._clock()
+                started = time.monotonic()
                 self.state.started(started)
                 try:
-                    answer = await fetch()
+                    chunks = await client.fetch(self.target.url, ACCEPT, KINDS)
                 except PollError as error:
-                    self._fail(error, self._clock())
+                    self._fail(error, time.monotonic())
                 else:
-                    await self._apply(answer, started)
-                    del answer
-                await asyncio.sleep(max(started + self.target.interval - self._clock(), 0.0))
+                    await self._apply(chunks, started)
+                    del chunks
+                await asyncio.sleep(max(started + self.target.interval - time.monotonic(), 0.0))
+        finally:
+            await client.close()
 
-    async def _apply(self, answer: Response, started: float) -> None:
-        took = self._clock() - started
-        self._metrics.set(f"{self._prefix}poll_duration_seconds", took, self.target.name)
+    async def _apply(self, chunks: list[bytes], started: float) -> None:
+        took = time.monotonic() - started
+        self._metrics.set(f"{PREFIX}poll_duration_seconds", took, self.name)
         self._is_applied.clear()
-        self._applying = self._query.apply(answer)
+        self._update = self.page.update(chunks)
         self._wake()
         await self._is_applied.wait()
 
@@ -151,18 +130,9 @@ class Poller(Generic[Response]):
         was_shown = self.state.is_shown
         self.state.failed(error.cause, now)
         self._count(error.cause, 1)
-        self._lines.warning("failed", "%s: %s", self.target.name, error)
+        self._lines.warning("failed", "%s: %s", self.name, error)
         if was_shown and not self.state.is_shown:
-            self._query.hide()
+            self.page.hide()
 
     def _count(self, outcome: str, more: int) -> None:
-        self._metrics.add(f"{self._prefix}polls_total", more, self.target.name, outcome)
-
-
-def states(pollers: list[Poller[Response]]) -> Reading:
-    """Return a reading for ``SelfMetrics.read``: 1 for each target's current state, 0 for others."""
-    return lambda: [
-        ((each.target.name, state), float(each.state.state == state))
-        for each in pollers
-        for state in STATES
-    ]
+        self._metrics.add(f"{PREFIX}polls_total", more, self.name, outcome)

@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.model import Row, Sampled
-from sidestep.engines.items import Item, SglangStats
+from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
-from sidestep.engines.sglang.rows import DEAD, QUEUES
-from sidestep.engines.sglang.wire import SchedulerStats
-from sidestep.protocol.messages import EngineInfo
+from sidestep.engines.sglang.rows import DEAD
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import CORE, EngineInfo
 from sidestep_adapters.publisher.environment import identity
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.publisher.translate import printable, to_wire
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import MetricStub
+from sidestep_adapters.sglang.stats import RENAMED_FIELDS, StatsRecorder
 
 ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
-RENAMED_FIELDS = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
-"""Fields of the stats that have other names in older releases."""
 UNRECORDED_FAMILIES = frozenset(
     {*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED_FIELDS)}
 )
@@ -39,90 +36,6 @@ FEATURES = {
     "enable_streaming_session": "streaming_session",
 }
 """Attributes of a scheduler's collector, and the catalogue's names of these features."""
-IDLE_VALUES = {
-    "decode_sum_seq_lens": 0,
-    "gen_throughput": 0.0,
-    "num_retracted_reqs": 0,
-    "num_paused_reqs": 0,
-}
-"""Values while no request runs or waits; SGLang keeps exposing those of its last report."""
-
-
-class StatsRecorder(MetricSource):
-    """Records the scheduler's stats, one object that SGLang changes and passes again and again.
-
-    Args:
-        deferred: Where reports are recorded.
-        engine: Index of the scheduler's engine.
-
-    Attributes:
-        record: Records a report's fields; or the numbers of running and waiting requests
-            after an iteration without a report.
-    """
-
-    def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
-        self._deferred = deferred
-        self.record = deferred.recorder(self)
-        self._engine = engine
-        self._fields: dict[str, Any] = {}
-
-    def record_report(self, stats: Any) -> None:
-        """Record a report's current fields, on the scheduler's loop.
-
-        Lists and queue counts are referenced: SGLang makes new ones for each report.
-        """
-        self.record((), stats.__dict__.copy(), 1)
-
-    def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
-        """Add a recorded report; the newest value of each field counts."""
-        if isinstance(value, dict):
-            self._fields.update(value)
-            for name, now in RENAMED_FIELDS.items():
-                if name in value:
-                    self._fields[now] = self._fields.pop(name)
-            for name in QUEUES:
-                # Older releases have the total only, as a number.
-                if isinstance(self._fields.get(name), int):
-                    self._fields[name] = _queue_count(self._fields[name])
-            return
-        if not self._fields:
-            # The other fields are unknown before the first report.
-            return
-        running, waiting = value
-        self._fields["num_running_reqs"] = _queue_count(running)
-        self._fields["num_queue_reqs"] = _queue_count(waiting)
-
-    def items(self, now: float) -> list[Item]:
-        """Return the stats as one item."""
-        if not self._fields:
-            return []
-        fields = {name: _without_nan(value) for name, value in self._fields.items()}
-        if not (_total(fields, "num_running_reqs") or _total(fields, "num_queue_reqs")):
-            fields.update((name, zero) for name, zero in IDLE_VALUES.items() if name in fields)
-        if not fields.get("hicache_host_mamba_total_states"):
-            fields["hicache_host_mamba_total_states"] = None
-            fields["hicache_host_mamba_used_states"] = None
-        stats, dropped = to_wire(SimpleNamespace(**fields), SchedulerStats)
-        for _ in range(dropped):
-            self._deferred.fail("a value of the scheduler's stats was left out")
-        return [SglangStats(self._engine, now, time.time(), stats)]
-
-    def current_state(self, now: float) -> list[Item]:
-        """Return the last gauge values."""
-        return self.items(now)
-
-
-def _queue_count(total: int) -> Any:
-    return SimpleNamespace(total=total, by_priority=None)
-
-
-def _without_nan(value: Any) -> Any:
-    """Return None for NaN, which SGLang uses for values that were never measured."""
-    return None if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN
-
-
-def _total(fields: Mapping[str, Any], name: str) -> int:
-    return int(getattr(fields.get(name), "total", 0) or 0)
 
 
 class Process:
@@ -143,8 +56,8 @@ class Process:
         self._model = ""
         self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
-        self._sources: list[MetricStub | StatsRecorder] = []
-        self._readers: list[Reader] = []
+        self._sources: list[MetricSource] = []
+        self._readers: list[Callable[[], None]] = []
         self.wrapped_families: set[str] = set()
         """Families of collectors, which their stubs report."""
 
@@ -183,20 +96,19 @@ class Process:
         bounds: Mapping[str, list[float]] | None = None,
     ) -> int:
         """Return the index of the engine with these labels; empty labels belong to its children."""
-        shown = _nonempty(labels)
-        model = shown.get("model_name", "")
+        own = _nonempty(labels)
+        model = own.get("model_name", "")
         self._model = self._model or model
-        others = sorted((name, value) for name, value in shown.items() if name != "model_name")
+        others = sorted((name, value) for name, value in own.items() if name != "model_name")
         label_text = ",".join(f"{name}={value}" for name, value in others)
-        name = identity(
-            self._namespace, model, f"sglang/{role}/{label_text}" if shown else "sglang"
-        )
+        name = identity(self._namespace, model, f"sglang/{role}/{label_text}" if own else "sglang")
         # Both the engine's threads and the publisher thread call this.
         with self._lock:
             index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
             if index is None:
                 index = len(self._infos)
-                self._infos.append(EngineInfo(name, "sglang", shown))
+                scheduling = CORE if role == "scheduler" else ""
+                self._infos.append(EngineInfo(name, "sglang", own, role=scheduling))
             info = self._infos[index]
             info.features = sorted({*info.features, *(features or ())})
             info.bounds = {**info.bounds, **(bounds or {})}
@@ -227,8 +139,11 @@ class Process:
         self._sources.append(stub)
         return stub
 
-    def add_reader(self, reader: Reader) -> None:
-        """Run ``reader`` about once a second, in the publisher thread."""
+    def add_reader(self, reader: Callable[[], None]) -> None:
+        """Run ``reader`` about once a second, in the publisher thread.
+
+        A reader records values that SGLang does not report.
+        """
         self._readers.append(reader)
 
     def _periodic_items(self) -> Iterator[Item]:
@@ -239,14 +154,6 @@ class Process:
     def _current_state(self) -> list[Item]:
         now = time.monotonic()
         return [item for source in self._sources for item in source.current_state(now)]
-
-
-class Reader:
-    """Records values that SGLang does not report."""
-
-    def __call__(self) -> None:
-        """Read the values and record them."""
-        raise NotImplementedError
 
 
 def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:

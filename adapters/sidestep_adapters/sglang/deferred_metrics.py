@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from sidestep.engines.items import Item
 
@@ -20,7 +20,7 @@ Key = Labels | Values
 Recorder = Callable[[Key, Any, int], None]
 
 MAX_QUEUED = 1 << 16
-"""Maximum number of recorded calls that wait; a flush runs every 50 ms."""
+"""Maximum number of recorded calls that wait; a flush runs every 50 to 250 ms."""
 SLICE = 256
 """Recorded calls converted at once, before the engine gets the interpreter again."""
 
@@ -91,13 +91,14 @@ def _ignore(problem: str) -> None:
     """Ignore a problem until a publisher exists."""
 
 
-class MetricSource:
+class MetricSource(Protocol):
     """A source of recorded calls; its methods run in the publisher thread."""
 
     def add(self, key: Any, value: Any, weight: int) -> None:
         """Add a recorded call to the next items."""
-        raise NotImplementedError
 
-    def items(self, now: float) -> Sequence[Item]:
+    def items(self, now: float) -> list[Item]:
         """Return the items of the calls added since the previous call."""
-        raise NotImplementedError
+
+    def current_state(self, now: float) -> list[Item]:
+        """Return the items that a restarted exporter needs again."""

@@ -12,14 +12,19 @@ from typing import Any, Literal
 
 from sidestep.catalog.model import OBSERVED
 from sidestep.engines.items import Item
-from sidestep.protocol.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, MAX_OPEN_VALUES, VALUE_LIMIT
+from sidestep.protocol.limits import (
+    FLOPS_LIMIT,
+    MAX_OBSERVATIONS,
+    MAX_OPEN_VALUES,
+    VALUE_LIMIT,
+    printable,
+)
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep_adapters.publisher.translate import printable
+from sidestep_adapters.publisher.translate import item_parts
 from sidestep_adapters.sglang.deferred_metrics import (
     DeferredMetrics,
     Key,
     Labels,
-    MetricSource,
     Values,
 )
 
@@ -29,7 +34,7 @@ SET = 0
 """Weight of a recorded gauge value that replaces the gauge instead of adding to it."""
 
 
-class MetricStub(MetricSource):
+class MetricStub:
     """Stub of one metric family, in place of prometheus_client's object.
 
     Args:
@@ -50,6 +55,7 @@ class MetricStub(MetricSource):
         record: Records a child's amount, value or observation, or bucket counts with their
             sum. A weight of 0 without an amount: the child exists from now on.
         labels: Returns the child with these label values, by position or by name.
+        inc, dec, set, observe: Methods of the child of a family without labels.
     """
 
     def __init__(
@@ -74,43 +80,25 @@ class MetricStub(MetricSource):
         self.own = tuple(own)
         self._native = native
         self._fixed_labels = dict(fixed_labels or {})
-        self._beside = beside
         self._engine = engine
         self._labelnames = tuple(labelnames)
         self._help_text = help_text
         self._bounds = list(bounds)
         self._self_described = self_described
-        self._child = self._child_finder()
+        only = ChildStub(self, ())
+        self._child = self._child_finder(only)
         self.labels = self._forwarding_child if beside else self._child
+        if beside:
+            only = ForwardingChildStub(only, native)
+        self.inc, self.dec, self.set, self.observe = only.inc, only.dec, only.set, only.observe
         self._sums: dict[Values, float] = {}
         self._observations: dict[Values, tuple[list[float], list[int]]] = {}
         self._gauges: dict[Values, float] = {}
         self._changed: dict[Values, None] = {}
         self._bucket_samples: list[Sample] = []
 
-    def inc(self, amount: float = 1) -> None:
-        """Add to the child of a family without labels."""
-        self._only_child.inc(amount)
-
-    def dec(self, amount: float = 1) -> None:
-        """Subtract from the child of a family without labels."""
-        self._only_child.dec(amount)
-
-    def set(self, value: float) -> None:
-        """Set the child of a family without labels."""
-        self._only_child.set(value)
-
-    def observe(self, value: float) -> None:
-        """Record an observation of a family without labels."""
-        self._only_child.observe(value)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
-
-    @property
-    def _only_child(self) -> ChildStub:
-        child = ChildStub(self, ())
-        return ForwardingChildStub(child, self._native) if self._beside else child
 
     def native_child(self, key: Key) -> Any:
         """Return the engine's own child, which is up to date only if ``beside`` is set."""
@@ -124,10 +112,13 @@ class MetricStub(MetricSource):
             self._child(*values, **labels), self._native.labels(*values, **labels)
         )
 
-    def _child_finder(self) -> Callable[..., ChildStub]:
-        """Return a function that finds a child by its label values; a closure, for speed."""
+    def _child_finder(self, only: ChildStub) -> Callable[..., ChildStub]:
+        """Return a function that finds a child by its label values; a closure, for speed.
+
+        Args:
+            only: The child of a family without own labels.
+        """
         labelnames = self._labelnames
-        only = ChildStub(self, ())
         if not self.own:
             return lambda *_, **__: only
 
@@ -194,9 +185,7 @@ class MetricStub(MetricSource):
         return self._items(now, list(self._gauge_samples(self._gauges)))
 
     def _items(self, now: float, samples: list[Sample]) -> list[Item]:
-        return [
-            Samples(self._engine, now, [self._family(part)]) for part in _parts(samples) if part
-        ]
+        return [Samples(self._engine, now, [self._family(part)]) for part in item_parts(samples)]
 
     def _family(self, samples: list[Sample]) -> Family:
         has_bounds = self._self_described or any(sample.counts for sample in samples)
@@ -287,17 +276,3 @@ class ForwardingChildStub(ChildStub):
         """Forward and record; see ``ChildStub``."""
         self._native.observe(value)
         self._record(self._key, value, 1)
-
-
-def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:
-    """Yield ``samples`` in parts that fit into one item."""
-    part: list[Sample] = []
-    held = 0
-    for sample in samples:
-        size = 1 + len(sample.observations)
-        if part and held + size > MAX_OBSERVATIONS:
-            yield part
-            part, held = [], 0
-        part.append(sample)
-        held += size
-    yield part

@@ -15,7 +15,7 @@ import importlib.util
 import logging
 from typing import Any
 
-from sidestep_adapters.publisher.environment import usable_endpoint, use_log_handlers_of
+from sidestep_adapters.publisher.environment import set_up_log, usable_endpoint
 from sidestep_adapters.sglang.taps import (
     CLASSES,
     COLLECTORS,
@@ -41,7 +41,7 @@ def plugin() -> None:
     """Register the hooks; runs once in each process of SGLang."""
     if not usable_endpoint():
         return
-    use_log_handlers_of("sglang")
+    set_up_log("sglang")
     try:
         _register()
     except Exception:

@@ -10,13 +10,12 @@ from typing import Any
 from sidestep.engines.sglang import process_rows as sglang_process
 from sidestep_adapters.sglang.collectors import (
     Process,
-    Reader,
-    StatsRecorder,
     custom_bounds,
     family_name,
     is_metric,
 )
 from sidestep_adapters.sglang.metric_stubs import SET, MetricStub
+from sidestep_adapters.sglang.stats import StatsRecorder
 
 ENGINE_LABELS: Mapping[str, tuple[str, ...]] = {
     row.name: row.shared for row in (*sglang_process.PROCESS, sglang_process.PENDING)
@@ -26,8 +25,10 @@ their engine.
 """
 
 
-class QueueLengths(Reader):
-    """Reads how many requests a scheduler runs and has waiting, from its own lists.
+class QueueLengths:
+    """Reader of how many requests a scheduler runs and has waiting, from its own lists.
+
+    How many it runs at most is recorded once.
 
     SGLang's reports of both lag behind: by 40 iterations while decoding, by up to 30 seconds
     while idle, without limit while other ranks have work.
@@ -44,6 +45,9 @@ class QueueLengths(Reader):
         prefill = str(getattr(mode, "value", mode)).lower() == "prefill"
         by_priority = bool(getattr(own, "enable_priority_scheduling", False))
         self._enabled = not (prefill or by_priority)
+        slots = getattr(own, "max_running_requests", None)
+        if slots is not None:
+            stats.record((), {"max_running_requests": slots}, 1)
 
     def __call__(self) -> None:
         """Record both lengths; runs on the scheduler's loop, too."""
@@ -53,8 +57,8 @@ class QueueLengths(Reader):
             self._record((), queues, 1)
 
 
-class ProcessFamilies(Reader):
-    """Reads families that a process counts in objects of prometheus_client outside the collectors.
+class ProcessFamilies:
+    """Reader of families that a process counts in prometheus_client's objects outside the collectors.
 
     They are read through the registry, once the engine has imported it: counters and histograms
     as increases since the previous reading.

@@ -6,7 +6,6 @@ processes by name, which find them here.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
@@ -16,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.publisher.environment import endpoint, mode, namespace, usable_endpoint
-from sidestep_adapters.sglang.collectors import Process, StatsRecorder, wrap
+from sidestep_adapters.sglang.collectors import Process, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
+from sidestep_adapters.sglang.stats import StatsRecorder
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +63,45 @@ def tapped(cls: type, role: str) -> type:
     if (role, cls) not in _classes:
         if hasattr(cls, "sidestep"):
             return cls
-        make = {"scheduler": _scheduler, "tokenizer": _tokenizer}.get(role)
-        made = _plain(cls, role) if make is None else make(cls)
-        _classes[role, cls] = _classes[role, made] = _named(made, cls)
+        made = _subclass(cls, role)
+        _classes[role, cls] = _classes[role, made] = made
     return _classes[role, cls]
 
 
-def _named(made: type, cls: type) -> type:
-    """Name the class so that SGLang's processes find it here: ``stat_loggers`` are sent by name."""
-    made.__module__, made.__qualname__ = __name__, f"Sidestep{cls.__name__}"
-    made.__name__ = made.__qualname__
-    return made
+def _subclass(cls: type, role: str) -> type:
+    class Tapped(cls):  # type: ignore[misc]
+        sidestep: Any = None
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            server_args = kwargs.get("server_args") or next(iter(args), None)
+            self.sidestep = _tap(self, role, server_args)
+
+    # SGLang's processes find it here by this name: ``stat_loggers`` are sent by name.
+    Tapped.__module__, Tapped.__qualname__ = __name__, f"Sidestep{cls.__name__}"
+    Tapped.__name__ = Tapped.__qualname__
+    return Tapped
+
+
+def _tap(collector: Any, role: str, server_args: Any) -> Any:
+    """Tap ``collector`` and return its tap; None after an error, when SGLang counts alone."""
+    attributes = vars(collector)
+    before = attributes.copy()
+    try:
+        own = process()
+        if own is None:
+            return None
+        if role == "scheduler":
+            return SchedulerTap(own, collector)
+        if role == "tokenizer":
+            return _tap_tokenizer(own, collector, server_args)
+        return wrap(own, collector, role)
+    except Exception:
+        # Restore what has been replaced so far.
+        attributes.clear()
+        attributes.update(before)
+        log.exception("sidestep: a collector could not be tapped; the engine runs without the tap")
+        return None
 
 
 def __getattr__(name: str) -> Any:
@@ -102,14 +130,15 @@ class SchedulerTap:
             if name in collector.labels
         )
         process.start(f"sglang/scheduler/{ranks}")
-
-    def log_stats_function(self, collector: Any) -> Callable[[Any], None]:
-        """Return the replacement of ``log_stats``, which runs with each report on the scheduler's loop."""
-        record, deferred, clock = (
-            self.stats.record_report,
-            self._process.deferred,
-            time.perf_counter,
+        log_stats = self._log_stats(collector)
+        collector.log_stats = (
+            _call_both(log_stats, collector.log_stats) if process.beside else log_stats
         )
+
+    def _log_stats(self, collector: Any) -> Callable[[Any], None]:
+        """Return the replacement of ``log_stats``, which runs with each report on the scheduler's loop."""
+        record, deferred = self.stats.record_report, self._process.deferred
+        clock = time.perf_counter
         others: list[tuple[str, ChildStub]] | None = None
 
         def log_stats(stats: Any) -> None:
@@ -148,22 +177,9 @@ class SchedulerTap:
             self._process.deferred.fail("the queues' lengths could not be read")
 
 
-def _scheduler(cls: type) -> type:
-    class Scheduler(cls):  # type: ignore[misc]
-        sidestep: SchedulerTap | None = None
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            tap = self.sidestep = _make_tap(functools.partial(SchedulerTap, collector=self))
-            if tap is None:
-                return
-            ours = tap.log_stats_function(self)
-            self.log_stats = _call_both(ours, super().log_stats) if _is_beside() else ours
-
-    return Scheduler
-
-
 def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls ``ours``, then ``theirs``."""
+
     def call(*args: Any, **kwargs: Any) -> None:
         ours(*args, **kwargs)
         theirs(*args, **kwargs)
@@ -171,17 +187,18 @@ def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callab
     return call
 
 
-class TokenizerTap:
-    """Stubs of a tokenizer's collector."""
-
-    def __init__(self, process: Process, collector: Any, arguments: Any) -> None:
-        native = vars(collector).get("histogram_inter_token_latency")
-        made = wrap(process, collector, "tokenizer")
-        self.observe = latency_recorder(made["histogram_inter_token_latency"], process.deferred)
-        if process.beside:
-            # SGLang updates it in one call below, by a fast path of its own.
-            collector.histogram_inter_token_latency = native
-        process.start(stream_name("tokenizer", serving_config(arguments)[1]))
+def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[str, MetricStub]:
+    """Tap a tokenizer's collector and return its stubs."""
+    native = vars(collector).get("histogram_inter_token_latency")
+    made = wrap(process, collector, "tokenizer")
+    observe = latency_recorder(made["histogram_inter_token_latency"], process.deferred)
+    if process.beside:
+        # SGLang updates it in this call, by a fast path of its own.
+        collector.histogram_inter_token_latency = native
+        observe = _call_both(observe, collector.observe_inter_token_latency)
+    collector.observe_inter_token_latency = observe
+    process.start(stream_name("tokenizer", serving_config(server_args)[1]))
+    return made
 
 
 def latency_recorder(
@@ -202,56 +219,6 @@ def latency_recorder(
                 deferred.dropped += 1
 
     return observe
-
-
-def _tokenizer(cls: type) -> type:
-    class Tokenizer(cls):  # type: ignore[misc]
-        sidestep: TokenizerTap | None = None
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            arguments = kwargs.get("server_args") or next(iter(args), None)
-            tap = self.sidestep = _make_tap(
-                functools.partial(TokenizerTap, collector=self, arguments=arguments)
-            )
-            if tap is None:
-                return
-            native = super().observe_inter_token_latency
-            self.observe_inter_token_latency = (
-                _call_both(tap.observe, native) if _is_beside() else tap.observe
-            )
-
-    return Tokenizer
-
-
-def _plain(cls: type, role: str) -> type:
-    class Plain(cls):  # type: ignore[misc]
-        sidestep: Any = None
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.sidestep = _make_tap(functools.partial(wrap, collector=self, role=role))
-
-    return Plain
-
-
-def _make_tap(make: functools.partial[Any]) -> Any:
-    """Return the tap that ``make`` makes; None after an error, when SGLang counts alone."""
-    attributes = vars(make.keywords["collector"])
-    before = attributes.copy()
-    try:
-        own = process()
-        return None if own is None else make(own)
-    except Exception:
-        # Restore the metrics that stubs have replaced so far.
-        attributes.clear()
-        attributes.update(before)
-        log.exception("sidestep: a collector could not be tapped; the engine runs without the tap")
-        return None
-
-
-def _is_beside() -> bool:
-    return _process is not None and _process.beside
 
 
 def serving_config(arguments: Any = None) -> tuple[str, int]:

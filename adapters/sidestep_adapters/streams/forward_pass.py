@@ -6,7 +6,7 @@ All share one schema, sent as a map with field names; an array has the same orde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -68,13 +68,9 @@ class _TimedArray(msgspec.Struct, array_like=True, gc=False):
 
 
 _Form = _Map | _Array | _TimedArray
-
-
-def _decoder(form: Any) -> Any:
-    return msgspec.msgpack.Decoder(form).decode
-
-
-_forms: tuple[Callable[[bytes], _Form], ...] = tuple(map(_decoder, (_Map, _Array, _TimedArray)))
+_decoders: Sequence[msgspec.msgpack.Decoder[Any]] = [
+    msgspec.msgpack.Decoder(form) for form in (_Map, _Array, _TimedArray)
+]
 
 
 def decode(payload: bytes, stamp: float) -> Record:
@@ -83,9 +79,9 @@ def decode(payload: bytes, stamp: float) -> Record:
     Raises:
         WireError: Malformed, beyond a limit, or of another version.
     """
-    for form in _forms:
+    for decoder in _decoders:
         try:
-            found = form(payload)
+            found = decoder.decode(payload)
         except DECODE_ERRORS:
             continue
         if found.version != VERSION:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from sidestep.transport.options import reachable
+from sidestep.transport.socket_options import options_for
 
 MAX_FRAMES = 5
 """Maximum frames of a message; a replay response has four."""
@@ -14,7 +14,7 @@ MAX_BYTES = 16 << 20
 """Maximum bytes of a frame; a peer that sends a longer one loses its connection."""
 
 _OPTIONS = (
-    *reachable(MAX_BYTES),
+    *options_for(MAX_BYTES),
     (zmq.IPV6, 1),
     (zmq.RECONNECT_IVL, 100),
     (zmq.RECONNECT_IVL_MAX, 2000),

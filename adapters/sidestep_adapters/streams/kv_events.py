@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -49,16 +49,10 @@ Skipped = msgspec.Raw
 H = TypeVar("H")
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, array_like=True, gc=False):
     """The events of a payload, not decoded yet."""
 
-    stamp: float
-    events: Sequence[msgspec.Raw]
-    rank: int | None
-
-
-class _Batch(msgspec.Struct, array_like=True, gc=False):
-    ts: Seconds
+    stamp: Seconds
     events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)]
     rank: Rank = None
 
@@ -126,7 +120,7 @@ def _decoder(form: Any) -> Any:
     return msgspec.msgpack.Decoder(form).decode
 
 
-_batch: Callable[[bytes], _Batch] = _decoder(_Batch)
+_batch: Callable[[bytes], Batch] = _decoder(Batch)
 _batch_map: Callable[[bytes], _BatchMap] = _decoder(_BatchMap)
 _map: _Decode = _decoder(_Stored[Hashes] | _Removed[Hashes] | _Cleared)
 _array: _Decode = _decoder(_StoredArray[Hashes] | _RemovedArray[Hashes] | _ClearedArray)
@@ -134,10 +128,12 @@ _hex: Sequence[_Decode] = (
     _decoder(_Stored[HexHashes] | _Removed[HexHashes]),
     _decoder(_StoredArray[HexHashes] | _RemovedArray[HexHashes]),
 )
+"""Both forms with hexadecimal hashes: msgspec has no type for text or bytes."""
 _long: Sequence[_Decode] = (
     _decoder(_Stored[msgspec.Raw] | _Removed[msgspec.Raw] | _Cleared),
     _decoder(_StoredArray[msgspec.Raw] | _RemovedArray[msgspec.Raw] | _ClearedArray),
 )
+"""Both forms without decoding the hashes, to split long events."""
 _encode = msgspec.msgpack.Encoder().encode
 _kinds: Sequence[Callable[[msgspec.Raw], _Kind | _KindArray]] = (
     _decoder(_Kind),
@@ -153,8 +149,7 @@ def decode(payload: bytes) -> Batch:
     """
     try:
         if payload[:1] and payload[0] in _ARRAYS:
-            batch = _batch(payload)
-            return Batch(batch.ts, batch.events, batch.rank)
+            return _batch(payload)
         found = _batch_map(payload)
     except DECODE_ERRORS as error:
         raise WireError("bad_message", str(error)) from None

@@ -53,6 +53,7 @@ class KvEvents:
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
         self._source = 0
+        """Increases with every discontinuity."""
         self._first_change: CacheChange | None = None
         """The first change to apply to each engine, for the current source."""
         self._announced: dict[str, int] = {}
@@ -160,7 +161,7 @@ class Loads:
         self._feed.put(engine, record.item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
-        """Reset the totals: a restarted publisher counts from 0."""
+        """If the publisher restarted, compare its next totals with 0."""
         if found.restarted:
             self.resume_values = load.Totals()
 
@@ -176,15 +177,8 @@ def _label(feed: RankFeed, rank: int | None) -> str:
     return str(feed.subscription.rank if rank is None else rank)
 
 
-def _parts(changes: Sequence[CacheChange]) -> Iterator[list[CacheChange]]:
-    """Yield ``changes`` in parts that take a fraction of a millisecond each."""
-    part: list[CacheChange] = []
-    size = 0
-    for change in changes:
-        size += len(change.hashes)
-        if part and size > MAX_OBSERVATIONS:
-            yield part
-            part, size = [], len(change.hashes)
-        part.append(change)
-    if part:
-        yield part
+def _parts(changes: list[CacheChange]) -> list[list[CacheChange]]:
+    """Return ``changes`` in parts that take a fraction of a millisecond each."""
+    if sum(len(change.hashes) for change in changes) > MAX_OBSERVATIONS:
+        return [[change] for change in changes]
+    return [changes] if changes else []

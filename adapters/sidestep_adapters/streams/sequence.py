@@ -93,17 +93,21 @@ class Sequencer:
         self.replay_requests = self.duplicates = self.gaps = self.restarts = 0
         self._replays = replays
         self._checksums = array("I", [0]) * WINDOW
+        self._known_from = 0
+        """First number since the publisher's start that may have a checksum."""
         self._expected: int | None = None
-        self._first = 0
-        self._newest = -1
+        """Next number; ``None`` before any message of the publisher process."""
+        self._last_live = -1
         self._restarted = False
+        """True if the publisher has restarted, and no message of the new process is accepted."""
         self._waiting: tuple[int, bytes] | None = None
-        self._replay_started = self._replay_advanced = self._replay_overlaps = self._is_retried = (
-            False
-        )
+        """The live message beyond a gap that the replay in progress may fill."""
+        self._replay_started = self._replay_advanced = self._replay_overlaps = False
+        self._is_retried = False
+        """True if a replay that overlapped but lacked the next message was requested again."""
         self._deadline = self._next_request_at = float("-inf")
         if position is not None:
-            self._first, self._expected = position.seq, position.seq + 1
+            self._known_from, self._expected = position.seq, position.seq + 1
             self._checksums[position.seq % WINDOW] = position.checksum
 
     @property
@@ -118,7 +122,7 @@ class Sequencer:
         """Process a published message."""
         expected = self._expected
         # Messages that a replay has overtaken in the socket have increasing numbers.
-        rises, self._newest = seq >= self._newest, seq
+        rises, self._last_live = seq >= self._last_live, seq
         if seq == expected:
             yield self._accept(seq, payload)
         elif expected is None or seq > expected:
@@ -169,7 +173,7 @@ class Sequencer:
             yield self._restart()
             self._request_replay(now)
             return
-        yield from self._finish_replay(now)
+        yield from self._finish_replay(now, ended=True)
 
     def connected(self, now: float) -> None:
         """Start on a new connection, after all messages of earlier ones were passed."""
@@ -183,11 +187,11 @@ class Sequencer:
         if self.replay_from is not None and now >= self._deadline:
             if not self._replay_started:
                 self._next_request_at = now + REPLAY_BACKOFF
-            yield from self._finish_replay(now)
+            yield from self._finish_replay(now, ended=False)
 
-    def _finish_replay(self, now: float) -> Iterator[Step]:
-        """Continue with the waiting message; the replay returns no more."""
-        waiting, advanced = self._waiting, self._replay_advanced
+    def _finish_replay(self, now: float, *, ended: bool) -> Iterator[Step]:
+        """Continue with the waiting message, or request what is missing before it once more."""
+        waiting = self._waiting
         self.replay_from = self._waiting = None
         if waiting is None:
             return
@@ -195,7 +199,11 @@ class Sequencer:
         expected = self._expected
         if expected is not None and seq < expected:
             self.duplicates += 1
-        elif seq != expected and advanced and self._request_replay(now):
+        elif (
+            seq != expected
+            and (self._is_incomplete() if ended else self._replay_advanced)
+            and self._request_replay(now)
+        ):
             self._waiting = waiting
         else:
             if seq != expected:
@@ -234,7 +242,7 @@ class Sequencer:
         if expected is None:
             # Messages published before this process started are not a loss.
             lost = max(seq - FIRST_SEQ, 0) if self._restarted else 0
-            self._first, self._restarted = seq, False
+            self._known_from, self._restarted = seq, False
             yield Discontinuity(min(lost, LOST_LIMIT), restarted=False, from_start=seq <= FIRST_SEQ)
             return
         for missed in range(max(expected, seq - WINDOW), seq):
@@ -247,7 +255,7 @@ class Sequencer:
         ``late`` is the result for a number whose checksum is unknown.
         """
         known = self._checksums[seq % WINDOW]
-        if not known or seq < max(self._first, expected - WINDOW):
+        if not known or seq < max(self._known_from, expected - WINDOW):
             return late
         return known == checksum(payload)
 
@@ -257,7 +265,7 @@ class Sequencer:
         self._restarted = True
         # The next messages are those of the new process.
         self.connection_lost = False
-        self._newest = -1
+        self._last_live = -1
         self._expected = self.replay_from = self._waiting = None
         return Discontinuity(0, restarted=True, from_start=False)
 

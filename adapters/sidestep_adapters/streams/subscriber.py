@@ -56,7 +56,7 @@ class Subscriber:
         feed: RankFeed,
         reader: Reader,
         context: zmq.Context[Socket],
-        on_closed: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None],
     ) -> None:
         self.connected = False
         self.subscription = feed.subscription
@@ -67,8 +67,11 @@ class Subscriber:
         position = Position(feed.seq, feed.mark[0] & CHECKSUM_MASK) if feed.mark else None
         self._sequencer = Sequencer(replays=bool(self.subscription.replay), position=position)
         self._counted = (0, 0, 0)
+        """Counters of the sequencer as the metrics have them."""
         self._requests_sent = 0
+        """Replay requests of the sequencer that were sent."""
         self._is_reconnected = False
+        """True if messages of an earlier connection may still be in the socket."""
         self._connected_at = float("inf")
         """When the connection was last up, or the socket was last made again."""
         self._live: Frames | None = None
@@ -122,13 +125,13 @@ class Subscriber:
         self._process(frames[1], frames[2], now, self._sequencer.live)
         return True
 
-    def pass_time(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Report the publisher as present, reconnect if necessary, and end a replay that takes too long."""
         self._read_monitor()
         self._connected_at = min(self._connected_at, now)
         if self.connected:
             self._connected_at = now
-            self._feed.heard(now)
+            self._feed.mark_seen(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
             self.cut()
@@ -175,7 +178,7 @@ class Subscriber:
         frames = None if self._replay is None else self._replay.receive()
         if frames is None:
             return False
-        *_, number, payload = (b"", *frames) if frames else (b"", b"")
+        number, payload = frames[-2:] if len(frames) > 1 else (b"", b"")
         if number == END_MARKER:
             self._apply(self._sequencer.replay_ended(now), now)
         elif len(number) != len(END_MARKER):
@@ -195,7 +198,7 @@ class Subscriber:
         if seq > MAX_SEQ:
             self._feed.intake.reject("bad_frame")
         else:
-            self._feed.heard(now)
+            self._feed.mark_seen(now)
             self._apply(decide(seq, payload, now), now)
 
     def _apply(self, steps: Iterable[Step], now: float) -> None:
@@ -218,7 +221,7 @@ class Subscriber:
                 raise WireError("too_big")
             self._reader.accept(message.payload, now)
         finally:
-            self._feed.took(position.seq, position.checksum, *self._reader.resume_values)
+            self._feed.record_position(position.seq, position.checksum, *self._reader.resume_values)
 
     def _handle_discontinuity(self, found: Discontinuity) -> None:
         self._count("lost_messages", found.lost)

@@ -18,11 +18,12 @@ from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 from sidestep_adapters.scrape.http_client import (
     CONNECT_SECONDS,
     client_context,
+    header_value,
     printable_line,
-    secret,
 )
+from sidestep_adapters.triton.api import find_cause
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import ModelVersion, translate
+from sidestep_adapters.triton.statistics import ModelVersion
 
 # gRPC would write failed connections to standard error; polls report them with names.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -64,8 +65,8 @@ _KEY = re.compile(r"[0-9a-z_.-]+")
 _State = grpc.ChannelConnectivity
 
 
-class GrpcServer:
-    """Implements ``server.Server`` over gRPC; a query after ``close`` connects again.
+class GrpcApi:
+    """Implements ``api.ServerApi`` over gRPC; a query after ``close`` connects again.
 
     Args:
         target: The server's URL, files and headers.
@@ -84,44 +85,38 @@ class GrpcServer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:
-        """Read all files that queries need, once before the first query.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """See ``ServerApi``."""
         self._credentials()
         self._metadata()
 
-    def open(self) -> None:
-        """Do nothing; the first query connects."""
-
     async def extensions(self) -> Sequence[str]:
-        """See ``Server``."""
+        """See ``ServerApi``."""
         return list((await self._query("ServerMetadata")).extensions)
 
-    async def statistics(self, model: str = "") -> Sequence[bytes]:
-        """See ``Server``."""
-        return list((await self._query("ModelStatistics", name=model)).model_stats)
+    async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
+        """See ``ServerApi``."""
+        answer = await self._query("ModelStatistics", name=model, version=version)
+        return list(answer.model_stats)
 
     async def ready(self) -> Sequence[str]:
-        """See ``Server``."""
+        """See ``ServerApi``."""
         models = (await self._query("RepositoryIndex", ready=True)).models
         return sorted({each.name for each in models if each.state == "READY"})
 
     async def config(self, model: str) -> ModelConfig:
-        """See ``Server``."""
-        return proto.config((await self._query("ModelConfig", name=model)).config)
+        """See ``ServerApi``."""
+        return proto.translate_config((await self._query("ModelConfig", name=model)).config)
 
     def version_of(self, piece: bytes) -> ModelVersion:
-        """See ``Server``."""
+        """See ``ServerApi``."""
         return proto.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
-        """See ``Server``."""
-        return translate(proto.read(piece), has_cache=has_cache)
+        """See ``ServerApi``."""
+        return proto.read(piece, has_cache=has_cache)
 
     async def close(self) -> None:
-        """Close the connection and cancel its queries."""
+        """See ``ServerApi``; cancels running queries."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -197,7 +192,7 @@ class GrpcServer:
 
     def _metadata(self) -> list[tuple[str, str]]:
         return [
-            (key, header.text + (secret(Path(header.file)) if header.file else ""))
+            (key, header_value(header))
             for key, header in zip(self._keys, self._target.headers, strict=True)
         ]
 
@@ -232,11 +227,7 @@ def address(url: str) -> str:
 
 def failure(code: grpc.StatusCode, details: str) -> PollError:
     """Return the error for a status other than OK."""
-    cause = f"grpc_{code.name.lower()}"
-    for status, text, name in CAUSES:
-        if code is status and text in details:
-            cause = name
-            break
+    cause = find_cause(CAUSES, code, details) or f"grpc_{code.name.lower()}"
     return PollError(cause, f"gRPC {code.name}, {printable_line(details)!r}")
 
 

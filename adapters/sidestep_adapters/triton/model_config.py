@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from sidestep.engines.triton.wire import Whole
-from sidestep.errors import WireError
+from sidestep.errors import PollError
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
-from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.triton.statistics import decode
 
 STATISTICS = "statistics"
 """Name of the statistics extension."""
@@ -74,60 +74,50 @@ _server = msgspec.json.Decoder(_Server)
 _index = msgspec.json.Decoder(list[_Indexed])
 
 
-def config(body: bytes) -> ModelConfig:
+def decode_config(body: bytes) -> ModelConfig:
     """Decode the answer to ``/v2/models/NAME/config``.
 
     Raises:
-        WireError: ``body`` is not such an answer.
+        PollError: ``body`` is not such an answer.
     """
-    try:
-        found = _config.decode(body)
-        groups = _groups.decode(_checked(found.instance_group))
-        tags = _given.decode(_checked(found.metric_tags))
-    except DECODE_ERRORS as error:
-        raise WireError("bad_answer", str(error)) from None
+    found = decode(_config, body)
+    groups = decode(_groups, _checked(found.instance_group))
+    tags = decode(_given, _checked(found.metric_tags))
     has_cache = found.response_cache is not None and found.response_cache.enable
-    return known(found.platform, groups, tags, has_cache=has_cache)
+    return make_config(found.platform, groups, tags, has_cache=has_cache)
 
 
-def known(
+def make_config(
     platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
 ) -> ModelConfig:
-    """Return the configuration with these fields."""
+    """Return a configuration; an ensemble executes nothing itself."""
     executes = platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
 
 
-def extensions(body: bytes) -> list[str]:
+def decode_extensions(body: bytes) -> list[str]:
     """Decode the answer to ``/v2``: the names of the server's extensions.
 
     Raises:
-        WireError: ``body`` is not such an answer.
+        PollError: ``body`` is not such an answer.
     """
-    try:
-        return _server.decode(body).extensions
-    except DECODE_ERRORS as error:
-        raise WireError("bad_answer", str(error)) from None
+    return decode(_server, body).extensions
 
 
-def ready(body: bytes) -> list[str]:
+def decode_ready(body: bytes) -> list[str]:
     """Decode the answer to ``/v2/repository/index``: names of models that have a ready version.
 
     Raises:
-        WireError: ``body`` is not such an answer.
+        PollError: ``body`` is not such an answer.
     """
-    try:
-        found = _index.decode(body)
-    except DECODE_ERRORS as error:
-        raise WireError("bad_answer", str(error)) from None
-    return sorted({each.name for each in found if each.state == "READY"})
+    return sorted({each.name for each in decode(_index, body) if each.state == "READY"})
 
 
 def _checked(part: msgspec.Raw) -> bytes:
     raw = bytes(part)
     if len(raw) > MAX_PART_BYTES:
-        raise WireError("bad_answer", f"more than {MAX_PART_BYTES >> 10} KiB of groups or tags")
+        raise PollError("bad_answer", f"more than {MAX_PART_BYTES >> 10} KiB of groups or tags")
     return raw
 
 

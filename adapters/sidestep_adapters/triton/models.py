@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-import msgspec
-
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
 from sidestep.engines.triton.statistics import CountersResetError, difference
 from sidestep.engines.triton.wire import ModelStats, TritonStats
@@ -43,7 +41,7 @@ class PollTime(NamedTuple):
     wall: float
 
 
-class _Version(msgspec.Struct):
+class _Version(NamedTuple):
     piece: bytes
     stats: ModelStats
     info: EngineInfo
@@ -92,7 +90,8 @@ class Models:
             stats = self._read(piece, self._configs[key.name].has_cache)
             if _is_reloaded(stats, previous.stats):
                 return None
-            self._store(key, previous, piece, stats)
+            previous = previous._replace(piece=piece, stats=stats)
+            self._store(key, previous)
         return VersionUpdate(previous.info, _item(poll_time, previous.stats, previous.instances))
 
     def update_new(
@@ -110,16 +109,18 @@ class Models:
             # Changed labels are new series.
             yield VersionUpdate(previous.info, None, detach=True)
         self._configs[key.name] = config
-        version = self._versions[key] = _Version(b"", stats, info, config.instances)
-        self._store(key, version, piece, stats)
+        self._store(key, _Version(piece, stats, info, config.instances))
         yield VersionUpdate(info, _item(poll_time, stats, config.instances))
 
     def absent(
-        self, found: Iterable[ModelVersion], poll_time: PollTime, covers: Callable[[str], bool]
+        self,
+        found: Iterable[ModelVersion],
+        poll_time: PollTime,
+        has_failed: Callable[[ModelVersion], bool],
     ) -> Iterator[VersionUpdate]:
-        """Yield updates of versions that are missing in an answer that ``covers`` their models."""
+        """Yield updates of versions that are missing in an answer and whose query has not failed."""
         for key in self._versions.keys() - set(found):
-            if covers(key.name):
+            if not has_failed(key):
                 yield from self._drop(key, poll_time)
         names = {key.name for key in self._versions}
         for name in self._configs.keys() - names:
@@ -155,10 +156,12 @@ class Models:
         self._by_piece.clear()
         self._configs.clear()
 
-    def _store(self, key: ModelVersion, version: _Version, piece: bytes, stats: ModelStats) -> None:
-        self._by_piece.pop(version.piece, None)
-        self._by_piece[piece] = key
-        version.piece, version.stats = piece, stats
+    def _store(self, key: ModelVersion, version: _Version) -> None:
+        previous = self._versions.get(key)
+        if previous is not None:
+            self._by_piece.pop(previous.piece, None)
+        self._by_piece[version.piece] = key
+        self._versions[key] = version
 
     def _info(self, key: ModelVersion, config: ModelConfig) -> EngineInfo:
         # Configured labels override tags.

@@ -8,19 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from sidestep.config.triton_servers import Server
-from sidestep.engines.items import Item
 from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.scrape.poll_task import PollTask
-from sidestep_adapters.triton.models import Models, VersionUpdate
-from sidestep_adapters.triton.poll import StatisticsPoll
+from sidestep_adapters.triton.api import ServerApi
+from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate
 from sidestep_adapters.triton.queries import Queries
-from sidestep_adapters.triton.server import Server as ServerApi
-from sidestep_adapters.triton.state import ServerState
+from sidestep_adapters.triton.state import UNREACHABLE, ServerState
+from sidestep_adapters.triton.statistics_reader import StatisticsReader
 
 log = logging.getLogger("sidestep.triton")
 
@@ -32,17 +30,7 @@ REJECTED_FOR = 60.0
 """Seconds after which a rejected version is tried again."""
 
 
-class Connection(Protocol):
-    """The connection to a server."""
-
-    def open(self) -> None:
-        """Start, in the running event loop."""
-
-    async def close(self) -> None:
-        """Close the connection."""
-
-
-class TritonSource:
+class TritonPoller:
     """Polls one server; implements ``sidestep.ingest.source.Source``.
 
     The updates of a poll wait for their turn and are applied in parts; the next poll waits until
@@ -50,49 +38,29 @@ class TritonSource:
 
     Args:
         server: The configured server.
-        api: The server's API.
-        connection: The connection that ``api`` uses.
+        api: The server's API; closed with the source.
         feed: The ingest side of the server.
-        reject: Counts rejected statistics by reason.
         has_failures: Whether failed requests are exposed under Triton's own name: its page can
             have them by reason.
     """
 
     def __init__(
-        self,
-        server: Server,
-        api: ServerApi,
-        connection: Connection,
-        feed: ServerFeed,
-        reject: Callable[[str], None],
-        *,
-        has_failures: bool,
+        self, server: Server, api: ServerApi, feed: ServerFeed, *, has_failures: bool
     ) -> None:
-        self._interval = server.target.interval
-        self._connection = connection
+        target = server.target
+        self._interval = target.interval
+        self._api = api
         self._feed = feed
-        self._reject = reject
-        self._lines = RateLimitedLog(log)
-        self._name = f"triton {server.target.name}"
+        self._lines = lines = RateLimitedLog(log)
+        self._name = name = f"triton {target.name}"
         self._models = Models(
-            server.target.name,
-            dict(server.target.labels),
-            api.stats,
-            has_failures=has_failures,
+            target.name, dict(target.labels), api.stats, has_failures=has_failures
         )
-        queries = Queries(api, server.models, self._name, self._lines)
-        self._statistics_poll = StatisticsPoll(
-            server=api,
-            models=self._models,
-            queries=queries,
-            on_statistics=self._queue_statistics_received,
-            on_update=self._queue_update,
-            reject=reject,
-            attached=lambda: feed.engines,
-            lines=self._lines,
-            name=self._name,
+        self._queries = Queries(api, server.models, name, lines)
+        self._reader = StatisticsReader(
+            api, self._models, self._queries, feed, emit=self._queue_update, lines=lines, name=name
         )
-        self.state = ServerState(feed, self._name, self._interval, self._apply_server_item, log)
+        self.state = ServerState(feed, self._models.server, name, target.interval, lines)
         self._pending: deque[Callable[[], None]] = deque()
         self._is_applied = asyncio.Event()
         """Set when all updates of the last poll are applied."""
@@ -121,7 +89,7 @@ class TritonSource:
             self._is_applied.set()
         return True
 
-    def pass_time(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Detect a slow server."""
         self.state.expire(now)
 
@@ -143,11 +111,10 @@ class TritonSource:
         await self._task.wait()
 
     async def _run(self) -> None:
-        self._connection.open()
         try:
             await self._poll_all()
         finally:
-            await self._connection.close()
+            await self._api.close()
 
     async def _poll_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,6 +126,8 @@ class TritonSource:
                 await asyncio.wait((poll_task,))
             finally:
                 poll_task.cancel()
+                # Queries end before the connection is closed.
+                await asyncio.wait((poll_task,))
             if not poll_task.cancelled():
                 poll_task.result()
             if self._pending:
@@ -170,24 +139,28 @@ class TritonSource:
             await asyncio.sleep(due - loop.time())
 
     async def _poll(self) -> None:
+        """Query the server and queue the updates."""
         try:
-            found = await self._statistics_poll.poll()
+            await self._queries.check()
+            started = time.monotonic()
+            answer = await self._queries.statistics()
+            poll_time = PollTime(time.monotonic(), time.time())
+            found = await self._reader.pieces_by_version(answer.pieces)
+            self._pending.append(partial(self.state.statistics_received, time.monotonic()))
+            await self._reader.update(found, answer, poll_time)
         except PollError as error:
             self._fail(error)
             return
-        now, seconds = found.poll_time.stamp, found.seconds
-        if found.failure is not None:
-            self._fail(found.failure)
+        if answer.failure is not None:
+            self._fail(answer.failure)
         else:
+            now, seconds = poll_time.stamp, poll_time.stamp - started
             self._pending.append(lambda: self.state.succeeded(now, seconds, len(self._models)))
 
     def _fail(self, error: PollError) -> None:
-        if error.cause == "unreachable":
-            self._statistics_poll.queries.reset()
+        if error.cause == UNREACHABLE:
+            self._queries.reset()
         self._pending.append(partial(self.state.failed, time.monotonic(), error))
-
-    def _queue_statistics_received(self) -> None:
-        self._pending.append(partial(self.state.statistics_received, time.monotonic()))
 
     def _queue_update(self, update: VersionUpdate) -> None:
         self._pending.append(partial(self._apply_update, update))
@@ -196,26 +169,16 @@ class TritonSource:
 
     def _apply_update(self, update: VersionUpdate) -> None:
         identity = update.info.id
-        until = self._rejected_until.get(identity, 0.0) if self._rejected_until else 0.0
-        if update.item is not None and (not until or time.monotonic() >= until):
+        if update.item is not None and time.monotonic() >= self._rejected_until.get(identity, 0.0):
             self._rejected_until.pop(identity, None)
             try:
-                self._feed.tell(update.info, update.item)
+                self._feed.apply(update.info, update.item)
             except WireError as error:
                 self._rejected_until[identity] = time.monotonic() + REJECTED_FOR
-                self._reject(error.reason)
+                self._feed.intake.reject(error.reason)
                 self._lines.warning(
                     "export", "%s: %s is not exposed: %s", self._name, identity, error
                 )
         if update.detach:
             self._rejected_until.pop(identity, None)
-            self._feed.leave(identity)
-
-    def _apply_server_item(self, item: Item) -> None:
-        try:
-            self._feed.tell(self._models.server, item)
-        except WireError as error:
-            self._reject(error.reason)
-            self._lines.warning(
-                "export", "%s: the server's state is not exposed: %s", self._name, error
-            )
+            self._feed.unbind(identity)

@@ -6,26 +6,16 @@ the same process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from sidestep.engines.triton.wire import MAX_MEMORIES, MAX_SIZES
-from sidestep.errors import WireError
-from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
-from sidestep_adapters.triton.model_config import Group, ModelConfig, known
+from sidestep.engines.triton.wire import MAX_MEMORIES, MAX_SIZES, ModelStats, Responses, Timed
+from sidestep.errors import PollError, WireError
+from sidestep.protocol.limits import MAX_LABEL_CHARS
+from sidestep_adapters.triton.model_config import Group, ModelConfig, make_config
 from sidestep_adapters.triton.proto_table import Table, messages
-from sidestep_adapters.triton.statistics import (
-    FIRST,
-    BatchStatistics,
-    Duration,
-    Inferences,
-    MemoryUsage,
-    ModelStatistics,
-    ModelVersion,
-    ResponseStatistics,
-)
+from sidestep_adapters.triton.statistics import FIRST, ModelVersion, total, translate
 
 PACKAGE = "inference"
 KIND_GPU = 1
@@ -70,20 +60,18 @@ TABLE: Table = {
     "MemoryUsage": {1: ("type", "string"), 2: ("id", "int64"), 3: ("byte_size", "uint64")},
     # A map entry; the key is the index of the response in its request.
     "ResponseEntry": {1: ("key", "string"), 2: ("value", "InferResponseStatistics")},
-    # Most are empty; as bytes they need no message of their own.
+    # Most of the last three are empty; as bytes they need no message of their own.
     "InferResponseStatistics": {
+        1: ("compute_infer", "StatisticDuration"),
+        2: ("compute_output", "StatisticDuration"),
         3: ("success", "StatisticDuration"),
         4: ("fail", "bytes"),
         5: ("empty_response", "bytes"),
         6: ("cancel", "bytes"),
     },
     "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {
-        1: ("name", "string"),
-        2: ("version", "string"),
-        3: ("extensions", "repeated string"),
-    },
-    "ModelConfigRequest": {1: ("name", "string"), 2: ("version", "string")},
+    "ServerMetadataResponse": {3: ("extensions", "repeated string")},
+    "ModelConfigRequest": {1: ("name", "string")},
     "ModelConfigResponse": {1: ("config", "ModelConfig")},
     "ModelConfig": {
         2: ("platform", "string"),
@@ -99,73 +87,52 @@ TABLE: Table = {
     },
     "MetricTag": {1: ("key", "string"), 2: ("value", "string")},
     "ModelResponseCache": {1: ("enable", "bool")},
-    "RepositoryIndexRequest": {1: ("repository_name", "string"), 2: ("ready", "bool")},
+    "RepositoryIndexRequest": {2: ("ready", "bool")},
     "RepositoryIndexResponse": {1: ("models", "repeated ModelIndex")},
-    "ModelIndex": {
-        1: ("name", "string"),
-        2: ("version", "string"),
-        3: ("state", "string"),
-        4: ("reason", "string"),
-    },
+    "ModelIndex": {1: ("name", "string"), 3: ("state", "string")},
 }
 MESSAGES = messages(PACKAGE, TABLE, syntax="proto3")
 
-_decode_version, _model = (
-    MESSAGES["ModelVersion"].FromString,
-    MESSAGES["ModelStatistics"].FromString,
-)
+_version = MESSAGES["ModelVersion"].FromString
+_model = MESSAGES["ModelStatistics"].FromString
 _duration = MESSAGES["StatisticDuration"].FromString
-_NONE = Duration()
 
 
 def version_of(raw: bytes) -> ModelVersion:
     """Return the model and version of ``raw``.
 
     Raises:
-        WireError: ``raw`` does not have them.
+        PollError: ``raw`` does not have them.
     """
     try:
-        found = _decode_version(raw)
+        found = _version(raw)
     except DecodeError as error:
-        raise WireError("bad_answer", str(error)) from None
+        raise PollError("bad_answer", str(error)) from None
     return ModelVersion(found.name, found.version)
 
 
-def read(raw: bytes) -> ModelStatistics:
-    """Decode the statistics of one version, with its first responses and all others combined.
+def read(raw: bytes, *, has_cache: bool) -> ModelStats:
+    """Decode the statistics of one version; see ``translate`` for ``has_cache``.
 
     Raises:
-        WireError: ``raw`` is invalid, or a batch size occurs twice.
+        WireError: ``raw`` is invalid; over HTTP the field types have the same limits.
     """
     try:
         found = _model(raw)
-        responses = _responses(found.response_stats)
+        responses = _responses(found.response_stats) if found.response_stats else None
     except DecodeError as error:
         raise WireError("bad_item", str(error)) from None
     if not 0 < len(found.name) <= MAX_LABEL_CHARS or len(found.version) > MAX_LABEL_CHARS:
         raise WireError("bad_item", "a model's name or version is missing or too long")
-    if not is_printable(found.name + found.version):
-        raise WireError("bad_label", f"{found.name!r} is not printable")
-    batches = tuple(map(_batch, found.batch_stats))
-    memories = tuple(map(_memory, found.memory_usage))
-    if len(batches) > MAX_SIZES or len(memories) > MAX_MEMORIES:
+    if len(found.batch_stats) > MAX_SIZES or len(found.memory_usage) > MAX_MEMORIES:
         raise WireError("bad_item", f"{found.name}: too many batch sizes or memories")
-    if len({batch.batch_size for batch in batches}) < len(batches):
-        raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
-    return ModelStatistics(
-        found.name,
-        found.version,
-        found.last_inference,
-        found.inference_count,
-        found.execution_count,
-        _inferences(found.inference_stats),
-        responses,
-        batches,
-        memories,
-    )
+    for memory in found.memory_usage:
+        if len(memory.type) > MAX_LABEL_CHARS or not -(1 << 62) <= memory.id <= 1 << 62:
+            raise WireError("bad_item", "a memory type or number that is not a valid label")
+    return translate(found, responses, has_cache=has_cache)
 
 
-def config(found: Any) -> ModelConfig:
+def translate_config(found: Any) -> ModelConfig:
     """Translate the message of a model's configuration."""
     groups = (
         # A negative count is invalid and must not reduce the sum.
@@ -178,67 +145,33 @@ def config(found: Any) -> ModelConfig:
         for group in found.instance_group
     )
     tags = {tag.key: tag.value for tag in found.metric_tags}
-    return known(found.platform, groups, tags, has_cache=found.response_cache.enable)
+    return make_config(found.platform, groups, tags, has_cache=found.response_cache.enable)
 
 
-def _timed(found: Any) -> Duration:
-    return Duration(found.count, found.ns)
-
-
-def _inferences(found: Any) -> Inferences:
-    return Inferences(
-        _timed(found.success),
-        _timed(found.fail),
-        _timed(found.queue),
-        _timed(found.compute_input),
-        _timed(found.compute_infer),
-        _timed(found.compute_output),
-        _timed(found.cache_hit),
-        _timed(found.cache_miss),
-    )
-
-
-def _batch(found: Any) -> BatchStatistics:
-    return BatchStatistics(
-        found.batch_size,
-        _timed(found.compute_input),
-        _timed(found.compute_infer),
-        _timed(found.compute_output),
-    )
-
-
-def _memory(found: Any) -> MemoryUsage:
-    if len(found.type) > MAX_LABEL_CHARS or not -(1 << 62) <= found.id <= 1 << 62:
-        raise WireError("bad_item", "a memory type or number that is not a valid label")
-    return MemoryUsage(found.type, found.id, found.byte_size)
-
-
-def _responses(entries: Any) -> dict[str, ResponseStatistics]:
+def _responses(entries: Any) -> Responses:
     """Combine the responses: there may be thousands, so little of each is decoded."""
-    if not entries:
-        return {}
-    first = _NONE
+    first = MESSAGES["InferResponseStatistics"]()
+    later = []
     values = []
-    others = count = ns = 0
     for entry in entries:
         value = entry.value
         values.append(value)
-        success = value.success
         if entry.key == FIRST:
-            first = _timed(success)
+            first = value
         else:
-            others += 1
-            count += success.count
-            ns += success.ns
-    fail = _sum(value.fail for value in values if value.fail)
-    empty = _sum(value.empty_response for value in values if value.empty_response)
-    cancel = _sum(value.cancel for value in values if value.cancel)
-    found = {FIRST: ResponseStatistics(first, fail, empty, cancel)}
-    if others:
-        found["others"] = ResponseStatistics(Duration(count, ns))
-    return found
+            later.append(value)
+    return Responses(
+        _timed(first.success),
+        total(value.success for value in later),
+        total(_duration(value.fail) for value in values if value.fail),
+        total(_duration(value.empty_response) for value in values if value.empty_response),
+        total(_duration(value.cancel) for value in values if value.cancel),
+        _timed(first.compute_infer),
+        _timed(first.compute_output),
+        total(value.compute_infer for value in later),
+        total(value.compute_output for value in later),
+    )
 
 
-def _sum(raws: Iterable[bytes]) -> Duration:
-    each = [_duration(raw) for raw in raws]
-    return Duration(sum(one.count for one in each), sum(one.ns for one in each))
+def _timed(found: Any) -> Timed:
+    return Timed(found.count, found.ns)

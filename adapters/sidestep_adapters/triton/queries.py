@@ -6,13 +6,16 @@ import asyncio
 import fnmatch
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+from sidestep.config.triton_servers import ModelChoice
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import RateLimitedLog
+from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX, ServerApi
 from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
-from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX, Server
+from sidestep_adapters.triton.statistics import ModelVersion
 
 IN_FLIGHT = 8
 """Concurrent queries, where each model needs one."""
@@ -29,57 +32,63 @@ ATTEMPTS = 3
 _INCONCLUSIVE = ("slow", "unreachable", "not_ready")
 """Outcomes that reveal nothing about the queried model."""
 
+T = TypeVar("T")
+
 
 class StatisticsAnswer(NamedTuple):
     """Statistics of a server.
 
     Attributes:
         pieces: One for each ready version.
-        covers: Returns whether a model without a piece is not ready.
-        failure: Why some statistics are missing.
+        failed: Choices whose query failed, with its error; any other without a piece is not ready.
     """
 
     pieces: Sequence[bytes]
-    covers: Callable[[str], bool]
-    failure: PollError | None = None
+    failed: Mapping[ModelChoice, PollError]
+
+    @property
+    def failure(self) -> PollError | None:
+        """Return why some statistics are missing."""
+        return next(iter(self.failed.values()), None)
+
+    def has_failed(self, version: ModelVersion) -> bool:
+        """Return whether the query that would have returned ``version`` failed."""
+        name = version.name
+        return ModelChoice(name) in self.failed or ModelChoice(name, version.version) in self.failed
 
 
 class Queries:
     """Queries to one server.
 
     Args:
-        server: The server's API.
-        models: Names or patterns of models to query; empty for all.
+        api: The server's API.
+        models: The models to query; empty for all.
         name: The server's name in the log.
         lines: Rate-limited log.
-        clock: Monotonic clock.
     """
 
     def __init__(
-        self,
-        server: Server,
-        models: Sequence[str],
-        name: str,
-        lines: RateLimitedLog,
-        clock: Callable[[], float] = time.monotonic,
+        self, api: ServerApi, models: Sequence[ModelChoice], name: str, lines: RateLimitedLog
     ) -> None:
-        self._server = server
+        self._api = api
         self._name = name
         self._lines = lines
-        self._clock = clock
-        self._exact = [] if any(map(_is_pattern, models)) else list(models)
-        self._patterns = [re.compile(fnmatch.translate(model)) for model in models]
+        self._exact = [] if any(_is_pattern(choice.name) for choice in models) else _unique(models)
+        self._patterns = [(re.compile(fnmatch.translate(c.name)), c.version) for c in models]
         self._is_checked = False
         """True after the server's extensions were checked on this connection."""
         self._one_by_one = False
         self._query_all_at = 0.0
         """When to query for all models at once again."""
-        self._attempts: dict[str, int] = {}
+        self._attempts: Counter[str] = Counter()
         """Polls in which a model's configuration could not be read."""
 
-    def wants(self, model: str) -> bool:
-        """Return whether the model is selected."""
-        return not self._patterns or any(each.match(model) for each in self._patterns)
+    def wants(self, version: ModelVersion) -> bool:
+        """Return whether a version of a model is selected."""
+        return not self._patterns or any(
+            name.match(version.name) and selected in ("", version.version)
+            for name, selected in self._patterns
+        )
 
     def reset(self) -> None:
         """Forget the state of a connection: another process may answer from now on."""
@@ -95,17 +104,17 @@ class Queries:
         """
         if self._exact:
             return await self._query_each(self._exact)
-        if self._one_by_one and self._clock() < self._query_all_at:
+        if self._one_by_one and time.monotonic() < self._query_all_at:
             return await self._query_each(await self._ready())
         try:
-            pieces = await self._server.statistics()
+            pieces = await self._api.statistics()
         except PollError as error:
             if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
                 raise
             self._set_one_by_one(one_by_one=True)
             return await self._query_each(await self._ready())
         self._set_one_by_one(one_by_one=False)
-        return StatisticsAnswer(pieces, lambda _: True)
+        return StatisticsAnswer(pieces, {})
 
     async def check(self) -> None:
         """Check once per connection that the server has the statistics extension.
@@ -116,7 +125,7 @@ class Queries:
         if self._is_checked:
             return
         try:
-            found = await self._server.extensions()
+            found = await self._api.extensions()
         except PollError as error:
             if error.cause in (*_INCONCLUSIVE, "bad_answer"):
                 raise
@@ -134,11 +143,11 @@ class Queries:
 
         async def get(name: str) -> None:
             # Counted even if the query is cancelled.
-            attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
+            self._attempts[name] += 1
             try:
-                found[name] = await self._server.config(name)
+                found[name] = await self._api.config(name)
             except PollError as error:
-                if error.cause in _INCONCLUSIVE and attempts < ATTEMPTS:
+                if error.cause in _INCONCLUSIVE and self._attempts[name] < ATTEMPTS:
                     return
                 found[name] = ModelConfig()
                 self._lines.warning(
@@ -150,54 +159,57 @@ class Queries:
                     error,
                 )
 
-        wanted = list(dict.fromkeys(names))
-        self._attempts = {name: self._attempts[name] for name in wanted if name in self._attempts}
         # Models with fewer attempts come first.
-        wanted.sort(key=lambda name: self._attempts.get(name, 0))
+        wanted = sorted(dict.fromkeys(names), key=self._attempts.__getitem__)
+        self._attempts = Counter({name: self._attempts[name] for name in wanted})
         await _run_each(wanted, get, CONFIG_SECONDS)
         for name in wanted:
-            if self._attempts.get(name, 0) >= ATTEMPTS:
+            if self._attempts[name] >= ATTEMPTS:
                 found.setdefault(name, ModelConfig())
-            if name in found:
-                del self._attempts[name]
+        for name in found:
+            del self._attempts[name]
         return found
 
-    async def _ready(self) -> list[str]:
-        found = [name for name in await self._server.ready() if self.wants(name)]
+    async def _ready(self) -> list[ModelChoice]:
+        found = [
+            ModelChoice(model)
+            for model in await self._api.ready()
+            if not self._patterns or any(name.match(model) for name, _ in self._patterns)
+        ]
         if len(found) > MAX_MODEL_QUERIES:
             raise PollError(
                 "bad_answer", f"more than {MAX_MODEL_QUERIES} models to query one by one"
             )
         return found
 
-    async def _query_each(self, names: Sequence[str]) -> StatisticsAnswer:
+    async def _query_each(self, choices: Sequence[ModelChoice]) -> StatisticsAnswer:
         pieces: list[bytes] = []
-        failed: dict[str, PollError] = {}
+        failed: dict[ModelChoice, PollError] = {}
         remaining_bytes = MAX_BYTES
 
-        async def get(name: str) -> None:
+        async def get(choice: ModelChoice) -> None:
             nonlocal remaining_bytes
             if any(error.cause in _INCONCLUSIVE for error in failed.values()):
-                failed[name] = next(iter(failed.values()))
+                failed[choice] = next(iter(failed.values()))
                 return
             try:
-                found = await self._server.statistics(name)
+                found = await self._api.statistics(*choice)
             except PollError as error:
-                # An unknown model is not ready.
+                # An unknown model or version is not ready.
                 if error.cause != "unknown_model":
-                    failed[name] = error
+                    failed[choice] = error
                 return
             remaining_bytes -= sum(map(len, found))
             if remaining_bytes < 0:
-                failed[name] = PollError("bad_answer", f"more than {MAX_BYTES >> 20} MiB in all")
+                failed[choice] = PollError("bad_answer", f"more than {MAX_BYTES >> 20} MiB in all")
             else:
                 pieces.extend(found)
 
-        await _run_each(names, get)
-        failure = next(iter(failed.values()), None)
-        if failure is not None and len(failed) == len(names):
-            raise failure
-        return StatisticsAnswer(pieces, lambda name: name not in failed, failure)
+        await _run_each(choices, get)
+        answer = StatisticsAnswer(pieces, failed)
+        if answer.failure is not None and len(failed) == len(choices):
+            raise answer.failure
+        return answer
 
     def _set_one_by_one(self, *, one_by_one: bool) -> None:
         if one_by_one != self._one_by_one:
@@ -210,7 +222,16 @@ class Queries:
                 self._name,
             )
         self._one_by_one = one_by_one
-        self._query_all_at = self._clock() + NAMESPACED_FOR
+        self._query_all_at = time.monotonic() + NAMESPACED_FOR
+
+
+def _unique(choices: Sequence[ModelChoice]) -> list[ModelChoice]:
+    """Return the choices without those that others include."""
+    return [
+        choice
+        for choice in dict.fromkeys(choices)
+        if not choice.version or ModelChoice(choice.name) not in choices
+    ]
 
 
 def _is_pattern(model: str) -> bool:
@@ -218,18 +239,18 @@ def _is_pattern(model: str) -> bool:
 
 
 async def _run_each(
-    names: Sequence[str], get: Callable[[str], Awaitable[None]], seconds: float | None = None
+    items: Sequence[T], get: Callable[[T], Awaitable[None]], seconds: float | None = None
 ) -> None:
-    """Run ``get`` for each name, some concurrently; cancel the rest after ``seconds``."""
-    if not names:
+    """Run ``get`` for each item, some concurrently; cancel the rest after ``seconds``."""
+    if not items:
         return
-    waiting = iter(names)
+    waiting = iter(items)
 
     async def work() -> None:
-        for name in waiting:
-            await get(name)
+        for item in waiting:
+            await get(item)
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(IN_FLIGHT, len(names)))]
+    workers = [asyncio.ensure_future(work()) for _ in range(min(IN_FLIGHT, len(items)))]
     try:
         done, _ = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         for worker in done:
@@ -237,3 +258,4 @@ async def _run_each(
     finally:
         for worker in workers:
             worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
 
-from sidestep.config.poll_state import STATES, PollState
-from sidestep.engines.items import Item
-from sidestep.errors import PollError
+from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.server import advice
+from sidestep_adapters.scrape.poll_state import STATES, PollState
+from sidestep_adapters.triton.api import advice
 
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)
@@ -33,29 +31,29 @@ class ServerState:
 
     Args:
         feed: The ingest side of the server.
+        server: The engine that represents the server itself.
         name: The server's name in the log.
         interval: Seconds between polls.
-        export: Applies items of the server itself.
-        log: Log of polls.
+        lines: Rate-limited log.
     """
 
     def __init__(
         self,
         feed: ServerFeed,
+        server: EngineInfo,
         name: str,
         interval: float,
-        export: Callable[[Item], None],
-        log: logging.Logger,
+        lines: RateLimitedLog,
     ) -> None:
         self._timeout = max(interval, MIN_TIMEOUT)
         self._state = PollState(self._timeout, math.inf)
         self._feed = feed
+        self._server = server
         self._name = name
-        self._export = export
-        self._lines = RateLimitedLog(log)
+        self._lines = lines
         self._cause = ""
         """Why the last poll failed; empty after a success."""
-        self._is_up = self._is_down = False
+        self._is_up: bool | None = None
         """State last reported to the feed; initially none."""
         self._is_stale = False
         self._statistics_at = -math.inf
@@ -71,8 +69,8 @@ class ServerState:
     def statistics_received(self, now: float) -> None:
         """Note that statistics were received."""
         self._statistics_at = now
-        self._is_up, self._is_down, self._is_stale = True, False, False
-        self._feed.heard(now)
+        self._is_up, self._is_stale = True, False
+        self._feed.mark_seen(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
         """Note a complete poll, with its number of versions and its duration in seconds."""
@@ -98,19 +96,20 @@ class ServerState:
         self._state.failed(UNREACHABLE if is_gone else "slow", now)
         self._log_failure(error.cause, str(error))
         self._export_state(now, error.cause)
-        if (is_gone or not self._is_up) and not self._is_down:
+        if is_gone or not self._is_up:
             self._report_down(now)
-        self._report_up(now)
+        else:
+            self._report_up(now)
 
     def expire(self, now: float) -> None:
         """Detect a poll that takes long."""
         waited = now - self._poll_started_at
-        if waited >= CONNECT_LIMIT:
+        if self._is_up and waited >= CONNECT_LIMIT:
             self._report_up(now)
         before = self._state.state
         if self._state.tick(now) != before:
             self._export_state(now, "")
-        if not self._is_up and not self._is_down:
+        if self._is_up is None:
             self._export_state(now, "")
             self._report_down(now)
         is_slow = waited >= (self._timeout if self._is_up else CONNECT_LIMIT)
@@ -118,18 +117,18 @@ class ServerState:
             self._log_failure("slow", f"slow: no answer for {waited:.1f} s so far")
 
     def _report_down(self, now: float) -> None:
-        self._is_up, self._is_down = False, True
-        self._feed.lost(now)
+        if self._is_up is not False:
+            self._is_up = False
+            self._feed.detach(now)
 
     def _report_up(self, now: float) -> None:
         """Report the server as up, and its gauges as stale after ``STALE_AFTER``."""
-        if self._is_up:
-            self._feed.heard(now)
-            if now - self._statistics_at >= STALE_AFTER and not self._is_stale:
-                self._is_stale = True
-                self._feed.doubt()
-                # The server's own gauges stay valid.
-                self._export_state(now, "")
+        self._feed.mark_seen(now)
+        if now - self._statistics_at >= STALE_AFTER and not self._is_stale:
+            self._is_stale = True
+            self._feed.mark_stale()
+            # The server's own gauges stay valid.
+            self._export_state(now, "")
 
     def _log_failure(self, cause: str, detail: str) -> None:
         self._cause = cause
@@ -142,14 +141,19 @@ class ServerState:
         if outcome:
             counted[outcome] = 1.0
         polls = [Sample([name], count) for name, count in counted.items()]
-        self._export(
-            Samples(
-                0,
-                now,
-                [
-                    Family("sidestep_triton_state", "gauge", ["state"], states),
-                    Family("sidestep_triton_polls_total", "counter", ["outcome"], polls),
-                    *families,
-                ],
-            )
+        item = Samples(
+            0,
+            now,
+            [
+                Family("sidestep_triton_state", "gauge", ["state"], states),
+                Family("sidestep_triton_polls_total", "counter", ["outcome"], polls),
+                *families,
+            ],
         )
+        try:
+            self._feed.apply(self._server, item)
+        except WireError as error:
+            self._feed.intake.reject(error.reason)
+            self._lines.warning(
+                "export", "%s: the server's state is not exposed: %s", self._name, error
+            )

@@ -1,4 +1,4 @@
-"""Decoding of Triton's statistics over HTTP, and translation into wire structs.
+"""Decoding of Triton's statistics over HTTP, and their translation into wire structs.
 
 Fields may be missing, come in any order, or be of a later release: 24.03 added
 ``response_stats`` and 23.06 ``memory_usage``.
@@ -7,7 +7,7 @@ Fields may be missing, come in any order, or be of a later release: 24.03 added
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +23,7 @@ from sidestep.engines.triton.wire import (
     Timed,
     Whole,
 )
-from sidestep.errors import WireError
+from sidestep.errors import PollError, WireError
 from sidestep.protocol.limits import Identifier, Text, is_printable
 from sidestep.protocol.messages import DECODE_ERRORS
 
@@ -65,6 +65,8 @@ class BatchStatistics(msgspec.Struct, gc=False, frozen=True):
 class ResponseStatistics(msgspec.Struct, gc=False, frozen=True):
     """One entry of ``response_stats``."""
 
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
     success: Duration = Duration()
     fail: Duration = Duration()
     empty_response: Duration = Duration()
@@ -104,37 +106,45 @@ class _Answer(msgspec.Struct):
     model_stats: list[msgspec.Raw]
 
 
+T = TypeVar("T")
+
 _answer = msgspec.json.Decoder(_Answer)
-_decode_version = msgspec.json.Decoder(ModelVersion)
+_version = msgspec.json.Decoder(ModelVersion)
 _model = msgspec.json.Decoder(ModelStatistics)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode an answer of the server.
+
+    Raises:
+        PollError: ``body`` is not such an answer.
+    """
+    try:
+        return decoder.decode(body)
+    except DECODE_ERRORS as error:
+        raise PollError("bad_answer", str(error)) from None
 
 
 def split(body: bytes) -> list[bytes]:
     """Return one undecoded JSON object for each version of a model.
 
     Raises:
-        WireError: ``body`` is not an answer of the extension.
+        PollError: ``body`` is not an answer of the extension.
     """
-    try:
-        return [bytes(raw) for raw in _answer.decode(body).model_stats]
-    except DECODE_ERRORS as error:
-        raise WireError("bad_answer", str(error)) from None
+    return [bytes(raw) for raw in decode(_answer, body).model_stats]
 
 
 def version_of(raw: bytes) -> ModelVersion:
     """Return the model and version of ``raw``.
 
     Raises:
-        WireError: ``raw`` does not have them.
+        PollError: ``raw`` does not have them.
     """
-    try:
-        return _decode_version.decode(raw)
-    except DECODE_ERRORS as error:
-        raise WireError("bad_answer", str(error)) from None
+    return decode(_version, raw)
 
 
-def read(raw: bytes) -> ModelStatistics:
-    """Decode the statistics of one version.
+def read(raw: bytes, *, has_cache: bool) -> ModelStats:
+    """Decode the statistics of one version; see ``translate`` for ``has_cache``.
 
     Raises:
         WireError: A number is negative, no integer or beyond 64 bits, a batch size occurs twice,
@@ -144,30 +154,49 @@ def read(raw: bytes) -> ModelStatistics:
         found = _model.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_item", str(error)) from None
-    if not is_printable(found.name + found.version):
-        raise WireError("bad_label", f"{found.name!r} is not printable")
-    if len({batch.batch_size for batch in found.batch_stats}) < len(found.batch_stats):
-        raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
-    return found
+    responses = _responses(found.response_stats) if found.response_stats else None
+    return translate(found, responses, has_cache=has_cache)
 
 
-def translate(found: ModelStatistics, *, has_cache: bool) -> ModelStats:
-    """Translate ``found`` into wire structs.
+def translate(found: Any, responses: Responses | None, *, has_cache: bool) -> ModelStats:
+    """Translate statistics into wire structs.
 
-    Without any cache hit or miss, ``has_cache`` decides whether there are cache counters.
+    Args:
+        found: ``ModelStatistics``, or a message with the same fields.
+        responses: The statistics of its responses.
+        has_cache: Whether there are cache counters without any cache hit or miss.
 
     Raises:
-        WireError: A number is beyond 64 bits.
+        WireError: A number is beyond 64 bits, a batch size occurs twice, or the name is not
+            printable.
     """
+    if not is_printable(found.name + found.version):
+        raise WireError("bad_label", f"{found.name!r} is not printable")
+    batches = tuple(map(_batch, found.batch_stats))
+    if len({batch.batch_size for batch in batches}) < len(batches):
+        raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
     return ModelStats(
         _checked(found.last_inference),
         _checked(found.inference_count),
         _checked(found.execution_count),
         _inferences(found.inference_stats, has_cache=has_cache),
-        tuple(map(_batch, found.batch_stats)),
-        _responses(found.response_stats) if found.response_stats else None,
+        batches,
+        responses,
         tuple(Memory(m.type, m.id, _checked(m.byte_size)) for m in found.memory_usage),
     )
+
+
+def total(durations: Iterable[Any]) -> Timed:
+    """Return the sum of ``durations``.
+
+    Raises:
+        WireError: It is beyond 64 bits.
+    """
+    count = ns = 0
+    for each in durations:
+        count += each.count
+        ns += each.ns
+    return Timed(_checked(count), _checked(ns))
 
 
 def _checked(number: int) -> int:
@@ -176,20 +205,14 @@ def _checked(number: int) -> int:
     return number
 
 
-def _timed(found: Duration) -> Timed:
-    if found.count > LARGEST or found.ns > LARGEST:
-        raise WireError("bad_item", f"{max(found.count, found.ns)} is beyond 64 bits")
-    return Timed(found.count, found.ns)
+def _timed(found: Any) -> Timed:
+    count, ns = found.count, found.ns
+    if count > LARGEST or ns > LARGEST:
+        raise WireError("bad_item", f"{max(count, ns)} is beyond 64 bits")
+    return Timed(count, ns)
 
 
-def _sum(found: Iterable[Duration]) -> Timed:
-    each = [_timed(duration) for duration in found]
-    return Timed(
-        _checked(sum(timed.count for timed in each)), _checked(sum(timed.ns for timed in each))
-    )
-
-
-def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
+def _inferences(found: Any, *, has_cache: bool) -> InferenceStats:
     hit, miss = _timed(found.cache_hit), _timed(found.cache_miss)
     has_cache = has_cache or bool(hit.count or miss.count)
     return InferenceStats(
@@ -204,7 +227,7 @@ def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
     )
 
 
-def _batch(found: BatchStatistics) -> Batch:
+def _batch(found: Any) -> Batch:
     # Triton writes the same count into all three.
     infer = _timed(found.compute_infer)
     return Batch(
@@ -219,10 +242,15 @@ def _batch(found: BatchStatistics) -> Batch:
 def _responses(found: Mapping[str, ResponseStatistics]) -> Responses:
     """Combine the responses: a request has one index for each response, without a limit."""
     first = found.get(FIRST, ResponseStatistics())
+    later = [each for index, each in found.items() if index != FIRST]
     return Responses(
         _timed(first.success),
-        _sum(each.success for index, each in found.items() if index != FIRST),
-        _sum(each.fail for each in found.values()),
-        _sum(each.empty_response for each in found.values()),
-        _sum(each.cancel for each in found.values()),
+        total(each.success for each in later),
+        total(each.fail for each in found.values()),
+        total(each.empty_response for each in found.values()),
+        total(each.cancel for each in found.values()),
+        _timed(first.compute_infer),
+        _timed(first.compute_output),
+        total(each.compute_infer for each in later),
+        total(each.compute_output for each in later),
     )

@@ -26,17 +26,6 @@ from sidestep_adapters.vllm.connector_families import (
     uncatalogued_row,
 )
 
-FEATURES: Final[Mapping[str, str]] = {
-    "NixlConnector": "nixl",
-    "NixlPullConnector": "nixl",
-    "NixlPushConnector": "nixl",
-    "MooncakeConnector": "mooncake",
-    "HF3FSKVConnector": "hf3fs",
-    "HiSparseConnector": "hisparse",
-    "OffloadingConnector": "kv_offload",
-}
-"""The catalogue's ``feature`` by connector, for the Hello: series that exist before any data."""
-
 PayloadParser = Callable[[Payload], Iterator[Family]]
 
 _KINDS: Final[Mapping[str, Kind]] = {
@@ -279,19 +268,23 @@ _HISPARSE: Final = _list_parser(
         "vllm:hisparse_host_block_reuse_gap_seconds": ("host_block_reuse_gap_seconds",),
     }
 )
-_PARSERS: Final[Mapping[str, PayloadParser]] = {
-    "NixlConnector": _NIXL,
-    "NixlPullConnector": _NIXL,
-    "NixlPushConnector": _NIXL,
-    "MooncakeConnector": _MOONCAKE,
-    "MooncakeStoreConnector": _parse_mooncake_store,
-    "HF3FSKVConnector": _HF3FS,
-    "HiSparseConnector": _HISPARSE,
-    "UMBPStoreConnector": _parse_umbp,
-    "OffloadingConnector": _parse_self_described,
-    "SimpleCPUOffloadConnector": _parse_self_described,
-    "MultiConnector": _parse_multi,
+_CONNECTORS: Final[Mapping[str, tuple[PayloadParser, str]]] = {
+    "NixlConnector": (_NIXL, "nixl"),
+    "NixlPullConnector": (_NIXL, "nixl"),
+    "NixlPushConnector": (_NIXL, "nixl"),
+    "MooncakeConnector": (_MOONCAKE, "mooncake"),
+    "MooncakeStoreConnector": (_parse_mooncake_store, ""),
+    "HF3FSKVConnector": (_HF3FS, "hf3fs"),
+    "HiSparseConnector": (_HISPARSE, "hisparse"),
+    "UMBPStoreConnector": (_parse_umbp, ""),
+    "OffloadingConnector": (_parse_self_described, "kv_offload"),
+    "SimpleCPUOffloadConnector": (_parse_self_described, ""),
+    "MultiConnector": (_parse_multi, ""),
 }
+"""By connector: the parser of its payloads, and its series' ``feature`` in the catalogue, if any."""
+_PARSERS: Final = {name: parser for name, (parser, _) in _CONNECTORS.items()}
+FEATURES: Final = {name: feature for name, (_, feature) in _CONNECTORS.items() if feature}
+"""Features for the Hello, by connector: their series exist before any data."""
 _DISTINCTIVE_KEYS: Final[Mapping[str, PayloadParser]] = {
     "post_duration": _NIXL,
     "num_failed_recvs": _MOONCAKE,

@@ -8,11 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sidestep.catalog.buckets import one_two_five
-from sidestep.protocol.messages import KV_SAMPLING, EngineInfo
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import (
+    CORE,
+    FRONT_END,
+    FRONT_END_STATS,
+    KV_SAMPLING,
+    LIMITS,
+    EngineInfo,
+)
 from sidestep_adapters.publisher.environment import identity, namespace
-from sidestep_adapters.publisher.translate import printable
 from sidestep_adapters.vllm.connectors import FEATURES
-from sidestep_adapters.vllm.ownership import is_tapped
+from sidestep_adapters.vllm.ownership import Role, is_tapped
+
+_WIRE_ROLES: Mapping[Role, str] = {"alone": "", "core": CORE, "front_end": FRONT_END}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class Description:
         info: Info metrics by short name.
         num_spec_tokens: Positions of a speculative draft.
         connector: Class of the KV connector, or empty.
-        tapped: Whether the engine core has a scheduler tap.
+        role: What the process is to the engines.
     """
 
     model: str
@@ -43,7 +52,7 @@ class Description:
     info: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     num_spec_tokens: int = 0
     connector: str = ""
-    tapped: bool = False
+    role: Role = "alone"
 
     @property
     def stream(self) -> str:
@@ -76,18 +85,22 @@ class Description:
                 bounds=bounds,
                 features=list(self.features),
                 closed={"position": [str(p) for p in range(self.num_spec_tokens)]},
+                role=_WIRE_ROLES[self.role],
             )
             for index in self.engines
         ]
 
 
-def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Description:
+def describe(
+    config: Any, engines: Iterable[int], *, core: bool = False, log_stats: bool = False
+) -> Description:
     """Describe the engines of a ``VllmConfig``; options that its release lacks are off.
 
     Args:
         config: The ``VllmConfig``.
         engines: vLLM's engine indexes.
         core: Whether the caller is the tap in the engine core, which is tapped by definition.
+        log_stats: Whether the core sends its statistics to front ends, which may have the plugin.
     """
     model = config.model_config
     observability = getattr(config, "observability_config", None)
@@ -106,6 +119,7 @@ def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Desc
         "iteration_details": not tapped
         and getattr(observability, "enable_logging_iteration_details", False),
         "engine_core": tapped,
+        FRONT_END_STATS: log_stats,
         "cudagraph": getattr(observability, "cudagraph_metrics", False),
         "lora": lora is not None,
     }
@@ -117,15 +131,17 @@ def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Desc
         api_server=_api_server(config),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
-        info=_info(lora, observability),
+        info=_info(lora, observability, getattr(config, "scheduler_config", None)),
         num_spec_tokens=getattr(speculative, "num_speculative_tokens", None) or 0,
         connector=str(getattr(transfer, "kv_connector", None) or ""),
-        tapped=tapped,
+        role="core" if core else "front_end" if tapped else "alone",
     )
 
 
-def _info(lora: Any, observability: Any) -> dict[str, dict[str, str]]:
+def _info(lora: Any, observability: Any, scheduler: Any) -> dict[str, dict[str, str]]:
     info = {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
+    slots = getattr(scheduler, "max_num_seqs", None)
+    info |= {} if slots is None else {LIMITS: {"max_running_requests": str(slots)}}
     if getattr(observability, "kv_cache_metrics", False):
         rate = getattr(observability, "kv_cache_metrics_sample", None)
         info |= {} if rate is None else {KV_SAMPLING: {"rate": str(rate)}}

@@ -27,7 +27,7 @@ _NAMES: Final = frozenset(
 
 
 class FrontendTap:
-    """Reads the front end's families and remembers the values it has reported.
+    """Reader of the front end's families, which remembers the values it has reported.
 
     Args:
         registry: A ``CollectorRegistry``. By default the process's own, looked up in every

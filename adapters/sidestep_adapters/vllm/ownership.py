@@ -7,6 +7,7 @@ field has one owner, so that nothing is counted twice.
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 from typing import Any, Literal
 
 Role = Literal["alone", "core", "front_end"]
@@ -14,19 +15,15 @@ Role = Literal["alone", "core", "front_end"]
 
 SCHEDULER_MODULE = "sidestep_adapters.vllm.scheduler"
 
-FRONT_END = {
-    "scheduler": frozenset[str](),
-    "iteration": frozenset(
-        {"num_not_watermarked_reqs", "num_watermark_skipped_reqs", "num_watermarked_reqs"}
-    ),
-    "mm_cache": frozenset({"reset", "requests", "queries", "hits"}),
-}
-"""Fields of a step that a front end owns, besides sleep states, admission rejections and the
-families of its own process. All other fields are the core's.
+FRONT_END_FIELDS = (
+    "num_not_watermarked_reqs",
+    "num_watermark_skipped_reqs",
+    "num_watermarked_reqs",
+)
+"""Fields of an iteration that a front end owns, besides the latencies that users see, the multimodal
+cache, sleep states, admission rejections and the families of its own process. All other fields are
+the core's, except ``iteration_details``, which neither sends: the core times its iterations itself.
 """
-
-UNOWNED = frozenset({"iteration_details"})
-"""Fields that neither reports from the record: the core times its iterations itself."""
 
 
 def is_tapped(config: Any) -> bool:
@@ -45,14 +42,30 @@ def is_tapped(config: Any) -> bool:
     return any(kind.__module__ == SCHEDULER_MODULE for kind in getattr(chosen, "__mro__", ()))
 
 
-class FrontEndPart:
-    """The fields of an iteration that a front end owns, as attributes like those of a stats object."""
+def has_front_end_part(iteration: Any) -> bool:
+    """Return whether an iteration has values that a front end owns: most have none."""
+    return (
+        any(getattr(iteration, name, 0) for name in FRONT_END_FIELDS)
+        or bool(getattr(iteration, "time_to_first_tokens_iter", None))
+        or bool(getattr(iteration, "finished_requests", None))
+    )
 
-    def __init__(self, iteration: Any) -> None:
-        for name in FRONT_END["iteration"]:
-            setattr(self, name, getattr(iteration, name, 0))
 
-    @property
-    def empty(self) -> bool:
-        """Return whether there is nothing to count."""
-        return not any(vars(self).values())
+def front_end_part(iteration: Any) -> SimpleNamespace | None:
+    """Return the fields of an iteration that a front end owns; None if all are 0."""
+    owned = {name: getattr(iteration, name, 0) for name in FRONT_END_FIELDS}
+    return SimpleNamespace(**owned) if any(owned.values()) else None
+
+
+def front_end_latencies(iteration: Any) -> SimpleNamespace | None:
+    """Return an iteration's latencies as ``FrontEndLatencies`` has them; None if there are none."""
+    begun = getattr(iteration, "time_to_first_tokens_iter", [])
+    finished = getattr(iteration, "finished_requests", ())
+    ended = [request.e2e_latency for request in finished if hasattr(request, "e2e_latency")]
+    if not begun and not ended:
+        return None
+    return SimpleNamespace(
+        iteration_timestamp=getattr(iteration, "iteration_timestamp", 0.0),
+        time_to_first_tokens=begun,
+        e2e_latencies=ended,
+    )

@@ -18,8 +18,8 @@ from sidestep.protocol.self_described import Family, Samples
 from sidestep_adapters.publisher.environment import (
     endpoint,
     mode,
+    set_up_log,
     usable_endpoint,
-    use_log_handlers_of,
 )
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
@@ -41,11 +41,11 @@ def _base() -> Any:
 
 
 if endpoint():
-    use_log_handlers_of("vllm")
+    set_up_log("vllm")
 
 
 class SidestepStatLogger(_base()):  # type: ignore[misc]
-    """Pushes the records of vLLM's front end to the exporter."""
+    """Stat logger that pushes the records of vLLM's front end to the exporter."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | int | None = None) -> None:
         # Without super().__init__(): PrometheusStatLogger's would register every metric.
@@ -76,7 +76,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             publisher.push,
             publisher.fail,
             description.engines,
-            role="front_end" if description.tapped else "alone",
+            role=description.role,
             connector=description.connector,
             diffusion="diffusion" in description.features,
         )

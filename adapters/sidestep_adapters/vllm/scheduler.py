@@ -15,8 +15,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.publisher.environment import endpoint, usable_endpoint, use_log_handlers_of
-from sidestep_adapters.publisher.process_metrics import ProcessTap
+from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable_endpoint
+from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import describe, with_cache
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
@@ -31,13 +31,14 @@ Base: Any = object
 class _Core:
     """The taps and the publisher of one engine core."""
 
-    def __init__(self, config: Any, kv_cache_manager: Any) -> None:
+    def __init__(self, config: Any, kv_cache_manager: Any, *, log_stats: bool) -> None:
+        description = describe(config, [_rank(config)], core=True, log_stats=log_stats)
         # Some cache fields differ in the front end, whose values the engine's page shows.
-        description = with_cache(describe(config, [_rank(config)], core=True), config, CORE_INFO)
+        description = with_cache(description, config, CORE_INFO)
         self._process = ProcessTap("core")
+        self._workers = WorkerTaps("VllmWorker-")
         self._rank = description.engines[0]
         self._held_stats: list[Any] = []
-        self._is_updating = False
         self._dropped = 0
         self._resync = False
         self.requests = SchedulerTap(
@@ -47,7 +48,7 @@ class _Core:
             self._push,
             self._fail,
             description.engines,
-            role="core",
+            role=description.role,
             connector=description.connector,
             diffusion="diffusion" in description.features,
         )
@@ -70,14 +71,8 @@ class _Core:
         if self._blocks is not None:
             pool.metrics_collector = self._blocks
 
-    def update_started(self) -> None:
-        """Note that the scheduler starts to process the output of a step."""
-        self._is_updating = True
-        self.requests.update_started()
-
     def update_finished(self, batch: Any, outputs: Any) -> None:
-        """Note that the scheduler has processed the output of ``batch``, and push what it recorded."""
-        self._is_updating = False
+        """Record the step of ``batch``, whose output the scheduler has processed, and push it."""
         self.requests.update_finished(batch, outputs)
         held, self._held_stats = self._held_stats, []
         for stats in held:
@@ -96,20 +91,36 @@ class _Core:
 
     def record(self, stats: Any) -> None:
         """Push scheduler stats; stats made during a step follow the events of that step."""
-        if self._is_updating:
+        if self.requests.is_updating:
             self._held_stats.append(stats)
         else:
             self.stats.record(stats, None, None, self._rank)
 
-    def close(self) -> None:
-        """Send what is left and close the stream."""
-        self.requests.flush()
+    def close(self, *, wait: bool = True) -> None:
+        """Send what is left and close the stream; without ``wait`` in the publisher thread."""
+        self.requests.close()
         self.flush_blocks()
-        self.publisher.close()
+        self.publisher.close(wait=wait)
+
+    def close_with(self, manager: Any) -> None:
+        """Start closing when the engine ends, which clears its manager of structured output first.
+
+        The scheduler's own end comes last. Until then vLLM waits for its worker processes, as long
+        as its front end waits before it kills this process.
+        """
+        clear = getattr(manager, "clear_backend", None)
+        if clear is None:
+            return
+
+        def clear_backend(*args: Any, **kwargs: Any) -> Any:
+            self.close(wait=False)
+            return clear(*args, **kwargs)
+
+        manager.clear_backend = clear_backend
 
     def _periodic_items(self) -> list[Any]:
         """Return items about once a second, in the publisher thread."""
-        more = [self.requests.events.tick()]
+        more = [self.requests.tick(time.monotonic(), time.time())]
         if self.publisher.dropped != self._dropped:
             self._dropped = self.publisher.dropped
             self._resync = True
@@ -119,7 +130,9 @@ class _Core:
             more = self.requests.events.resync()
             if self._blocks is not None:
                 self._blocks.resample = True
-        return [Samples(0, time.monotonic(), self._process.families()), *more]
+        now = time.monotonic()
+        usage = [self._process.families(), *self._workers.families()]
+        return [*(Samples(0, now, families) for families in usage if families), *more]
 
     def _push(self, item: Any) -> None:
         self.publisher.push(item)
@@ -129,7 +142,7 @@ class _Core:
 
 
 class _Tapped(Base):  # type: ignore[misc]
-    """Overrides the methods that a scheduler's events pass through; each calls the original."""
+    """Overrides of the methods that a scheduler's events pass through; each calls the original."""
 
     _core: _Core | None = None
     _log_to_front_end = True
@@ -140,9 +153,10 @@ class _Tapped(Base):  # type: ignore[misc]
         self._log_to_front_end = log_stats
         if not usable_endpoint():
             return
-        use_log_handlers_of("vllm")
+        set_up_log("vllm")
         try:
-            self._core = _Core(self.vllm_config, self.kv_cache_manager)
+            self._core = _Core(self.vllm_config, self.kv_cache_manager, log_stats=log_stats)
+            self._core.close_with(self.structured_output_manager)
         except Exception:
             log.exception(
                 "sidestep: the scheduler tap could not start; the scheduler runs without it"
@@ -172,7 +186,7 @@ class _Tapped(Base):  # type: ignore[misc]
         core = self._core
         if core is None:
             return super().update_from_output(scheduler_output, *args, **kwargs)
-        core.update_started()
+        core.requests.update_started()
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         core.update_finished(scheduler_output, outputs)
         return outputs

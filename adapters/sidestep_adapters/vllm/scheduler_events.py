@@ -9,11 +9,11 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep.protocol.limits import MAX_OBSERVATIONS, printable
 from sidestep.protocol.request_events import (
     MAX_EVENTS,
     MAX_REQUESTS,
@@ -31,19 +31,20 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep_adapters.publisher.translate import printable
 
 DeferredEvent = tuple[Callable[..., Event | None], Any]
 """A function that makes an event in the publisher thread, and its arguments."""
 
 _SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """Id of a parallel sample: its number, and the id of the original request."""
+_STATES = {"RUNNING": RUNNING, "PREEMPTED": PREEMPTED}
+"""vLLM's names of states; a request in any other waits."""
 STOP = FINISH_REASONS.index("stop")
 _monotonic = time.monotonic
 
 
 class SchedulerEvents:
-    """Makes the items of one scheduler.
+    """Converter of one scheduler's recorded events to items.
 
     Args:
         fail: Called inside ``except`` with a description of the problem.
@@ -60,9 +61,9 @@ class SchedulerEvents:
         self._corrupted: set[int] = set()
         self._last_number = 0
 
-    def tick(self) -> RequestEvents:
+    def tick(self, known_until: float = 0.0) -> RequestEvents:
         """Return an item without events, which advances the exporter's clock of an idle engine."""
-        return RequestEvents(0, _monotonic(), self._source)
+        return RequestEvents(0, _monotonic(), self._source, [], known_until)
 
     def current_state(self) -> list[RequestEvents]:
         """Return the scheduler's requests, for an exporter that did not receive their events."""
@@ -126,15 +127,7 @@ class SchedulerEvents:
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
         group, sample = _parallel_sample(request.request_id)
-        return Queued(
-            number,
-            stamp,
-            arrival,
-            tokens,
-            _adapter(request),
-            group,
-            sample,
-        )
+        return Queued(number, stamp, arrival, tokens, _adapter(request), group, sample)
 
     def scheduled(self, request_id: str, stamp: float) -> Scheduled:
         """Return the event of a request that joined the batch."""
@@ -264,9 +257,7 @@ def _parallel_sample(request_id: str) -> tuple[int, int]:
 
 
 def _alive(number: int, request: Any, stamp: float) -> Alive:
-    states: Iterator[tuple[str, int]] = iter((("RUNNING", RUNNING), ("PREEMPTED", PREEMPTED)))
-    name = getattr(request.status, "name", "")
-    state = next((state for known, state in states if known == name), WAITING)
+    state = _STATES.get(getattr(request.status, "name", ""), WAITING)
     if state == WAITING and request.num_preemptions:
         state = PREEMPTED
     return Alive(

@@ -6,22 +6,27 @@ the engine's step. The publisher thread makes items of the list (``scheduler_eve
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from sidestep.protocol.request_events import RequestEvents
+from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
 LONG_STEP = 0.05
 """Seconds after which the start of a step is sent before its end."""
+PAUSE = 2.5
+"""Seconds between two ticks, normally one, after which the process was stopped or starved."""
+SETTLE = 5.0
+"""Seconds after a pause until the scheduler has all requests that arrived in it."""
 _monotonic, _wall = time.monotonic, time.time
 
 
 class SchedulerTap:
-    """Collects one scheduler's events on its step thread and pushes them. It never raises.
+    """Recorder of one scheduler's events on its step thread. It pushes them and never raises.
 
     Args:
         push: ``Publisher.push``; takes a function that makes items.
@@ -29,7 +34,8 @@ class SchedulerTap:
         nan_check: Whether outputs report NaNs in logits.
 
     Attributes:
-        events: Makes items of the recorded events.
+        events: Converter of the recorded events to items.
+        is_updating: Whether the scheduler is processing the output of a step.
     """
 
     def __init__(
@@ -43,10 +49,12 @@ class SchedulerTap:
         self._fail = fail
         self._deferred_events: list[DeferredEvent] = []
         self._ended_in_update: list[DeferredEvent] = []
-        self._is_updating = False
+        self.is_updating = False
         self._flushed_at = 0.0
         self._closed_session = ""
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
+        self._known_until = self._settled_at = 0.0
+        self._ticked_at = math.inf
         self.events = SchedulerEvents(fail, nan_check=nan_check)
 
     def queued(self, request: Any) -> None:
@@ -57,7 +65,7 @@ class SchedulerTap:
         try:
             stamp = request.events[-1].timestamp
             known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
-            target = self._ended_in_update if self._is_updating else self._deferred_events
+            target = self._ended_in_update if self.is_updating else self._deferred_events
             target.append((self.events.queued, known))
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("a queued request could not be recorded")
@@ -89,18 +97,18 @@ class SchedulerTap:
 
     def freed(self, request: Any) -> None:
         """Record the end of a request, for any reason."""
-        target = self._ended_in_update if self._is_updating else self._deferred_events
+        target = self._ended_in_update if self.is_updating else self._deferred_events
         stopped = bool(self._closed_session) and request.request_id == self._closed_session
         self._closed_session = ""
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
     def update_started(self) -> None:
-        """Note that the scheduler starts to process the output of a step."""
-        self._is_updating = True
+        """Hold back ends and new input of requests until the output of the step is recorded."""
+        self.is_updating = True
 
     def update_finished(self, batch: Any, outputs: Mapping[int, Any]) -> None:
         """Record the step of ``batch``, whose output the scheduler has processed."""
-        self._is_updating = False
+        self.is_updating = False
         try:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
             started = self._started_at(batch)
@@ -127,10 +135,34 @@ class SchedulerTap:
         self._flushed_at = _monotonic()
         self._push(partial(self.events.items, deferred))
 
+    def tick(self, now: float, wall: float) -> RequestEvents:
+        """Return an item with the time until which all requests are known; in the publisher thread.
+
+        Args:
+            now: Monotonic time.
+            wall: Unix time.
+        """
+        if now - self._ticked_at > PAUSE:
+            self._settled_at = now + SETTLE
+        self._ticked_at = now
+        try:
+            # New requests wait for the end of a step.
+            until = self._started[0][1]
+        except IndexError:
+            until = now
+        if now >= self._settled_at:
+            self._known_until = max(self._known_until, wall - now + until)
+        return self.events.tick(self._known_until)
+
     def flush(self) -> None:
         """Push the events since the last step; no step follows."""
         if self._deferred_events:
             self._flush()
+
+    def close(self) -> None:
+        """Push the last events; no request follows."""
+        self.flush()
+        self._known_until = ALL_KNOWN
 
 
 def _resumed(cached: Any) -> Iterable[str]:

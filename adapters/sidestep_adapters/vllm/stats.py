@@ -9,24 +9,48 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
-from sidestep.engines.vllm.wire import SchedulerStats, run_of
+from sidestep.engines.vllm.wire import (
+    FrontEndLatencies,
+    SchedulerStats,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+    run_of,
+)
 from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
-from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep_adapters.publisher.translate import printable, to_wire
+from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS, printable
+from sidestep.protocol.self_described import Samples
+from sidestep_adapters.publisher.translate import item_parts, to_wire
 from sidestep_adapters.vllm.connectors import families
-from sidestep_adapters.vllm.ownership import FrontEndPart, Role
+from sidestep_adapters.vllm.ownership import (
+    Role,
+    front_end_latencies,
+    front_end_part,
+    has_front_end_part,
+)
 
-PIECE_OBSERVATIONS = 2 * MAX_OBSERVATIONS
+LISTS = (
+    ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
+    ("iteration", "time_to_first_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "n_params_iter", MAX_OBSERVATIONS),
+    ("iteration", "finished_requests", MAX_STRUCTS),
+    ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
+    ("front_end", "time_to_first_tokens", MAX_OBSERVATIONS),
+    ("front_end", "e2e_latencies", MAX_OBSERVATIONS),
+)
+"""Lists of a step that may exceed an item's limits; ``split`` divides them among several items."""
+_LIST_NAMES = frozenset(name for _, name, _ in LISTS)
+_monotonic = time.monotonic
 
 
 class VllmTap:
-    """Translates and pushes one process's records. It never raises.
+    """Recorder of one process's stats objects. It pushes them and never raises.
 
     Args:
         push: ``Publisher.push``; takes an item that owns its values, or a function.
@@ -71,8 +95,8 @@ class VllmTap:
                 mm_cache_stats, engine_idx = None, mm_cache_stats
             if self._role == "front_end":
                 scheduler_stats = None
-                part = FrontEndPart(iteration_stats)
-                iteration_stats = None if part.empty else part
+                if not has_front_end_part(iteration_stats):
+                    iteration_stats = None
                 if mm_cache_stats is None and iteration_stats is None:
                     return
             index = self._index[engine_idx]
@@ -117,17 +141,27 @@ class VllmTap:
         self, engine: int, stamp: float, scheduler: Any, iteration: Any, mm_cache: Any
     ) -> list[VllmStep]:
         """Return the items of a record; runs in the publisher thread."""
-        record = _Record(engine, stamp, time.time())
-        record.scheduler = _rebuild(scheduler)
-        record.iteration = output = _rebuild(iteration)
-        record.mm_cache = _rebuild(mm_cache)
+        output = _rebuild(iteration)
+        latencies = None
+        if self._role == "front_end":
+            latencies = front_end_latencies(output)
+            output = front_end_part(output)
+        record = SimpleNamespace(
+            engine=engine,
+            stamp=stamp,
+            wall=time.time(),
+            scheduler=_rebuild(scheduler),
+            iteration=output,
+            mm_cache=_rebuild(mm_cache),
+            front_end=latencies,
+        )
         # Before anything reads its hundreds of values one by one.
         run = run_of(getattr(output, "inter_token_latencies_iter", None))
         if run is not None and iteration is not None and output is not iteration[0]:
             output.inter_token_latencies_iter = ()
         else:
             run = None
-        step, dropped = to_wire(record, VllmStep)
+        step, dropped = to_wire(record, VllmStep, untruncated=_LIST_NAMES)
         if dropped:
             self._fail(f"{dropped} values of a record were left out")
         stats = step.scheduler
@@ -145,8 +179,11 @@ class VllmTap:
 
     def _connector_items(self, engine: int, stamp: float, payload: bytes) -> list[Samples]:
         """Return the items of a KV connector, one per family, so that a rejected one affects no other."""
-        found = families(msgspec.msgpack.decode(payload), self._connector)
-        items = [Samples(engine, stamp, [part]) for family in found for part in pieces(family)]
+        items = [
+            Samples(engine, stamp, [msgspec.structs.replace(family, samples=part)])
+            for family in families(msgspec.msgpack.decode(payload), self._connector)
+            for part in item_parts(family.samples)
+        ]
         self._info_items.update(
             {(engine, i.families[0].name): i for i in items if i.families[0].name.endswith("_info")}
         )
@@ -181,33 +218,6 @@ def gauges_of(stats: SchedulerStats) -> SchedulerStats:
         waiting_lora_adapters=stats.waiting_lora_adapters,
         running_lora_adapters=stats.running_lora_adapters,
     )
-
-
-def pieces(family: Family) -> list[Family]:
-    """Return ``family`` in parts whose observations fit into one item."""
-    parts: list[list[Sample]] = [[]] if family.samples else []
-    held = 0
-    for sample in family.samples:
-        held += len(sample.observations)
-        if parts[-1] and held > PIECE_OBSERVATIONS:
-            parts.append([])
-            held = len(sample.observations)
-        parts[-1].append(sample)
-    return [msgspec.structs.replace(family, samples=part) for part in parts]
-
-
-class _Record:
-    """Holder of a record's objects, with the step's field names."""
-
-    __slots__ = ("engine", "iteration", "mm_cache", "scheduler", "stamp", "wall")
-    scheduler: Any
-    iteration: Any
-    mm_cache: Any
-
-    def __init__(self, engine: int, stamp: float, wall: float) -> None:
-        self.engine = engine
-        self.stamp = stamp
-        self.wall = wall
 
 
 _numbers: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}
@@ -250,22 +260,10 @@ def _rebuild(captured: Captured | None) -> Any:
         return source
     kind = source.__class__
     made = kind.__new__(kind)
-    made.__dict__.update(source.__dict__)
-    made.__dict__.update(zip(names, numbers, strict=True))
+    attributes = made.__dict__
+    attributes.update(source.__dict__)
+    attributes.update(zip(names, numbers, strict=True))
     return made
-
-
-_monotonic = time.monotonic
-
-LISTS = (
-    ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
-    ("iteration", "time_to_first_tokens_iter", MAX_OBSERVATIONS),
-    ("iteration", "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
-    ("iteration", "n_params_iter", MAX_OBSERVATIONS),
-    ("iteration", "finished_requests", MAX_STRUCTS),
-    ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
-)
-"""Lists of a step that may exceed an item's limits."""
 
 
 def split(step: VllmStep) -> list[VllmStep]:
@@ -275,12 +273,12 @@ def split(step: VllmStep) -> list[VllmStep]:
         owner = getattr(step, part)
         values = () if owner is None else getattr(owner, name)
         for start in range(limit, len(values), limit):
-            iteration, scheduler = IterationStats(), SchedulerStats()
-            target = iteration if part == "iteration" else scheduler
-            setattr(target, name, values[start : start + limit])
-            steps.append(
-                VllmStep(step.engine, step.stamp, step.wall, scheduler, iteration, None, more=True)
-            )
+            rest = VllmStep(step.engine, step.stamp, step.wall, more=True)
+            rest.scheduler, rest.iteration = SchedulerStats(), IterationStats()
+            if step.front_end is not None:
+                rest.front_end = FrontEndLatencies(step.front_end.iteration_timestamp)
+            setattr(getattr(rest, part), name, values[start : start + limit])
+            steps.append(rest)
         if len(values) > limit:
             setattr(owner, name, values[:limit])
     return steps

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,8 +19,57 @@ class Polled(msgspec.Struct):
 
     @property
     def absent(self) -> bool:
-        """Whether the server does not have what they are about any more."""
+        """True if the server no longer has what they describe."""
         raise NotImplementedError
+
+
+ALL_VALUES = "*"
+
+
+class Series(NamedTuple):
+    """A series of each engine: its family, and the value of the family's own label if it has one.
+
+    With ``ALL_VALUES`` it is the sum over the values of a self-described family's label.
+    """
+
+    family: str
+    value: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeySeries:
+    """The series of an engine's statistics log line, and those of its saturation.
+
+    Attributes:
+        running: Gauge of the requests in the batch.
+        waiting: Gauge of the requests that wait, for whatever reason.
+        prompt: Counter of computed prompt tokens.
+        generation: Counter of generated tokens.
+        kv_cache_usage: Gauge of the share of the KV cache in use.
+        preemptions: Counter of preempted requests.
+        deferred: Gauge of those waiting requests that do not wait for capacity.
+        drafted: Counter of draft tokens.
+        accepted: Counter of accepted draft tokens.
+        blocked: Gauge of those waiting requests that wait for capacity; by default ``waiting``.
+        begun: Histogram that observes each request once it is in the batch. Without it, the
+            exporter computes no saturation.
+        slots: Gauge of the most requests that fit into the batch.
+        steps: Counter of steps, or histogram that observes each step.
+    """
+
+    running: Series
+    waiting: Series
+    prompt: Series
+    generation: Series
+    kv_cache_usage: Series | None = None
+    preemptions: Series | None = None
+    deferred: Series | None = None
+    drafted: Series | None = None
+    accepted: Series | None = None
+    blocked: Series | None = None
+    begun: Series | None = None
+    slots: Series | None = None
+    steps: Series | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,30 +78,45 @@ class DialectTables:
 
     Attributes:
         name: The dialect's name in an engine's Hello.
+        title: The name of the engine in texts that users read.
         rows: The dialect's families, in the order of the page.
         common_rows: Families whose names are the same for all engines.
         structs: Wire structs whose fields the rows' paths name.
-        has_requests: Whether engines of the dialect may send raw request events.
         has_own_namespace: Whether no other dialect has a family of these names, so that an
             engine may carry the same labels as another dialect's engine.
+        bare_counters: Prefix of counters whose names do not end in ``_total``.
         part_labels: Labels of engines that are part of another engine, such as a server's models.
         polled: Struct of statistics that are polled of a server, which counts by itself.
+        parallel_samples: Where engines may send raw request events, the histograms of parallel
+            samples: their number, and the tokens of the longest.
+        key_series: The series of the statistics log line; None: the engines have no line.
+        latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``.
+        computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
+            besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
             engine does not report that.
-        load_reader: Makes, for a layout, the function that reads an engine's load.
     """
 
     name: str
+    title: str
     rows: tuple[Row, ...]
     common_rows: tuple[Row, ...] = ()
     structs: tuple[type[msgspec.Struct], ...] = ()
-    has_requests: bool = False
     has_own_namespace: bool = False
+    bare_counters: str = ""
     part_labels: frozenset[str] = frozenset()
     polled: type[Polled] | None = None
+    parallel_samples: tuple[str, ...] = ()
+    key_series: KeySeries | None = None
+    latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.
+    computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)
     availability_counts: Callable[[Any], AvailabilityCounts | None] | None = None
-    load_reader: Callable[[Any], Callable[[Any], Any]] | None = None
+
+    @property
+    def has_requests(self) -> bool:
+        """True if engines of the dialect may send raw request events."""
+        return bool(self.parallel_samples)
 
     def is_part(self, labels: Collection[str]) -> bool:
         """Return whether an engine with these labels is part of another engine."""
@@ -65,4 +129,5 @@ class DialectTables:
             CatalogueError: A row contradicts itself or another row.
         """
         rows = self.rows + (self.common_rows if common else ())
-        return check(tuple(row for row in rows if legacy or row.status != "hidden"))
+        shown = tuple(row for row in rows if legacy or row.status != "hidden")
+        return check(shown, self.bare_counters)

@@ -164,16 +164,6 @@ class Layout:
         return self.tables.name
 
     @functools.cached_property
-    def has_own_namespace(self) -> bool:
-        """True if no other dialect has a family of these names."""
-        return self.tables.has_own_namespace
-
-    @functools.cached_property
-    def has_requests(self) -> bool:
-        """True if engines of the dialect may send raw request events."""
-        return self.tables.has_requests
-
-    @functools.cached_property
     def required_labels(self) -> frozenset[str]:
         """Label names that every engine must have, since all rows share them."""
         shared = [set(assignment.row.shared) for assignment in self.assignments]
@@ -250,9 +240,17 @@ class Layout:
 
     @functools.cached_property
     def lasting_gauges(self) -> frozenset[int]:
-        """The slots of gauges that no step reports: each holds until its next report."""
-        assignment = self.handled.get("sleep_state")
-        return frozenset() if assignment is None else frozenset(assignment.slots)
+        """The scalar slots of gauges that hold until their next report."""
+        return frozenset(
+            slot
+            for assignment in self.primary
+            if assignment.row.lasting
+            for slot in assignment.slots
+        )
+
+    def handler_slot(self, name: str) -> int:
+        """Return the first slot of the row that handler ``name`` feeds."""
+        return self.handled[name].slots[0]
 
     def find(self, name: str) -> SlotAssignment:
         """Return the assignment of the row named ``name``."""

@@ -82,36 +82,34 @@ class _LayoutBuilder:
 
     def assign(self, row: Row) -> SlotAssignment:
         """Allocate the slots of ``row`` and connect its source to them."""
+        storage = WITHOUT_SLOT.get(type(row.source))
+        if storage is not None:
+            return SlotAssignment(row, storage)
+        assignment = self.allocate(row)
         match row.source:
             case Handler(name):
-                assignment = self.allocate(row)
                 self.handled[name] = assignment
-            case FeedsFrom() as feeds:
-                assignment = self.allocate(row)
-                self.feed(assignment, feeds, assignment.slots[0])
-            case str() as path:
-                assignment = self.allocate(row)
-                self.connect(assignment, path, None)
-            case tuple() as paths:
-                assignment = self.allocate(row)
-                for path in paths:
-                    self.connect(assignment, path, None)
-            case Mapping() as mapping:
-                assignment = self.allocate(row)
-                if tuple(mapping) != row.closed:
+            case Mapping() as sources:
+                if tuple(sources) != row.closed:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
-                for slot, path in zip(assignment.slots, mapping.values(), strict=False):
-                    if isinstance(path, FeedsFrom):
-                        self.feed(assignment, path, slot)
-                    else:
-                        self.connect(assignment, path, slot)
-            case source:
-                return SlotAssignment(row, WITHOUT_SLOT[type(source)])
+                for slot, source in zip(assignment.slots, sources.values(), strict=False):
+                    self.connect_source(assignment, source, slot)
+            case tuple() as paths:
+                for path in paths:
+                    self.connect(assignment, path, assignment.slots[0])
+            case str() | FeedsFrom() as source:
+                self.connect_source(assignment, source, assignment.slots[0])
         return assignment
 
-    def feed(self, assignment: SlotAssignment, feeds: FeedsFrom, slot: int) -> None:
-        """Feed ``slot`` from another family."""
-        self.feeds.setdefault(feeds.name, []).append(FeedTarget(assignment.row, slot, feeds.values))
+    def connect_source(
+        self, assignment: SlotAssignment, source: str | FeedsFrom, slot: int
+    ) -> None:
+        """Feed ``slot`` from a path or from another family."""
+        if isinstance(source, str):
+            self.connect(assignment, source, slot)
+        else:
+            target = FeedTarget(assignment.row, slot, source.values)
+            self.feeds.setdefault(source.name, []).append(target)
 
     def allocate(self, row: Row) -> SlotAssignment:
         """Allocate the slots of ``row``."""
@@ -126,7 +124,7 @@ class _LayoutBuilder:
         self.scalars += len(row.closed) + 1 if row.closed else 1
         return SlotAssignment(row, "scalars", tuple(range(first, self.scalars)))
 
-    def connect(self, assignment: SlotAssignment, path: str, slot: int | None) -> None:
+    def connect(self, assignment: SlotAssignment, path: str, slot: int) -> None:
         """Connect ``path``, below every struct that has its first field, to ``slot``."""
         first = path.partition(".")[0].removesuffix("[]")
         structs = [struct for struct in self.roots if hasattr(struct, first)]
@@ -136,7 +134,7 @@ class _LayoutBuilder:
             self.connect_below(struct, assignment, path, slot)
 
     def connect_below(
-        self, struct: type[msgspec.Struct], assignment: SlotAssignment, path: str, slot: int | None
+        self, struct: type[msgspec.Struct], assignment: SlotAssignment, path: str, slot: int
     ) -> None:
         """Connect ``path``, below ``struct``, to ``slot``."""
         row = assignment.row
@@ -153,15 +151,14 @@ class _LayoutBuilder:
                 return
             section, struct = section.part(parent), inner
         _, shape = self.field(row, struct, leaf.removesuffix("[]"))
-        target = assignment.slots[0] if slot is None else slot
         if row.kind == "histogram":
             fields = section.observed_lists if leaf.endswith("[]") else section.observed
-            fields.append((leaf.removesuffix("[]"), target))
-            twin = f"{leaf.removesuffix('[]')}_runs"
-            if twin in struct.__struct_fields__:
-                section.observed_runs.append((twin, target))
+            fields.append((leaf.removesuffix("[]"), slot))
+            runs = f"{leaf.removesuffix('[]')}_runs"
+            if runs in struct.__struct_fields__:
+                section.observed_runs.append((runs, slot))
         elif shape == "plain":
-            (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
+            (section.counters if row.kind == "counter" else section.gauges).append((leaf, slot))
         elif row.own_labels:
             section.labelled_counts.append((leaf, assignment))
         else:
@@ -174,7 +171,7 @@ class _LayoutBuilder:
         assignment: SlotAssignment,
         struct: type,
         leaf: str,
-        slot: int | None,
+        slot: int,
     ) -> None:
         """Connect field ``leaf`` of a list of structs to ``slot``."""
         row = assignment.row
@@ -182,8 +179,7 @@ class _LayoutBuilder:
         self.field(row, struct, leaf.removesuffix("[]"))
         if row.kind == "histogram":
             nested = leaf.endswith("[]")
-            target = assignment.slots[0] if slot is None else slot
-            section.observed_columns.append((leaf.removesuffix("[]"), nested, target))
+            section.observed_columns.append((leaf.removesuffix("[]"), nested, slot))
         elif row.kind == "counter" and row.closed:
             section.code_fields.append((leaf, assignment))
         else:

@@ -17,8 +17,6 @@ Status = Literal["live", "deprecated", "hidden"]
 """``deprecated``: the engine still has the family, and the exporter still exposes it; ``hidden``:
 exposed only with ``--metrics.legacy``."""
 
-TRITON = "nv_"
-"""The prefix of Triton's own families."""
 ENGINE_LABELS = ("engine", "model_name")
 """The labels of nearly every series of an engine."""
 
@@ -35,7 +33,10 @@ class Handler:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Computed:
-    """A row that the function of this name in ``metrics/computed_gauges.py`` computes at each scrape."""
+    """A row that the function of this name computes at each scrape.
+
+    It is in ``metrics/computed_gauges.py``, or in the dialect's ``computed``.
+    """
 
     name: str
 
@@ -115,6 +116,7 @@ class Row:
         mirrored: Whether all ranks of one replica report the same value, so that one rank is enough.
         unit_divisor: Stored units in one exposed unit, such as 1,000 for nanoseconds exposed as
             microseconds.
+        lasting: Whether a gauge holds until its next report, since no step reports it.
         feature: The option without which the row stays hidden until its first data arrive; where
             the Hello names the option, the row is exposed from the start.
         since: First release of the engine that has the family, where known.
@@ -136,6 +138,7 @@ class Row:
     combine: Combine = "sum"
     mirrored: bool = False
     unit_divisor: int = 1
+    lasting: bool = False
     feature: str = ""
     since: str = ""
     until: str = ""
@@ -155,8 +158,8 @@ class Row:
         return f"DEPRECATED: use {self.successor}. {self.help}"
 
 
-def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return ``rows`` after checking each of them.
+def check(rows: tuple[Row, ...], bare_counters: str = "") -> tuple[Row, ...]:
+    """Return ``rows`` after checking each of them; see ``DialectTables.bare_counters``.
 
     Raises:
         CatalogueError: A row contradicts itself or another row; the text names the row.
@@ -168,7 +171,7 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         seen.add(row.name)
         if row.labels != tuple(sorted(row.labels)):
             raise CatalogueError(f"{row.name}: labels must be sorted")
-        _check_kind(row)
+        _check_kind(row, bare_counters)
         if row.closed and len(row.own_labels) != 1:
             raise CatalogueError(f"{row.name}: closed values need exactly one own label")
         if (row.status == "live") == bool(row.successor):
@@ -181,10 +184,10 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     return rows
 
 
-def _check_kind(row: Row) -> None:
+def _check_kind(row: Row, bare_counters: str) -> None:
     is_own, is_total = row.name.startswith("sidestep_"), row.name.endswith("_total")
-    # Some gauges of engines end in _total, and Triton's counters do not.
-    may_count = is_total or row.name.startswith(TRITON)
+    # Some gauges of engines end in _total.
+    may_count = is_total or (bare_counters and row.name.startswith(bare_counters))
     if (row.kind == "counter" and not may_count) or (row.kind == "gauge" and is_total and is_own):
         raise CatalogueError(
             f"{row.name}: counters end in _total, and gauges named sidestep_* do not"

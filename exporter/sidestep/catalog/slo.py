@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 SLO_REQUESTS = "sidestep_slo_requests_total"
@@ -13,17 +13,8 @@ SLO_HANDLERS = ("slo_requests", "slo_undecided")
 GOOD, BAD = RESULTS = "good", "bad"
 AVAILABILITY = "availability"
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "inter_token": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
-    "time_per_output_token": (
-        "vllm:request_time_per_output_token_seconds",
-        "sglang:request_time_per_output_token_seconds",
-    ),
-    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-}
-"""Predefined objectives: the latency family of each engine."""
+LATENCIES = ("ttft", "inter_token", "time_per_output_token", "e2e", "queue")
+"""Predefined objectives, which each dialect has a family for; see ``DialectTables.latencies``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +22,8 @@ class Objective:
     """One objective.
 
     Attributes:
-        families: Histograms whose observations count. Empty: the objective counts how requests end.
+        families: Histograms whose observations count, or names of ``LATENCIES``, which stand for a
+            histogram of each engine. Empty: the objective counts how requests end.
         threshold: The highest latency of a good observation, in seconds.
     """
 

@@ -1,32 +1,33 @@
-"""What the value of a setting may be.
+"""Parsers of single values.
 
-A parser takes text, or what TOML has made of it, and raises ValueError with the
-words that complete an error line.
+A parser takes text, or a value of the TOML file, and raises ValueError with the end of an error
+line.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
 DAY = 86400.0
-OFTEN = 10.0
+MAX_FORWARD_INTERVAL = 10.0
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
 _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
 
 
 def text(value: object) -> str:
-    """Any text; a number of the file is none."""
+    """Accept any text, but no number of the file."""
     if not isinstance(value, str):
         raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
     return value
 
 
 def path(value: object) -> str:
-    """Path of a page, which none of the exporter's others has."""
+    """Accept the path of a page that differs from those of the exporter's other pages."""
     given = text(value)
     if not given.startswith("/"):
         raise ValueError("must begin with /")
@@ -35,18 +36,23 @@ def path(value: object) -> str:
     return given
 
 
-def named_label(value: object) -> tuple[str, str]:
-    """``NAME=VALUE``."""
-    name, equals, said = text(value).partition("=")
-    if not equals or not said or not _LABEL.fullmatch(name):
+def is_label_name(name: str) -> bool:
+    """Return whether an operator may give a label this name."""
+    return _LABEL.fullmatch(name) is not None
+
+
+def label_pair(value: object) -> tuple[str, str]:
+    """Parse ``NAME=VALUE``."""
+    name, equals, label_value = text(value).partition("=")
+    if not equals or not label_value or not is_label_name(name):
         raise ValueError("must be NAME=VALUE, with the name of a label")
-    if len(said) > MAX_LABEL_CHARS or not is_printable(said):
+    if len(label_value) > MAX_LABEL_CHARS or not is_printable(label_value):
         raise ValueError(f"must have a printable value, {MAX_LABEL_CHARS} characters at most")
-    return name, said
+    return name, label_value
 
 
 def source(value: object) -> str:
-    """What an exporter calls itself; empty: by its host."""
+    """Accept the name of an exporter; empty for the host name."""
     given = text(value)
     if len(given) > MAX_LABEL_CHARS // 2 or not is_printable(given):
         raise ValueError(f"must be printable, {MAX_LABEL_CHARS // 2} characters at most")
@@ -54,72 +60,84 @@ def source(value: object) -> str:
 
 
 def forward_endpoint(value: object) -> str:
-    """Of another exporter; empty: none."""
+    """Accept the endpoint of another exporter; empty for none."""
     given = text(value)
     if given and not given.startswith(("ipc://", "tcp://")):
         raise ValueError("must begin with ipc:// or tcp://")
     return given
 
 
-def address(value: object) -> tuple[str, int]:
-    """``host:port``, ``:port`` or ``[v6]:port``; an empty host is every address."""
+def optional_address(value: object) -> tuple[str, int] | None:
+    """Parse ``host:port``, ``:port`` or ``[v6]:port``; None for an empty text.
+
+    An empty host means all addresses.
+    """
+    if value == "":
+        return None
     host, colon, port = text(value).rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
         raise ValueError("must be host:port")
     return host.strip("[]"), int(port)
 
 
-def addresses(value: object) -> tuple[str, int] | None:
-    """Likewise, or nothing at all: then nobody is served."""
-    return None if value == "" else address(value)
-
-
-def label(value: object) -> str:
-    """Name of a label that series can do without: a bucket is none without its bound."""
+def droppable_label(value: object) -> str:
+    """Accept the name of a label, except those that buckets and quantiles need."""
     given = text(value)
-    if not _LABEL.fullmatch(given) or given in ("le", "quantile"):
+    if not is_label_name(given) or given in ("le", "quantile"):
         raise ValueError("must be the name of a label, and neither le nor quantile")
     return given
 
 
-def families(value: object) -> str:
-    """A pattern of families' names."""
+def family_pattern(value: object) -> str:
+    """Accept a family name with wildcards."""
     given = text(value)
     if not _FAMILIES.fullmatch(given):
         raise ValueError("must be a family's name, in which * and ? stand for others")
     return given
 
 
+def number(value: object, low: float, high: float, name: str) -> float:
+    """Parse a number from ``low`` to ``high``; an error calls it ``name``."""
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = math.nan
+    if not low <= found <= high:
+        raise ValueError(f"must be {name}, {low:g} to {high:g}")
+    return found
+
+
 def seconds(value: object) -> float:
-    """A duration of at most a day."""
-    return _number(value, DAY, "must be a number of seconds, 0 to 86400")
+    """Parse a duration of at most a day."""
+    return number(value, 0.0, DAY, "a number of seconds")
 
 
-def age(value: object) -> float:
-    """Likewise, but not nothing: a limit of 0 reads as none and would be the tightest."""
+def positive_seconds(value: object) -> float:
+    """Parse a duration above 0: a limit of 0 reads as none and would be the tightest."""
     found = seconds(value)
     if not found:
         raise ValueError("must be a number of seconds above 0")
     return found
 
 
-def often(value: object) -> float:
-    """Likewise, and often enough for whoever listens: what says nothing for 30 s is taken for gone."""
-    found = age(value)
-    if found > OFTEN:
+def forward_interval(value: object) -> float:
+    """Parse an interval below the 30 s after which a silent source counts as gone."""
+    found = positive_seconds(value)
+    if found > MAX_FORWARD_INTERVAL:
         raise ValueError(
-            f"must be {OFTEN:g} seconds at most: who says nothing for 30 is taken for gone"
+            f"must be {MAX_FORWARD_INTERVAL:g} seconds at most: a source that is silent for 30"
+            " counts as gone"
         )
     return found
 
 
 def share(value: object) -> float:
-    """A part of a whole."""
-    return _number(value, 1.0, "must be a number, 0 to 1")
+    """Parse a fraction."""
+    return number(value, 0.0, 1.0, "a number")
 
 
 def positive(value: object) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     digits = str(value)
     if not digits.isdecimal() or not int(digits):
         raise ValueError("must be a whole number above 0")
@@ -127,7 +145,7 @@ def positive(value: object) -> int:
 
 
 def whole(value: object) -> int:
-    """A whole number, 0 included."""
+    """Parse a whole number, 0 included."""
     digits = str(value)
     if not digits.isdecimal():
         raise ValueError("must be a whole number")
@@ -135,7 +153,7 @@ def whole(value: object) -> int:
 
 
 def boolean(value: object) -> bool:
-    """Yes or no, in a few words for each."""
+    """Parse true or false, 1 or 0, yes or no."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     try:
         return words[str(value).lower()]
@@ -143,8 +161,8 @@ def boolean(value: object) -> bool:
         raise ValueError("must be true or false") from None
 
 
-def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
-    """The parser that takes these words alone."""
+def one_of(*choices: str) -> Callable[[object], str]:
+    """Return a parser that accepts ``choices`` only."""
 
     def parse(value: object) -> str:
         if value not in choices:
@@ -152,13 +170,3 @@ def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
         return str(value)
 
     return parse
-
-
-def _number(value: object, limit: float, complaint: str) -> float:
-    try:
-        found = float(str(value))
-    except ValueError:
-        found = -1.0
-    if not 0.0 <= found <= limit:
-        raise ValueError(complaint)
-    return found

@@ -1,19 +1,17 @@
-"""What ``--scrape`` says: which page is fetched where, how often, and how one gets in.
+"""Parser of ``--scrape``: URL, interval, credentials and labels of a polled target.
 
-What all polled targets have in common is read here. Flags with more than that (another scheme,
-options of their own) are another ``Form``.
+A flag with other schemes or additional options has its own ``Form``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from sidestep.config import key_values as options
-from sidestep.config import parsing
+from sidestep.config import options, parsing
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 
 FORM = "URL[,option=value...]"
@@ -25,12 +23,14 @@ MIN_SECONDS, MAX_SECONDS = 0.05, 3600.0
 MAX_TARGETS = 64
 MAX_HEADER_CHARS = 8192
 
+Value = TypeVar("Value")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 _FILE = re.compile(r"(|.* )@(.*)")
 _OWN_HEADERS = ("connection", "content-length", "transfer-encoding", "accept-encoding")
 _VALUES = re.compile(r"(,[^=,]*=)[^,]*")
 _USER = re.compile(r"//[^/,]*@")
+_QUERY = re.compile(r"\?[^,\s]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Header:
     """One header of a request.
 
     Attributes:
-        text: Its value, or what stands before the content of ``file``.
+        text: Its value; with ``file``, the part before the content of the file.
         file: Absolute path, read at every poll; empty: none.
     """
 
@@ -49,14 +49,15 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What is polled, and how.
+    """A polled server, and how to poll it.
 
     Attributes:
         interval: Seconds from one poll to the next.
-        timeout: Seconds that a server may take for an answer once it is connected.
-        labels: Of every sample that comes from there.
-        ca: File of the authorities to trust; empty: the system's. Likewise ``cert`` and
-            ``key``, the client's own.
+        timeout: Seconds for a response once the connection is made.
+        labels: Labels added to all its samples.
+        ca: File of the authorities to trust; empty for the system's.
+        cert: File of the client's certificate; empty for none.
+        key: File of its key; empty if ``cert`` has it too.
         keepalive: Whether the connection stays open between polls.
     """
 
@@ -72,31 +73,33 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Identity that distinguishes it from others."""
-        return self.url
+        """URL without its query, for labels and log lines."""
+        return without_secrets(self.url)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """What a flag's targets may be.
+    """The form of a flag's targets.
 
     Attributes:
-        path: Of a URL that has none.
-        options: Those beside what all have.
-        reserved: Labels that a user cannot give.
+        path: Path of a URL that has none.
+        options: Names of options beside the common ones.
+        reserved: Label names that a user cannot give.
+        interval: Seconds between polls, where a target has none.
     """
 
     schemes: tuple[str, ...] = ("http", "https")
     path: str = ""
     options: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset({"le", "quantile"})
+    interval: float = INTERVAL
 
 
 SCRAPE = Form(path="/metrics")
 
 
 def parse(value: object) -> Target:
-    """The target of one ``--scrape``.
+    """Return the target of one ``--scrape``.
 
     Raises:
         ValueError: Completes an error line.
@@ -105,36 +108,36 @@ def parse(value: object) -> Target:
 
 
 def target(value: object, form: Form) -> tuple[Target, dict[str, str]]:
-    """The target, and the values of ``form.options`` that were given.
+    """Return the target, and the values of ``form.options`` that were given.
 
     Raises:
-        ValueError: Completes an error line, which has no secret in it.
+        ValueError: Completes an error line; contains no secret.
     """
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
     url = address(first, form)
-    prefixes = {options.LABEL: options.labels_but(form.reserved), HEADER: _check_header}
-    given = options.read(rest, (*form.options, *COMMON), prefixes)
+    prefixes = {options.LABEL: options.label_check(form.reserved), HEADER: _check_header}
+    given = options.parse(rest, (*form.options, *COMMON), prefixes)
     _check_files(url, given)
     found = Target(
         url,
-        _seconds("interval", given, INTERVAL),
-        _seconds("timeout", given, TIMEOUT),
-        options.behind(options.LABEL, given),
-        tuple(_header(name, text) for name, text in options.behind(HEADER, given)),
+        _parsed("interval", given, form.interval, _seconds),
+        _parsed("timeout", given, TIMEOUT, _seconds),
+        options.with_prefix(options.LABEL, given),
+        tuple(_header(name, text) for name, text in options.with_prefix(HEADER, given)),
         given.get("ca", ""),
         given.get("cert", ""),
         given.get("key", ""),
-        _boolean("keepalive", given),
+        _parsed("keepalive", given, default=False, parse=parsing.boolean),
     )
-    _check_twice(header.name.lower() for header in found.headers)
+    options.check_unique(f"{HEADER}{header.name.lower()}=" for header in found.headers)
     return found, {name: text for name, text in given.items() if name in form.options}
 
 
 def address(text: str, form: Form) -> str:
-    """``text`` as a URL to ask.
+    """Return ``text`` as a URL to poll.
 
     Raises:
-        ValueError: It is none, or has a password in it; completes an error line.
+        ValueError: It is no such URL, or contains a password; completes an error line.
     """
     complaint = f"must be {FORM}, with {' or '.join(f'{s}://' for s in form.schemes)}HOST[:PORT]"
     if not text.isascii() or not text.isprintable() or " " in text:
@@ -156,23 +159,24 @@ def address(text: str, form: Form) -> str:
     return whole.geturl()
 
 
-def checked(found: tuple[Target, ...]) -> tuple[Target, ...]:
-    """All targets of a flag.
+def collect(found: tuple[Target, ...]) -> tuple[Target, ...]:
+    """Check all targets of a flag together.
 
     Raises:
         ValueError: There are too many, or one twice; completes an error line.
     """
     if len(found) > MAX_TARGETS:
         raise ValueError(f"no more than {MAX_TARGETS} targets can be polled")
-    for one, other in pairwise(sorted(each.name for each in found)):
-        if one == other:
-            raise ValueError(f"{one} is given twice")
+    try:
+        options.check_unique(target.url for target in found)
+    except ValueError as error:
+        raise ValueError(without_secrets(error)) from None
     return found
 
 
 def without_secrets(value: object) -> str:
-    """``value`` as an error line may show it: any option may be a header with a slip in it."""
-    return _USER.sub("//***@", _VALUES.sub(r"\1***", str(value)))
+    """Mask passwords, queries and values of options: a misspelled option may be a header with a secret."""
+    return _QUERY.sub("?***", _USER.sub("//***@", _VALUES.sub(r"\1***", str(value))))
 
 
 def _check_header(name: str, text: str) -> None:
@@ -190,13 +194,6 @@ def _header(name: str, text: str) -> Header:
     return Header(name, text) if file is None else Header(name, file[1], file[2])
 
 
-def _check_twice(names: Iterable[str]) -> None:
-    """Names of headers in small letters: no two."""
-    for one, other in pairwise(sorted(names)):
-        if one == other:
-            raise ValueError(f"{HEADER}{one}= is given twice")
-
-
 def _check_files(url: str, given: Mapping[str, str]) -> None:
     if "key" in given and "cert" not in given:
         raise ValueError("key= needs cert=")
@@ -205,20 +202,15 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
         raise ValueError("ca=, cert= and key= need a URL that begins with https:// or grpcs://")
 
 
-def _seconds(name: str, given: Mapping[str, str], default: float) -> float:
-    if name not in given:
-        return default
+def _parsed(
+    name: str, given: Mapping[str, str], default: Value, parse: Callable[[str], Value]
+) -> Value:
+    """Parse the value of the option ``name``."""
     try:
-        found = float(given[name])
-    except ValueError:
-        found = -1.0
-    if not MIN_SECONDS <= found <= MAX_SECONDS:
-        raise ValueError(f"{name}= must be a number of seconds, {MIN_SECONDS:g} to {MAX_SECONDS:g}")
-    return found
-
-
-def _boolean(name: str, given: Mapping[str, str]) -> bool:
-    try:
-        return parsing.boolean(given.get(name, "false"))
+        return parse(given[name]) if name in given else default
     except ValueError as error:
         raise ValueError(f"{name}= {error}") from None
+
+
+def _seconds(text: str) -> float:
+    return parsing.number(text, MIN_SECONDS, MAX_SECONDS, "a number of seconds")

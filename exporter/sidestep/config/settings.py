@@ -1,44 +1,28 @@
-"""All settings, one row each: flag, environment variable, configuration key and help text."""
+"""All settings: ``Config`` declares each with its flag, help, parser and default, and ``read`` fills it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep.catalog import buckets
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.slo import Objective
-from sidestep.config import parsing, subscriptions, triton_servers
-from sidestep.config import scrape_targets as polls
-from sidestep.config import slo as objectives
+from sidestep.config import objectives, parsing, scrape_targets, subscriptions, triton_servers
+from sidestep.config.config_file import TABLES, read_file
 from sidestep.config.scrape_targets import Target
 from sidestep.config.subscriptions import Subscription
+from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError
-from sidestep.transport.reach import is_reached
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from sidestep.transport.addresses import is_reached
 
 REMOVED = {
     "forward.merge": "engines of different exporters are separate; sum them in PromQL",
 }
 """Settings of earlier releases, and what to use instead."""
-TABLES = ("buckets", "schemas", "shown_buckets")
-"""Tables of the file: bounds and schemas by bucket family, and exposed bounds by metric family."""
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
-VIEWS = ("engine", "pod")
-
-SCHEDULED = ("first", "last")
-INTER_TOKEN = ("output", "token")
-HISTOGRAMS = ("classic", "native", "both")
 
 
 def default_endpoint() -> str:
@@ -50,29 +34,41 @@ def default_endpoint() -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting.
+    """One setting; a flag, an environment variable and a key of the file have its value.
 
     Attributes:
-        parse: Parser of one value.
-        adjustable: Whether SIGHUP applies a change; other settings need a restart.
+        usage: The flag, and the placeholder of its value; a flag without one is a switch.
+        help: The text in ``--help`` and in docs/configuration.md.
+        parse: Parser of one value; it raises ValueError with the end of an error line.
+        default: Parsed like a given value; that of a repeatable setting is a tuple.
+        collect: Of a repeatable setting, checks all parsed values together.
         separator: Separator of values in the environment variable; ``None``: white space.
         shown: Formats a value for an error line, without secrets.
+        adjustable: Whether SIGHUP applies a change; other settings need a restart.
     """
 
-    flag: str
+    usage: str
     help: str
-    parse: Callable[[object], Any]
-    default: Any
-    repeatable: bool = False
-    switch: bool = False
-    metavar: str = ""
-    adjustable: bool = False
+    parse: Callable[[object], Any] = parsing.text
+    default: Any = ""
+    collect: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple
     separator: str | None = ","
     shown: Callable[[object], str] = str
+    adjustable: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The flag without its dashes, which is also the key in the file."""
+        return self.usage.partition(" ")[0].removeprefix("--")
+
+    @property
+    def metavar(self) -> str:
+        """Placeholder of the value; empty for a switch."""
+        return self.usage.partition(" ")[2]
 
     @property
     def key(self) -> str:
-        """Attribute name in ``Config`` and parameter name."""
+        """Attribute name in ``Config``."""
         return self.flag.replace(".", "_").replace("-", "_")
 
     @property
@@ -80,354 +76,276 @@ class Setting:
         """Name of the environment variable."""
         return f"SIDESTEP_{self.key.upper()}"
 
+    @property
+    def repeatable(self) -> bool:
+        """True if the setting has several values."""
+        return isinstance(self.default, tuple)
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting(
-        "web.listen-address",
+    @property
+    def default_text(self) -> str:
+        """The default as help and documents have it."""
+        return (", ".join(self.default) if self.repeatable else str(self.default).lower()) or "-"
+
+
+def option(*args: Any, **kwargs: Any) -> Any:
+    """Declare a field of ``Config`` by the arguments of its ``Setting``."""
+    return dataclasses.field(metadata={"setting": Setting(*args, **kwargs)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """All settings, validated. The name of a field is its flag with underscores."""
+
+    web_listen_address: tuple[tuple[str, int], ...] = option(
+        "--web.listen-address HOST:PORT",
         "Address to serve metrics on; repeatable. An empty host means all addresses; an empty value"
         " disables the HTTP server, for an exporter that only forwards.",
-        parsing.addresses,
+        parsing.optional_address,
         ("127.0.0.1:9857",),
-        repeatable=True,
-        metavar="HOST:PORT",
-    ),
-    Setting(
-        "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
-    ),
-    Setting(
-        "web.default-view",
+        collect=lambda addresses: tuple(filter(None, addresses)),
+    )
+    web_telemetry_path: str = option(
+        "--web.telemetry-path PATH", "Path of the metrics page.", parsing.path, "/metrics"
+    )
+    web_default_view: Literal["engine", "pod"] = option(
+        "--web.default-view VIEW",
         "View of the metrics page if the request names none: each engine separately, or all engines"
         " aggregated, as request routers expect. See views.md.",
-        parsing.one_of(VIEWS),
+        parsing.one_of("engine", "pod"),
         "engine",
-        metavar="VIEW",
-    ),
-    Setting(
-        "web.config.file",
+    )
+    web_config_file: str = option(
+        "--web.config.file FILE",
         "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"
         " reloaded when it changes. See security.md.",
-        parsing.text,
-        "",
-        metavar="FILE",
-    ),
-    Setting(
-        "ingest.endpoint",
+    )
+    ingest_endpoint: tuple[str, ...] = option(
+        "--ingest.endpoint ENDPOINT",
         "Endpoint that engines connect to, ipc:// or tcp://; repeatable.",
-        parsing.text,
-        (),
-        repeatable=True,
-        metavar="ENDPOINT",
-    ),
-    Setting(
-        "ingest.curve-key",
+        default=(),
+        collect=lambda endpoints: endpoints or (default_endpoint(),),
+    )
+    ingest_curve_key: str = option(
+        "--ingest.curve-key FILE",
         "File with the exporter's secret key (sidestep keygen); tcp:// endpoints then require CURVE.",
-        parsing.text,
-        "",
-        metavar="FILE",
-    ),
-    Setting(
-        "ingest.authorized-keys",
+    )
+    ingest_authorized_keys: str = option(
+        "--ingest.authorized-keys DIR",
         "Directory of the engines' public keys, NAME.pub, reloaded every second.",
-        parsing.text,
-        "",
-        metavar="DIR",
-    ),
-    Setting(
-        "ingest.allow-plain-tcp",
+    )
+    ingest_allow_plain_tcp: bool = option(
+        "--ingest.allow-plain-tcp",
         "Allow tcp:// endpoints that other hosts can reach without authentication.",
         parsing.boolean,
         default=False,
-        switch=True,
-    ),
-    Setting(
-        "ingest.ipc-group",
+    )
+    ingest_ipc_group: str = option(
+        "--ingest.ipc-group GROUP",
         "Group that may also connect to ipc:// paths; their directory is created with mode 2770.",
-        parsing.text,
-        "",
-        metavar="GROUP",
-    ),
-    Setting(
-        "forward",
+    )
+    forward: str = option(
+        "--forward ENDPOINT",
         "Ingest endpoint of an upstream exporter to forward all metrics to. See forwarding.md.",
         parsing.forward_endpoint,
-        "",
-        metavar="ENDPOINT",
-    ),
-    Setting(
-        "forward.interval",
+    )
+    forward_interval: float = option(
+        "--forward.interval SECONDS",
         "Seconds between forwards of changed metrics, at most 10.",
-        parsing.often,
+        parsing.forward_interval,
         1.0,
-        metavar="SECONDS",
-    ),
-    Setting(
-        "forward.label",
+    )
+    forward_label: tuple[tuple[str, str], ...] = option(
+        "--forward.label NAME=VALUE",
         "Label to add to all forwarded series; repeatable, space-separated in the variable.",
-        parsing.named_label,
+        parsing.label_pair,
         (),
-        repeatable=True,
-        metavar="NAME=VALUE",
         separator=None,
-    ),
-    Setting(
-        "forward.source",
+    )
+    forward_source: str = option(
+        "--forward.source NAME",
         "Name of this exporter, unique among those that forward to the same upstream and stable over"
         " restarts. Default: the host name.",
         parsing.source,
-        "",
-        metavar="NAME",
-    ),
-    Setting(
-        "subscribe",
+    )
+    subscribe: tuple[Subscription, ...] = option(
+        f"--subscribe {subscriptions.FORM}",
         "Stream of an engine's own publisher to read: kv-events, forward-pass or load, such"
         " as kv-events=tcp://host:5557,replay=tcp://host:5558; a port range has one port per"
         " rank. Repeatable; space-separated in the variable. See streams.md.",
         subscriptions.parse,
         (),
-        repeatable=True,
-        metavar=subscriptions.FORM,
+        collect=subscriptions.collect,
         separator=None,
-    ),
-    Setting(
-        "scrape",
+    )
+    scrape: tuple[Target, ...] = option(
+        f"--scrape {scrape_targets.FORM}",
         "Metrics page of another exporter to scrape, such as http://host:8002/metrics,label.pod=a;"
         " its families are exposed too. Repeatable; space-separated in the variable. See"
         " scrape.md.",
-        polls.parse,
+        scrape_targets.parse,
         (),
-        repeatable=True,
-        metavar=polls.FORM,
+        collect=scrape_targets.collect,
         separator=None,
-        shown=polls.without_secrets,
-    ),
-    Setting(
-        "triton",
+        shown=scrape_targets.without_secrets,
+    )
+    triton: tuple[Server, ...] = option(
+        f"--triton {triton_servers.FORM}",
         "Triton server to poll statistics from, http://HOST:8000; its models are exposed as engines."
         " Repeatable; space-separated in the variable. See triton.md.",
         triton_servers.parse,
         (),
-        repeatable=True,
-        metavar=triton_servers.FORM,
+        collect=triton_servers.collect,
         separator=None,
-        shown=polls.without_secrets,
-    ),
-    Setting(
-        "limits.memory-soft",
+        shown=scrape_targets.without_secrets,
+    )
+    limits_memory_soft: int = option(
+        "--limits.memory-soft MIB",
         "Resident memory from which new streams are rejected; 0 disables the limit.",
         parsing.whole,
         384,
-        metavar="MIB",
-    ),
-    Setting(
-        "limits.memory-hard",
+    )
+    limits_memory_hard: int = option(
+        "--limits.memory-hard MIB",
         "Resident memory at which all connections are closed and the socket is bound again; 0"
         " disables the limit.",
         parsing.whole,
         512,
-        metavar="MIB",
-    ),
-    Setting(
-        "state.dir",
+    )
+    state_dir: str = option(
+        "--state.dir DIR",
         "Directory for the snapshot that keeps counters across restarts; one directory per exporter,"
         " preferably on a memory-backed volume. Without it a restart is a counter reset.",
-        parsing.text,
-        "",
-        metavar="DIR",
-    ),
-    Setting(
-        "metrics.legacy",
+    )
+    shutdown_linger: float = option(
+        "--shutdown.linger SECONDS",
+        "Maximum seconds after SIGTERM during which the exporter still answers, until a scrape has"
+        " the last counts of all engines; 0 stops it at once. See reliability.md.",
+        parsing.seconds,
+        16.0,
+    )
+    metrics_legacy: bool = option(
+        "--metrics.legacy",
         "Also expose metric names that the engines have removed.",
         parsing.boolean,
         default=False,
-        switch=True,
-    ),
-    Setting(
-        "metrics.common",
+    )
+    metrics_common: bool = option(
+        "--metrics.common",
         "Also expose families under names that are common to all engines.",
         parsing.boolean,
         default=False,
-        switch=True,
-    ),
-    Setting(
-        "histograms",
+    )
+    histograms: Literal["classic", "native", "both"] = option(
+        "--histograms KIND",
         "Buckets of histograms in the protobuf format, which is negotiated unless this is classic;"
         " text formats always have classic buckets. With both, Prometheus 2.42 stores only native"
         " histograms. See native-histograms.md.",
-        parsing.one_of(HISTOGRAMS),
+        parsing.one_of("classic", "native", "both"),
         "classic",
-        metavar="KIND",
-    ),
-    Setting(
-        "metrics.drop-label",
+    )
+    metrics_drop_label: tuple[str, ...] = option(
+        "--metrics.drop-label NAME",
         "Label to drop from all engine series; series that become equal are merged. Repeatable."
         " See views.md.",
-        parsing.label,
+        parsing.droppable_label,
         (),
-        repeatable=True,
-        metavar="NAME",
-    ),
-    Setting(
-        "metrics.allow",
+    )
+    metrics_allow: tuple[str, ...] = option(
+        "--metrics.allow PATTERN",
         "Expose only engine families whose name matches, with wildcards * and ?; repeatable.",
-        parsing.families,
+        parsing.family_pattern,
         (),
-        repeatable=True,
-        metavar="PATTERN",
-    ),
-    Setting(
-        "metrics.deny",
+    )
+    metrics_deny: tuple[str, ...] = option(
+        "--metrics.deny PATTERN",
         "Do not expose engine families whose name matches, even if allowed; repeatable.",
-        parsing.families,
+        parsing.family_pattern,
         (),
-        repeatable=True,
-        metavar="PATTERN",
-    ),
-    Setting(
-        "metrics.bucket-thinning",
+    )
+    metrics_bucket_thinning: int = option(
+        "--metrics.bucket-thinning NUMBER",
         "Expose only every NUMBER-th bucket bound of a histogram, including the highest and +Inf.",
         parsing.positive,
         1,
-        metavar="NUMBER",
-    ),
-    Setting(
-        "slo",
+    )
+    slo: tuple[Objective, ...] = option(
+        f"--slo {objectives.FORM}",
         "Count which requests meet an objective, such as ttft=350ms: ttft, inter_token,"
         " time_per_output_token, e2e or queue; availability; or any name with family=FAMILY."
         " Repeatable; space-separated in the variable. See slo.md.",
         objectives.parse,
         (),
-        repeatable=True,
-        metavar=objectives.FORM,
+        collect=objectives.collect,
         separator=None,
         shown=objectives.shown,
-    ),
-    Setting(
-        "kv.sample-rate",
+    )
+    kv_sample_rate: float = option(
+        "--kv.sample-rate SHARE",
         "Share of KV blocks whose lifetime is tracked; 0 disables tracking.",
         parsing.share,
         0.01,
-        metavar="SHARE",
         adjustable=True,
-    ),
-    Setting(
-        "kv.scale-samples",
+    )
+    kv_scale_samples: bool = option(
+        "--kv.scale-samples",
         "Scale KV block histograms up by the sample rate: a sampled block counts as 1/rate blocks.",
         parsing.boolean,
         default=False,
-        switch=True,
-    ),
-    Setting(
-        "kv.max-tracked",
+    )
+    kv_max_tracked: int = option(
+        "--kv.max-tracked NUMBER",
         "Maximum sampled KV blocks tracked at once, per engine; more are refused and counted. All"
         " engines together track at most ten times as many, in equal shares.",
         parsing.positive,
         100_000,
-        metavar="NUMBER",
-    ),
-    Setting(
-        "intervals.scheduled",
-        "Scheduling of a preempted request that ends its queue time and starts its prefill; the"
-        " engine uses the first.",
-        parsing.one_of(SCHEDULED),
+    )
+    intervals_scheduled: Literal["first", "last"] = option(
+        "--intervals.scheduled WHICH",
+        "Scheduling of a preempted request that ends its queue time and starts its prefill, where the"
+        " tap sends events; vLLM's own front end uses the first.",
+        parsing.one_of("first", "last"),
         "first",
-        metavar="WHICH",
-    ),
-    Setting(
-        "intervals.inter-token",
+    )
+    intervals_inter_token: Literal["output", "token"] = option(
+        "--intervals.inter-token PER",
         "Whether the interval before an output of several tokens is one observation, as in the"
-        " engine, or is divided among its tokens.",
-        parsing.one_of(INTER_TOKEN),
+        " engine, or is divided among its tokens, where the tap sends events.",
+        parsing.one_of("output", "token"),
         "output",
-        metavar="PER",
-    ),
-    Setting(
-        "requests.max-tracked",
+    )
+    requests_max_tracked: int = option(
+        "--requests.max-tracked NUMBER",
         "Maximum requests in flight tracked at once, per engine; all engines together track at most"
         " twice as many, in equal shares.",
         parsing.positive,
         100_000,
-        metavar="NUMBER",
-    ),
-    Setting(
-        "requests.max-age",
+    )
+    requests_max_age: float = option(
+        "--requests.max-age SECONDS",
         "Age at which a request that has not finished is no longer tracked.",
-        parsing.age,
+        parsing.positive_seconds,
         parsing.DAY,
-        metavar="SECONDS",
-    ),
-    Setting(
-        "log.level",
+    )
+    log_level: str = option(
+        "--log.level LEVEL",
         "Lowest log level that is written.",
-        parsing.one_of(LOG_LEVELS),
+        parsing.one_of("debug", "info", "warning", "error"),
         "info",
-        metavar="LEVEL",
         adjustable=True,
-    ),
-    Setting(
-        "log.format", "Format of log lines.", parsing.one_of(LOG_FORMATS), "text", metavar="FORMAT"
-    ),
-    Setting(
-        "log.stats-interval",
+    )
+    log_format: str = option(
+        "--log.format FORMAT", "Format of log lines.", parsing.one_of("text", "json"), "text"
+    )
+    log_stats_interval: float = option(
+        "--log.stats-interval SECONDS",
         "Seconds between log lines of engine statistics; 0 disables them.",
         parsing.seconds,
         10.0,
-        metavar="SECONDS",
-    ),
-)
-
-CONFIG_FILE = Setting(
-    "config.file",
-    "TOML file with these settings; flags and environment variables take precedence.",
-    parsing.text,
-    "",
-    metavar="FILE",
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Config:
-    """All settings, validated."""
-
-    web_listen_address: tuple[tuple[str, int], ...]
-    web_telemetry_path: str
-    web_default_view: Literal["engine", "pod"]
-    web_config_file: str
-    ingest_endpoint: tuple[str, ...]
-    ingest_curve_key: str
-    ingest_authorized_keys: str
-    ingest_allow_plain_tcp: bool
-    ingest_ipc_group: str
-    forward: str
-    forward_interval: float
-    forward_label: tuple[tuple[str, str], ...]
-    forward_source: str
-    subscribe: tuple[Subscription, ...]
-    scrape: tuple[Target, ...]
-    triton: tuple[triton_servers.Server, ...]
-    limits_memory_soft: int
-    limits_memory_hard: int
-    state_dir: str
-    metrics_legacy: bool
-    metrics_common: bool
-    histograms: Literal["classic", "native", "both"]
-    metrics_drop_label: tuple[str, ...]
-    metrics_allow: tuple[str, ...]
-    metrics_deny: tuple[str, ...]
-    metrics_bucket_thinning: int
-    slo: tuple[Objective, ...]
-    kv_sample_rate: float
-    kv_scale_samples: bool
-    kv_max_tracked: int
-    intervals_scheduled: Literal["first", "last"]
-    intervals_inter_token: Literal["output", "token"]
-    requests_max_tracked: int
-    requests_max_age: float
-    log_level: str
-    log_format: str
-    log_stats_interval: float
-    buckets: Mapping[str, Bounds]
-    schemas: Mapping[str, int]
-    shown_buckets: Mapping[str, Bounds]
+    )
+    # Tables of the file, without flags.
+    buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+    schemas: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shown_buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
         """Apply the adjustable settings of ``new``.
@@ -436,12 +354,21 @@ class Config:
             The resulting settings; the applied changes, as ``flag value``; and the flags of
             changed settings that need a restart.
         """
-        differing = [s for s in SETTINGS if getattr(self, s.key) != getattr(new, s.key)]
-        values = {s.key: getattr(new, s.key) for s in differing if s.adjustable}
-        taken = [f"{s.flag} {values[s.key]}" for s in differing if s.adjustable]
-        left = [s.flag for s in differing if not s.adjustable]
-        left += [key for key in TABLES if getattr(self, key) != getattr(new, key)]
-        return dataclasses.replace(self, **values), taken, left
+        changed = [s for s in SETTINGS if getattr(self, s.key) != getattr(new, s.key)]
+        values = {s.key: getattr(new, s.key) for s in changed if s.adjustable}
+        applied = [f"{s.flag} {values[s.key]}" for s in changed if s.adjustable]
+        pending = [s.flag for s in changed if not s.adjustable]
+        pending += [key for key in TABLES if getattr(self, key) != getattr(new, key)]
+        return dataclasses.replace(self, **values), applied, pending
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    field.metadata["setting"] for field in dataclasses.fields(Config) if field.metadata
+)
+CONFIG_FILE = Setting(
+    "--config.file FILE",
+    "TOML file with these settings; flags and environment variables take precedence.",
+)
 
 
 def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -450,44 +377,25 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     Raises:
         ConfigError: One line that names the setting, where it came from and what is wrong.
     """
-    file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
-    file, tables = _read_file(file_name) if file_name else ({}, {key: {} for key in TABLES})
     for flag in REMOVED:
-        variable = f"SIDESTEP_{flag.upper().replace('.', '_').replace('-', '_')}"
+        variable = Setting(f"--{flag}", "").variable
         if environ.get(variable):
             refuse_removed(flag, variable)
-    values: dict[str, Any] = {}
-    for setting in SETTINGS:
-        given, source = _find(setting, flags, environ, file, file_name)
-        many = given if isinstance(given, list | tuple) and setting.repeatable else [given]
-        if not many and setting.default:
-            raise ConfigError(f"{source}: give at least one")
-        try:
-            parsed = tuple(setting.parse(one) for one in many)
-        except ValueError as error:
-            values_text = ", ".join(map(setting.shown, many))
-            raise ConfigError(f"{source} {values_text!r}: {error}") from None
-        values[setting.key] = parsed if setting.repeatable else parsed[0]
-    checks: dict[str, Callable[[Any], Any]] = {
-        "subscribe": subscriptions.checked,
-        "scrape": polls.checked,
-        "triton": triton_servers.checked,
-        "slo": objectives.checked,
+    file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
+    file, tables = read_file(file_name) if file_name else ({}, {})
+    known = {setting.flag for setting in SETTINGS}
+    for key in file:
+        refuse_removed(key, f"{file_name}: {key}")
+        if key not in known:
+            raise ConfigError(
+                f"{file_name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
+            )
+    values = {
+        setting.key: _parsed(setting, *_find(setting, flags, environ, file, file_name))
+        for setting in SETTINGS
     }
-    for key, check in checks.items():
-        try:
-            values[key] = check(values[key])
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from None
-    values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
-    values["web_listen_address"] = tuple(filter(None, values["web_listen_address"]))
     _check_forwarding(values)
-    return Config(
-        **values,
-        buckets=tables["buckets"],
-        schemas=tables["schemas"],
-        shown_buckets=tables["shown_buckets"],
-    )
+    return Config(**values, **tables)
 
 
 def refuse_removed(flag: str, source: str) -> None:
@@ -498,26 +406,6 @@ def refuse_removed(flag: str, source: str) -> None:
     """
     if flag in REMOVED:
         raise ConfigError(f"{source} was removed: {REMOVED[flag]}")
-
-
-def _check_forwarding(values: Mapping[str, Any]) -> None:
-    """Check the forwarding settings together.
-
-    Raises:
-        ConfigError: Metrics are neither served nor forwarded, or the exporter forwards to itself.
-    """
-    endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
-    if not endpoint:
-        if not values["web_listen_address"]:
-            raise ConfigError(
-                "metrics are neither served nor forwarded: set --web.listen-address or --forward"
-            )
-        if names:
-            raise ConfigError("--forward.label: requires --forward")
-    if any(is_reached(endpoint, bound) for bound in values["ingest_endpoint"]):
-        raise ConfigError(f"--forward {endpoint}: this is the exporter's own ingest endpoint")
-    if len(set(names)) < len(names):
-        raise ConfigError("--forward.label: give each label once")
 
 
 def _find(
@@ -539,61 +427,39 @@ def _find(
     return setting.default, f"default of --{setting.flag}"
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten one level of tables: join the keys of each table to its own with a dot."""
-    return {
-        f"{section}.{key}" if key else section: value
-        for section, keys in tree.items()
-        for key, value in (keys.items() if isinstance(keys, dict) else {"": keys}.items())
-    }
-
-
-def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the settings of a file and its ``TABLES``."""
+def _parsed(setting: Setting, given: Any, origin: str) -> Any:
+    """Parse the value, or the values of a repeatable setting."""
+    many = given if isinstance(given, list | tuple) and setting.repeatable else [given]
+    if not many and setting.default:
+        raise ConfigError(f"{origin}: give at least one")
     try:
-        tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # RecursionError escapes tomllib
-        raise ConfigError(f"{name} is not TOML: {error}") from None
-    tables = {key: _table(name, key, tree.pop(key, {})) for key in TABLES}
-    own = tree.pop("slo", None)
-    found = _flat(_flat(tree))
-    if own is not None:
-        # The operator chooses the names in this table.
-        found["slo"] = list(own.items()) if isinstance(own, dict) else own
-    known_flags = {setting.flag for setting in SETTINGS}
-    for key in found:
-        refuse_removed(key, f"{name}: {key}")
-        if key not in known_flags:
-            raise ConfigError(
-                f"{name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
-            )
-    return found, tables
-
-
-def _table(name: str, key: str, own: object) -> dict[str, Any]:
-    """Return the table ``key`` of a file, by bucket family or by metric family pattern."""
-    if not isinstance(own, dict):
-        raise ConfigError(f"{name}: {key} must be a table")
-    found: dict[str, Any] = {}
-    for family, value in own.items():
-        if key == "shown_buckets":
-            _check_pattern(name, family)
-        elif family not in buckets.DEFAULTS:
-            known = ", ".join(sorted(buckets.DEFAULTS))
-            raise ConfigError(f"{name}: {key}.{family} is unknown; known are {known}")
-        if key == "schemas":
-            found[family] = buckets.checked_schema(family, value)
-        elif isinstance(value, list):
-            found[family] = buckets.checked(family, value)
-        else:
-            raise ConfigError(f"{name}: {key}.{family} must be a list of numbers")
-    return found
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        parsing.families(pattern)
+        parsed = tuple(setting.parse(one) for one in many)
     except ValueError as error:
-        raise ConfigError(f"{name}: shown_buckets {pattern!r}: {error}") from None
+        values_text = ", ".join(map(setting.shown, many))
+        raise ConfigError(f"{origin} {values_text!r}: {error}") from None
+    if not setting.repeatable:
+        return parsed[0]
+    try:
+        return setting.collect(parsed)
+    except ValueError as error:
+        raise ConfigError(f"{setting.key}: {error}") from None
+
+
+def _check_forwarding(values: Mapping[str, Any]) -> None:
+    """Check the forwarding settings together.
+
+    Raises:
+        ConfigError: Metrics are neither served nor forwarded, or the exporter forwards to itself.
+    """
+    endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
+    if not endpoint:
+        if not values["web_listen_address"]:
+            raise ConfigError(
+                "metrics are neither served nor forwarded: set --web.listen-address or --forward"
+            )
+        if names:
+            raise ConfigError("--forward.label: requires --forward")
+    if any(is_reached(endpoint, bound) for bound in values["ingest_endpoint"]):
+        raise ConfigError(f"--forward {endpoint}: this is the exporter's own ingest endpoint")
+    if len(set(names)) < len(names):
+        raise ConfigError("--forward.label: give each label once")

@@ -1,13 +1,12 @@
-"""What ``--subscribe`` says: which stream of an engine is read where, and under which labels."""
+"""Parser of ``--subscribe``: kind, endpoints and labels of an engine's own stream."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from itertools import pairwise
 
 from sidestep.catalog.model import ENGINE_LABELS
-from sidestep.config import key_values as options
+from sidestep.config import options, parsing
 
 FORM = "KIND=ENDPOINT[,option=value...]"
 KINDS = ("kv-events", "forward-pass", "load")
@@ -19,20 +18,21 @@ MAX_ENDPOINT = 107 + len("ipc://")
 _RANGE = re.compile(r"(.*[:.])(\d+)-(\d+)")
 _PORT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^][:/*\s]+):(\d{1,5})")
 _PREFIXES = {
-    options.LABEL: options.labels_but(ENGINE_LABELS, "; use engine= and model= for those two")
+    options.LABEL: options.label_check(ENGINE_LABELS, "; use engine= and model= for those two")
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subscription:
-    """One publisher of an engine: a rank has its own.
+    """One publisher of an engine; each rank has its own.
 
     Attributes:
-        replay: Where to ask for messages that were missed; empty: nowhere.
-        topic: Of the messages wanted, what their topic begins with.
-        engine: Value of the label; empty: what the messages say, or else ``rank``.
-        rank: Place in a range of endpoints.
-        labels: More of them, for all its series.
+        replay: Endpoint that replays missed messages; empty for none.
+        topic: Prefix of the topics to receive.
+        model: Value of the label ``model_name``; empty for none.
+        engine: Value of the label; empty for the one in the messages, or else ``rank``.
+        rank: Position in a range of endpoints.
+        labels: Additional labels of all its series.
     """
 
     kind: str
@@ -46,27 +46,25 @@ class Subscription:
 
     @property
     def name(self) -> str:
-        """Identity that distinguishes it from others."""
+        """Identity among all subscriptions."""
         return f"{self.kind} {self.endpoint}"
 
 
 def parse(value: object) -> tuple[Subscription, ...]:
-    """The subscriptions that one ``--subscribe`` stands for, one a rank.
+    """Return the subscriptions of one ``--subscribe``, one per rank.
 
     Raises:
         ValueError: Completes an error line.
     """
-    if not isinstance(value, str):
-        raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
-    first, *rest = (part.strip() for part in value.split(","))
+    first, *rest = (part.strip() for part in parsing.text(value).split(","))
     kind, equals, place = first.partition("=")
     if not equals or kind not in KINDS:
         raise ValueError(f"must be {FORM}, with KIND one of {', '.join(KINDS)}")
-    given = options.read(rest, OPTIONS, _PREFIXES)
+    given = options.parse(rest, OPTIONS, _PREFIXES)
     endpoints = _ranks(place)
     replays = _ranks(given["replay"]) if "replay" in given else [""] * len(endpoints)
     if replays[0] and kind != "kv-events":
-        raise ValueError("only kv-events can be replayed; leave replay= away")
+        raise ValueError("only kv-events can be replayed; remove replay=")
     if len(replays) != len(endpoints):
         raise ValueError(f"replay= must have as many ports as the endpoint, {len(endpoints)}")
     if "engine" in given and len(endpoints) > 1:
@@ -80,29 +78,27 @@ def parse(value: object) -> tuple[Subscription, ...]:
             given.get("model", ""),
             given.get("engine", ""),
             rank,
-            options.behind(options.LABEL, given),
+            options.with_prefix(options.LABEL, given),
         )
         for rank, (endpoint, replay) in enumerate(zip(endpoints, replays, strict=True))
     )
 
 
-def checked(given: tuple[tuple[Subscription, ...], ...]) -> tuple[Subscription, ...]:
-    """All subscriptions.
+def collect(given: tuple[tuple[Subscription, ...], ...]) -> tuple[Subscription, ...]:
+    """Return the subscriptions of all flags.
 
     Raises:
         ValueError: There are too many, or one twice; completes an error line.
     """
-    found = [one for some in given for one in some]
+    found = tuple(one for some in given for one in some)
     if len(found) > MAX_RANKS:
         raise ValueError(f"no more than {MAX_RANKS} publishers can be subscribed to")
-    for one, other in pairwise(sorted(found, key=lambda each: each.name)):
-        if one.name == other.name:
-            raise ValueError(f"{one.name} is given twice")
-    return tuple(found)
+    options.check_unique(one.name for one in found)
+    return found
 
 
 def _ranks(place: str) -> list[str]:
-    """The endpoints of ``place``, whose port, or a path's last part, may be a range."""
+    """Return the endpoints of ``place``; its port, or the number that ends its path, may be a range."""
     found = _RANGE.fullmatch(place)
     if found is None:
         return [_endpoint(place)]

@@ -1,27 +1,45 @@
-"""What ``--triton`` says: which server's statistics are polled, and of which models."""
+"""Parser of ``--triton``: a server whose statistics are polled, and its models."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from sidestep.config import parsing
-from sidestep.config import scrape_targets as polls
+from sidestep.config import parsing, scrape_targets
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
 FORM = "URL[,option=value...]"
+INTERVAL = 0.25
+"""Seconds between polls by default: what a model does after the last one before its unload is lost."""
 MODEL = "model="
 MAX_MODELS = 256
 OWN_LABELS = frozenset(
     {"batch_size", "id", "model", "outcome", "response", "stage", "state", "type", "version"}
 )
-"""Labels of Triton's families."""
-SERVER = polls.Form(
+"""Labels of Triton's families, which a user cannot give."""
+SERVER = scrape_targets.Form(
     schemes=("http", "https", "grpc", "grpcs"),
     options=("model", "metrics"),
     reserved=frozenset({"le", "quantile", "origin"}) | OWN_LABELS,
+    interval=INTERVAL,
 )
-PAGE = polls.Form(path="/metrics")
+PAGE = scrape_targets.Form(path="/metrics")
+
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class ModelChoice(NamedTuple):
+    """Models to poll, of one ``model=``.
+
+    Attributes:
+        name: A model's name, or a pattern of names.
+        version: Their only version; empty for all.
+    """
+
+    name: str
+    version: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,49 +47,58 @@ class Server:
     """One Triton server.
 
     Attributes:
-        target: Its URL, without any path of Triton's, and how it is polled.
-        models: Names or patterns of names; empty: all.
-        metrics: URL of its own page, of which what statistics do not know is passed on;
-            empty: none.
+        target: Its URL, without the path of the statistics, and how to poll it.
+        models: The models to poll; empty for all.
+        metrics: URL of its own metrics page, whose families are exposed unless the statistics
+            have them; empty for none.
     """
 
-    target: polls.Target
-    models: tuple[str, ...] = ()
+    target: scrape_targets.Target
+    models: tuple[ModelChoice, ...] = ()
     metrics: str = ""
 
     @property
     def is_grpc(self) -> bool:
-        """Whether it is asked over gRPC."""
+        """True if it is polled over gRPC."""
         return self.target.url.startswith("grpc")
 
 
 def parse(value: object) -> Server:
-    """The server of one ``--triton``.
+    """Return the server of one ``--triton``.
 
     Raises:
         ValueError: Completes an error line.
     """
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
-    models = tuple(part.removeprefix(MODEL) for part in rest if part.startswith(MODEL))
+    models = tuple(_choice(part.removeprefix(MODEL)) for part in rest if part.startswith(MODEL))
     others = [part for part in rest if not part.startswith(MODEL)]
-    target, given = polls.target(",".join((first.rstrip("/"), *others)), SERVER)
+    target, given = scrape_targets.target(",".join((first.rstrip("/"), *others)), SERVER)
     if len(models) > MAX_MODELS:
         raise ValueError(f"no more than {MAX_MODELS} models can be named; use a pattern")
-    for model in models:
-        if not model or len(model) > MAX_LABEL_CHARS or not is_printable(model):
-            raise ValueError(f"model= must be printable, 1 to {MAX_LABEL_CHARS} characters")
     metrics = given.get("metrics", "")
-    found = Server(target, models, polls.address(metrics, PAGE) if metrics else "")
+    found = Server(target, models, scrape_targets.address(metrics, PAGE) if metrics else "")
     if found.is_grpc and urlsplit(target.url).path:
         raise ValueError("a URL of gRPC has no path")
+    if urlsplit(target.url).query:
+        raise ValueError("a URL of Triton's API has no query")
     return found
 
 
-def checked(found: tuple[Server, ...]) -> tuple[Server, ...]:
-    """All servers.
+def _choice(text: str) -> ModelChoice:
+    """Return the choice ``NAME`` or ``NAME/VERSION``: a name has no slash."""
+    name, slash, version = text.partition("/")
+    if not name or len(name) > MAX_LABEL_CHARS or not is_printable(name):
+        raise ValueError(f"model= must be printable, 1 to {MAX_LABEL_CHARS} characters")
+    if slash and not _VERSION.fullmatch(version):
+        raise ValueError("model=NAME/VERSION needs a whole number as the version")
+    return ModelChoice(name, version)
+
+
+def collect(found: tuple[Server, ...]) -> tuple[Server, ...]:
+    """Check all servers together.
 
     Raises:
         ValueError: There are too many, or one twice; completes an error line.
     """
-    polls.checked(tuple(server.target for server in found))
+    scrape_targets.collect(tuple(server.target for server in found))
     return found

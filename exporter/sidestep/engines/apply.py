@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from sidestep.catalog.slo import SLO_HANDLERS
+from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
-from sidestep.metrics import validate_record
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.validate_record import check_record
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
 
-COMMON_HANDLERS = {"refused_observations"}
-"""Handlers of every dialect, which Samples items feed."""
+COMMON_HANDLER = "refused_observations"
+"""The handler of every dialect, which Samples items feed."""
 
 
 class Applier:
     """Applies items to a registry's engines.
 
     Raises:
-        CatalogueError: A row names a handler that its dialect does not have, or the reverse.
+        CatalogueError: A dialect has no function for a row's handler or for an item, or the reverse.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, dialects: Mapping[str, Dialect] = DIALECTS) -> None:
         self.registry = registry
         self._handlers: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.handled) ^ (
-                COMMON_HANDLERS | set(DIALECTS[name].handlers.HANDLED)
-            )
-            if unmatched:
+            dialect = dialects[name]
+            # The histograms themselves count for objectives.
+            handled = layout.handled.keys() - SLO_HANDLERS
+            if unmatched := handled ^ {COMMON_HANDLER, *dialect.handlers.HANDLED}:
                 raise CatalogueError(f"handlers without a function or a row: {unmatched}")
-            self._handlers[name] = DIALECTS[name].handlers(layout, registry)
+            handlers = self._handlers[name] = dialect.handlers(layout, registry)
+            if items := handlers.appliers.keys() ^ set(dialect.items):
+                raise CatalogueError(f"items without a function, or the reverse: {items}")
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -65,7 +71,7 @@ class Applier:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
-                self._handlers[engine.layout.dialect].observe_blocks(engine, engine.blocks.take())
+                self._handlers[engine.layout.dialect].observe_blocks(engine, engine.blocks.drain())
                 self.registry.touch(engine)
                 break
 
@@ -73,24 +79,23 @@ class Applier:
         """Add a record that a sender folded; return how many observations had other bounds.
 
         Raises:
-            WireError: See ``merge.add_record`` and ``validate_record.check``; or the record has
+            WireError: See ``merge.add_record`` and ``validate_record.check_record``; or the record has
                 statistics that a server keeps, of which only the exporter can compute differences.
         """
-        if record.totals.looked:
+        if record.totals.polled:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
-        validate_record.check(engine, record)
+        check_record(engine, record)
         totals = record.totals
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
-            self._handlers[engine.layout.dialect].count_untracked(engine, untracked)
+            handlers = self._handlers[engine.layout.dialect]
+            handlers.count_untracked(engine, untracked)
+            # Only a core sends request events.
+            if engine.front_ends:
+                handlers.leave_to_front_ends(engine, record)
         if totals.blocks:
             self.abandon_blocks(engine)
-        try:
-            moved = add_record(self.registry, engine, record)
-        finally:
-            # Families that were refused are no longer in the record; everything else counts.
-            validate_record.count_slo(engine, record)
-        return moved
+        return add_record(self.registry, engine, record)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking the engine's blocks, since later events do not continue earlier ones."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import SLO_REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
+from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import decode_item
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.record_codec import encode_record, totals_of
@@ -38,7 +38,8 @@ class ItemFolder:
         kv_sample_rate: The share of KV blocks to track, as the exporter last requested.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dialects: Dialects = DIALECTS) -> None:
+        self._dialects = dialects
         self.count = 0
         self.settings = Settings()
         self.kv_sample_rate: float | None = None
@@ -51,11 +52,13 @@ class ItemFolder:
 
         The layout includes common names; the exporter ignores families that it does not expose.
         """
-        dialects = {engine.dialect for engine in engines} & DIALECTS.keys()
-        layouts = {name: compile_layout(DIALECTS[name], common=True) for name in sorted(dialects)}
+        names = {engine.dialect for engine in engines} & self._dialects.keys()
+        layouts = {
+            name: compile_layout(self._dialects[name], common=True) for name in sorted(names)
+        }
         if self._applier is None or self._registry.layouts != layouts:
             self._registry.layouts = layouts
-            self._applier = Applier(self._registry)
+            self._applier = Applier(self._registry, self._dialects)
         return self._applier
 
     def fold(self, data: bytes, engines: Sequence[EngineInfo]) -> bool:
@@ -64,7 +67,7 @@ class ItemFolder:
             self._begin()
         self.count += 1
         try:
-            item = decode_item(data)
+            item = self._dialects.decode(data)
             if item.engine >= len(engines):
                 return False
             applier = self._applier
@@ -115,7 +118,7 @@ class ItemFolder:
         if known is None:
             known = self._engines[index] = self._registry.register(engines[index])
             # The exporter counts the requests that were in flight when the first item was folded.
-            if known.layout.has_requests:
+            if known.layout.tables.has_requests:
                 self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
         return known
 
@@ -141,7 +144,7 @@ class ItemFolder:
         return [encode_record(engine, part) for part in (totals, *parts)]
 
     def _totals(self, engine: Engine) -> Totals:
-        applier = self._applier or Applier(self._registry)
+        applier = self._applier or Applier(self._registry, self._dialects)
         while engine.blocks is not None and engine.blocks.waiting:
             applier.flush_block_lifetimes()
         blocks = engine.blocks is not None

@@ -8,12 +8,13 @@ from typing import Any
 
 from sidestep.catalog.model import Kind
 from sidestep.exposition.aggregate import aggregate_states
-from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.aggregated_series import AggregatedSeries
 from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import aggregate_snapshot, histogram_state, snapshot_family
+from sidestep.exposition.family_snapshot import histogram_state, snapshot_family
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.metrics.engine import Number
-from sidestep.metrics.histogram import State
+from sidestep.exposition.sections import SeriesWriter
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.registry import Registry
 
 SLICE = 50
@@ -27,10 +28,10 @@ class Count:
     series: int = 0
     samples: int = 0
 
-    def add(self, value: Number | State) -> None:
+    def add(self, samples: int) -> None:
         """Count one series."""
         self.series += 1
-        self.samples += samples_of(value)
+        self.samples += samples
 
     def json(self, **more: Any) -> dict[str, Any]:
         """Return the counts for JSON."""
@@ -56,13 +57,13 @@ class CardinalityReport:
     other: dict[str, int] = dataclasses.field(default_factory=dict)
     pages: dict[str, Count] = dataclasses.field(default_factory=dict)
 
-    def add(self, name: str, kind: Kind, labels: dict[str, str], value: Number | State) -> None:
+    def add(self, family: Family, labels: Mapping[str, str], samples: int) -> None:
         """Count one series."""
-        self.total.add(value)
-        self.families.setdefault(name, (kind, Count()))[1].add(value)
+        self.total.add(samples)
+        self.families.setdefault(family.name, (family.kind, Count()))[1].add(samples)
         for label, text in labels.items():
             count, values = self.labels.setdefault(label, (Count(), set()))
-            count.add(value)
+            count.add(samples)
             values.add(text)
 
     def json(self) -> dict[str, Any]:
@@ -88,16 +89,8 @@ class CardinalityReport:
         }
 
 
-def samples_of(value: Number | State) -> int:
-    """Return the number of lines of a series; a summary has no bounds and no buckets."""
-    if not isinstance(value, tuple):
-        return 1
-    bounds = value[0]
-    return len(bounds) + 3 if bounds else 2
-
-
 def count_series(
-    registry: Registry, passthrough: PassthroughRegistry, views: Mapping[str, AggregatedPage]
+    registry: Registry, passthrough: PassthroughRegistry, views: Mapping[str, TextPage]
 ) -> Iterator[CardinalityReport]:
     """Yield the report so far, to yield to the event loop, and at last the whole report.
 
@@ -107,30 +100,28 @@ def count_series(
         views: Pages by name, whose samples are counted as well.
     """
     found = CardinalityReport(engines={name: Count() for name in registry.engines})
+    aggregated = AggregatedSeries(registry)
     for family in list(families(registry)):
         if is_shared(family):
-            for one in aggregate_snapshot(
-                family, snapshot_family(registry, family, histogram_state), aggregate_states
-            ):
+            writer = SeriesWriter(family, SeriesFilter())
+            for one in aggregated.series(family, histogram_state, aggregate_states):
                 if one is None:
                     yield found
                 else:
-                    found.add(family.name, family.kind, dict(one[0]), one[1])
+                    found.add(family, dict(one[0]), writer.samples(one[1]))
         else:
             yield from _of_engines(registry, family, found)
     for passed in passthrough.families():
-        found.other[passed.name] = sum(len(part.series) for part in passed.visible_parts)
+        found.other[passed.name] = sum(len(part.samples) for part in passed.parts)
         yield found
-    for view, merged in views.items():
-        merged.refresh()
+    for view, page in views.items():
         count = found.pages.setdefault(view, Count())
-        for family in merged.families():
-            for series in merged.series(family):
-                if series is None:
+        for text in page.families():
+            for value in text.values():
+                if value is None:
                     yield found
                 else:
-                    count.series += 1
-                    count.samples += merged.samples_of(family, series[1])
+                    count.add(text.writer.samples(value))
             yield found
     yield found
 
@@ -138,12 +129,14 @@ def count_series(
 def _of_engines(
     registry: Registry, family: Family, found: CardinalityReport
 ) -> Iterator[CardinalityReport]:
+    writer = SeriesWriter(family, SeriesFilter())
     number = 0
-    for engine, _, names, children in snapshot_family(registry, family, histogram_state):
+    for engine, names, children in snapshot_family(registry, family, histogram_state):
         own = found.engines.setdefault(engine.id, Count())
         for key, value in children:
-            found.add(family.name, family.kind, series_labels(engine, family, names, key), value)
-            own.add(value)
+            samples = writer.samples(value)
+            found.add(family, series_labels(engine, family, names, key), samples)
+            own.add(samples)
             number += 1
             if not number % SLICE:
                 yield found

@@ -21,6 +21,8 @@ else:
 
 LEVEL = 1
 """A scrape is read once: a higher level costs more time than the smaller page saves."""
+RUN = 100
+"""Parts to compress at once: many are short."""
 GZIP = 16 + zlib.MAX_WBITS
 """``wbits`` of a gzip header and trailer."""
 
@@ -28,7 +30,8 @@ GZIP = 16 + zlib.MAX_WBITS
 def compress(parts: Sequence[bytes]) -> list[bytes]:
     """Return ``parts`` as one gzip member, in parts again."""
     squeeze = _library.compressobj(LEVEL, zlib.DEFLATED, GZIP)
-    return [one for one in (*map(squeeze.compress, parts), squeeze.flush()) if one]
+    runs = (b"".join(parts[start : start + RUN]) for start in range(0, len(parts), RUN))
+    return [one for one in (*map(squeeze.compress, runs), squeeze.flush()) if one]
 
 
 async def pack(parts: Sequence[bytes]) -> list[bytes]:
@@ -39,10 +42,15 @@ async def pack(parts: Sequence[bytes]) -> list[bytes]:
 
 
 class Body:
-    """Parts of a page, and their gzip, which is made once, on demand."""
+    """Parts of a page, and their gzip, which is made once, on demand.
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
+    Args:
+        stamp: ``FinalScrape.stamp`` when the rendering began.
+    """
+
+    def __init__(self, parts: Sequence[bytes], stamp: float = 0.0) -> None:
         self.parts = parts
+        self.stamp = stamp
         self._packed: asyncio.Task[list[bytes]] | None = None
 
     async def packed(self) -> Sequence[bytes]:

@@ -1,6 +1,6 @@
-"""Metric families of a scrape, the engines that have them, and the labels of their series.
+"""Metric families of a scrape, and the labels of their series.
 
-``family_snapshot`` reads the values.
+``selection`` finds the engines that have a family, ``family_snapshot`` reads their values.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Combine, Kind
-from sidestep.catalog.slo import SLO_REQUESTS
-from sidestep.metrics.availability import update_availability
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
 
@@ -87,67 +85,6 @@ def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
     if kind in OBSERVED:
         return any(f"{family}_{suffix}" in names for suffix in ("bucket", "count", "sum"))
     return kind == "counter" and family.removesuffix("_total") in names
-
-
-def engines_of_row(registry: Registry, dialect: str, placed: SlotAssignment) -> list[Engine]:
-    """Return the engines that may have samples of a dialect's row."""
-    return engines_with_samples(
-        present_engines(registry, dialect, *row_requirements(registry, dialect, placed)), placed
-    )
-
-
-def row_requirements(registry: Registry, dialect: str, placed: SlotAssignment) -> tuple[bool, str]:
-    """Return whether a row needs live engines, and the feature that they need, empty for none."""
-    row = placed.row
-    hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
-    return row.kind == "gauge", hidden
-
-
-def present_engines(
-    registry: Registry, dialect: str, live: bool, feature: str = ""
-) -> list[Engine]:
-    """Return the engines that are not absent.
-
-    Args:
-        registry: The engines.
-        dialect: Its engines only; empty for all.
-        live: Leave out engines that no stream feeds.
-        feature: Leave out engines without it; empty for all.
-    """
-    engines = registry.engines.values()
-    if dialect:
-        layout = registry.layouts[dialect]
-        found = [engine for engine in engines if engine.layout is layout and not engine.absent]
-    else:
-        found = [engine for engine in engines if not engine.absent]
-    if live:
-        found = [engine for engine in found if engine.live]
-    if feature:
-        found = [engine for engine in found if feature in engine.features]
-    return found
-
-
-def engines_with_samples(engines: list[Engine], placed: SlotAssignment) -> list[Engine]:
-    """Return those of ``engines`` that have samples of a row."""
-    match placed.storage:
-        case "sampled":
-            name = stored_name(placed)
-            return [engine for engine in engines if name in engine.open_families]
-        case "keyed":
-            slot = placed.slots[0]
-            if placed.row.name == SLO_REQUESTS:
-                for engine in engines:
-                    # Engines that have some are settled when the snapshot is made.
-                    if not engine.keyed[slot]:
-                        update_availability(engine)
-            return [engine for engine in engines if engine.keyed[slot]]
-    return engines
-
-
-def stored_name(placed: SlotAssignment) -> str:
-    """Return the name under which an engine stores a family that Samples items feed."""
-    source = placed.row.source
-    return source.name if isinstance(source, Alias) else placed.row.name
 
 
 def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:

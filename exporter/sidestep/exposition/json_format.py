@@ -10,20 +10,13 @@ import msgspec
 
 from sidestep.exposition import passthrough_text
 from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.aggregated_series import AggregatedSeries, Series
 from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import (
-    EngineSnapshot,
-    aggregate_snapshot,
-    histogram_state,
-    snapshot_family,
-)
+from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
-
-PER_SLICE = 32
-"""Samples to encode before yielding to the event loop: some 10 us each."""
 
 Sample = dict[str, Any]
 
@@ -33,28 +26,23 @@ def pieces(
     names: Collection[str] = (),
     passthrough: PassthroughRegistry | None = None,
 ) -> Iterator[bytes]:
-    """Yield the page in pieces; each family is of the moment of its first piece."""
+    """Yield the page in pieces; each family is of the moment of its first piece.
+
+    An empty piece means that the next one takes a while.
+    """
     separator = b"["
     for head, samples in _families(registry, names, passthrough):
         # Copying the state of a thousand engines takes most of a slice.
         yield b""
-        begun = False
-        waiting: list[bytes] = []
-        for number, sample in enumerate(samples, 1):
-            if sample is not None:
-                waiting.append(msgspec.json.encode(sample))
-            if sample is None or not number % PER_SLICE:
-                if not waiting:
-                    yield b""
-                    continue
-                yield (b"," if begun else separator + _opened(head)) + b",".join(waiting)
-                begun, waiting = True, []
-        if waiting:
-            yield (b"," if begun else separator + _opened(head)) + b",".join(waiting)
-            begun = True
-        if begun:
-            separator = b","
-        yield b"]}" if begun else b""
+        before = separator + _opened(head)
+        for sample in samples:
+            if sample is None:
+                yield b""
+            else:
+                yield before + msgspec.json.encode(sample)
+                before = separator = b","
+        if before == b",":
+            yield b"]}"
     yield b"[]" if separator == b"[" else b"]"
 
 
@@ -65,22 +53,26 @@ def _opened(head: dict[str, Any]) -> bytes:
 def _families(
     registry: Registry, names: Collection[str], passthrough: PassthroughRegistry | None
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
+    aggregated = AggregatedSeries(registry)
     for family in list(families(registry, names)):
-        found = snapshot_family(registry, family, histogram_state)
-        samples = _combined(family, found) if is_shared(family) else _single(family, found)
+        if is_shared(family):
+            found = aggregated.series(family, histogram_state, aggregate_states)
+            samples = _aggregated(found)
+        else:
+            samples = _single(family, snapshot_family(registry, family, histogram_state))
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
     if passthrough is not None:
         yield from passthrough_text.json_families(passthrough, names)
 
 
 def _single(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample]:
-    for engine, _, names, children in found:
+    for engine, names, children in found:
         for key, value in children:
             yield _sample(series_labels(engine, family, names, key), value)
 
 
-def _combined(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample | None]:
-    for one in aggregate_snapshot(family, found, aggregate_states):
+def _aggregated(found: Iterable[Series[State] | None]) -> Iterator[Sample | None]:
+    for one in found:
         yield None if one is None else _sample(dict(one[0]), one[1])
 
 

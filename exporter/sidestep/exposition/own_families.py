@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -28,15 +28,13 @@ WRITERS: Mapping[Format, Callable[[Any], bytes]] = {
 
 
 class OwnFamilies:
-    """Writes the families of ``registry`` as prometheus_client does, ten times faster."""
+    """Writes the families of ``registry`` as prometheus_client does, several times faster."""
 
     def __init__(self, registry: OwnRegistry) -> None:
         self._registry = registry
         self._headers: dict[tuple[str, bool], bytes] = {}
         self._series: dict[tuple[str, Labels], str] = {}
         self._labels: dict[tuple[str, Labels], bytes] = {}
-        self._parts: dict[tuple[str, bool], dict[int, _Part]] = {}
-        """Runs of ``PER_SLICE`` samples: by family and whether in protobuf, by first index."""
 
     def pieces(self, form: Format, names: Collection[str] = ()) -> Iterator[bytes]:
         """Yield the families, or those with one of the sample ``names``, and the end of the page.
@@ -53,36 +51,23 @@ class OwnFamilies:
                 yield from self._messages(*found)
             else:
                 yield self._header(found[0], openmetrics=form == "openmetrics")
-                yield from self._written(*found, self._lines, is_protobuf=False)
+                yield from self._lines(*found)
         others: Any = self._registry.others
         yield WRITERS[form](others.restricted_registry(names) if names else others)
 
     def _messages(self, row: SelfRow, samples: Sequence[Sample]) -> Iterator[bytes]:
         """Yield a family in protobuf, which begins with its size."""
         metrics: list[bytes] = []
-        for some in self._written(row, samples, self._metrics, is_protobuf=True):
-            metrics.append(some)
-            yield b""
+        for number, (labels, value) in enumerate(samples, start=1):
+            label_bytes = self._labels.get((row.name, labels))
+            if label_bytes is None:
+                pairs = sorted(zip(row.labels, labels, strict=True))
+                label_bytes = self._labels[row.name, labels] = proto_format.labels(pairs)
+            encoded = proto_format.single(row.kind, float(value))
+            metrics.append(proto_format.metric(label_bytes, encoded))
+            if not number % PER_SLICE:
+                yield b""
         yield b"".join(proto_format.family(row.name, row.kind, row.help, metrics))
-
-    def _written(
-        self,
-        row: SelfRow,
-        samples: Sequence[Sample],
-        write: Callable[[SelfRow, Sequence[Sample]], bytes],
-        *,
-        is_protobuf: bool,
-    ) -> Iterator[bytes]:
-        """Yield runs of samples; unchanged ones are not written again."""
-        parts = self._parts.setdefault((row.name, is_protobuf), {})
-        for start in range(0, len(samples), PER_SLICE):
-            some = samples[start : start + PER_SLICE]
-            part = parts.get(start)
-            if part is None or part.samples != some:
-                part = parts[start] = _Part(some, write(row, some))
-            yield part.text
-        for start in [start for start in parts if start >= len(samples)]:
-            del parts[start]
 
     def _header(self, row: SelfRow, *, openmetrics: bool) -> bytes:
         found = self._headers.get((row.name, openmetrics))
@@ -91,31 +76,13 @@ class OwnFamilies:
             self._headers[row.name, openmetrics] = found
         return found
 
-    def _lines(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
-        lines: list[str] = []
-        for labels, value in samples:
-            text = self._series.get((row.name, labels))
-            if text is None:
-                pairs = label_text(dict(zip(row.labels, labels, strict=True)))
-                text = self._series[row.name, labels] = series_text(row.name, pairs)
-            lines.append(f"{text}{floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
-        return "".join(lines).encode()
-
-    def _metrics(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
-        found: list[bytes] = []
-        for labels, value in samples:
-            label_bytes = self._labels.get((row.name, labels))
-            if label_bytes is None:
-                pairs = sorted(zip(row.labels, labels, strict=True))
-                label_bytes = self._labels[row.name, labels] = proto_format.labels(pairs)
-            found.append(
-                proto_format.metric(label_bytes, proto_format.single(row.kind, float(value)))
-            )
-        return b"".join(found)
-
-
-class _Part(NamedTuple):
-    """Samples and their text."""
-
-    samples: Sequence[Sample]
-    text: bytes
+    def _lines(self, row: SelfRow, samples: Sequence[Sample]) -> Iterator[bytes]:
+        for start in range(0, len(samples), PER_SLICE):
+            lines: list[str] = []
+            for labels, value in samples[start : start + PER_SLICE]:
+                text = self._series.get((row.name, labels))
+                if text is None:
+                    pairs = label_text(dict(zip(row.labels, labels, strict=True)))
+                    text = self._series[row.name, labels] = series_text(row.name, pairs)
+                lines.append(f"{text}{floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
+            yield "".join(lines).encode()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
 from sidestep.exposition import passthrough_text, protobuf_page, protobuf_samples
-from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.compression import Body
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import OwnFamilies
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
+from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
@@ -41,6 +41,7 @@ class Pages:
     Args:
         snapshots: If given, a page is returned only once a snapshot holds what it shows, so
             that no counter that Prometheus has seen decreases after a crash.
+        final_scrape: If given, records the requests for whole pages.
         series_filter: Labels, families and buckets to leave out.
     """
 
@@ -50,35 +51,35 @@ class Pages:
         passthrough: PassthroughRegistry,
         own: OwnRegistry,
         metrics: SelfMetrics,
-        endpoints: list[str],
         *,
         snapshots: Durable | None = None,
+        final_scrape: FinalScrape | None = None,
         series_filter: SeriesFilter | None = None,
     ) -> None:
         shown = series_filter or SeriesFilter()
         self.registry = registry
         self.passthrough = passthrough
         self.metrics = metrics
-        self.endpoints = endpoints
         self._own = OwnFamilies(own)
         self._snapshots = snapshots
+        self._final_scrape = final_scrape
         self.views = {
-            "engine": AggregatedPage(registry, shown),
-            "pod": AggregatedPage(registry, shown.for_pod),
+            "engine": TextPage(registry, shown),
+            "pod": TextPage(registry, shown.for_pod),
         }
         # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
-        self._texts: Mapping[str, TextPage | AggregatedPage] = {
-            "engine": TextPage(registry)
-            if shown.keeps_labels_and_buckets
-            else self.views["engine"],
-            "pod": self.views["pod"],
-        }
         self._renders: dict[Key, asyncio.Task[Body]] = {}
         """In flight, or finished less than ``CACHE_SECONDS`` ago."""
 
     async def page(
-        self, view: str, form: Format, names: frozenset[str] = frozenset(), *, packed: bool = False
+        self,
+        view: str,
+        form: Format,
+        names: frozenset[str] = frozenset(),
+        *,
+        packed: bool = False,
+        by_prometheus: bool = False,
     ) -> Sequence[bytes]:
         """Return the parts of a page, or of its gzip if ``packed``.
 
@@ -89,12 +90,15 @@ class Pages:
             form: The format.
             names: Samples whose families to include, on a page that is not cached; empty for all.
             packed: Whether to compress it.
+            by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
         """
         if names:
             body = await self._render(view, form, names)
         else:
             # A client that disconnects must not cancel the render that others wait for.
             body = await asyncio.shield(self._shared(view, form))
+            if self._final_scrape is not None:
+                self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
         return await body.packed() if packed else body.parts
 
     def _shared(self, view: str, form: Format) -> asyncio.Task[Body]:
@@ -119,11 +123,12 @@ class Pages:
         slice, so it holds all that the page shows.
         """
         started = time.perf_counter()
+        stamp = self._final_scrape.stamp() if self._final_scrape is not None else 0.0
         found = await collect_in_slices(self._pieces(view, form, names))
         own = await collect_in_slices(self._own.pieces(form, names))
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
-        return Body([*chain.from_iterable(found), b"".join(own)])
+        return Body([*chain.from_iterable(found), b"".join(own)], stamp)
 
     async def settled(self) -> None:
         """Return once a snapshot holds everything that was rendered before the call."""
@@ -136,4 +141,4 @@ class Pages:
             return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
         others = passthrough_text.pieces(self.passthrough, openmetrics=openmetrics, names=names)
-        return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)
+        return chain(self.views[view].pieces(openmetrics=openmetrics, names=names), others)

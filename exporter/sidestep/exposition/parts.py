@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from sidestep.catalog import slo
 from sidestep.catalog.layout import Layout
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
@@ -47,7 +48,7 @@ def native_histograms(config: Config) -> NativeSettings | None:
     return NativeSettings(config.schemas, time.time, both=config.histograms == "both")
 
 
-def engine_settings(config: Config) -> Settings:
+def engine_settings(config: Config, objectives: Iterable[slo.Objective]) -> Settings:
     """Return the settings that the exporter sends to engines."""
     return Settings(
         {family: list(bounds) for family, bounds in config.buckets.items()},
@@ -59,7 +60,7 @@ def engine_settings(config: Config) -> Settings:
         config.kv_max_tracked,
         None if config.histograms == "classic" else dict(config.schemas),
         # Objectives on outcomes read the engine's own counters, which are folded anyway.
-        [Objective(o.name, list(o.families), o.threshold) for o in config.slo if o.families],
+        [Objective(o.name, list(o.families), o.threshold) for o in objectives if o.families],
     )
 
 

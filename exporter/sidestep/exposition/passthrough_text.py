@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.page import PageValues, Part, Series
+from sidestep.exposition.passthrough.families import Series
+from sidestep.exposition.passthrough.page import Part
 from sidestep.exposition.passthrough.parser import Labels, unescape_labels
 from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
 from sidestep.exposition.text_format import header
@@ -16,14 +17,13 @@ def pieces(
     registry: PassthroughRegistry, *, openmetrics: bool = False, names: Collection[str] = ()
 ) -> Iterator[list[bytes]]:
     """Yield the families, some thousand samples at a time, all as of the call."""
-    page_values = registry.page_values
-    found = [(family, family.visible_parts) for family in registry.families(names)]
+    found = [(family, family.parts) for family in registry.families(names)]
     for family, parts in found:
         if openmetrics and not family.is_openmetrics:
             continue
         yield [_header(family, openmetrics=openmetrics).encode()]
         for part in parts:
-            yield [part.text(page_values, openmetrics=openmetrics)]
+            yield [part.text(openmetrics=openmetrics)]
 
 
 def _header(family: PassthroughFamily, *, openmetrics: bool) -> str:
@@ -42,9 +42,8 @@ def json_families(
     registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any] | None]]]:
     """Yield each family's description and its samples; None asks to yield to the event loop."""
-    page_values = registry.page_values
     for family in registry.families(names):
-        samples = _samples(family.visible_parts, page_values)
+        samples = _samples(family.parts)
         is_grouped = family.kind in OBSERVED
         found = _grouped_samples(family, samples) if is_grouped else _plain_samples(samples)
         yield {"name": family.name, "type": family.kind, "help": family.help}, found
@@ -54,9 +53,9 @@ Sample = tuple[Series, float, float | None]
 """A series, its value, and its timestamp on the page in seconds."""
 
 
-def _samples(parts: list[Part], page_values: PageValues) -> Iterator[Sample]:
+def _samples(parts: list[Part]) -> Iterator[Sample]:
     for part in parts:
-        for series, text in zip(part.series, part.values(page_values), strict=True):
+        for series, text in part.samples:
             value, _, stamp = text.partition(b" ")
             number = int(value) if value.isdigit() else float(value)
             yield series, number, int(stamp) / 1000 if stamp else None

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.exposition import proto_format
 from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.aggregated_series import AggregatedSeries
 from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import EngineSnapshot, aggregate_snapshot, snapshot_family
+from sidestep.exposition.family_snapshot import EngineSnapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
@@ -24,9 +25,6 @@ CHANGED_COST = 40
 """Cost of a changed histogram, in series."""
 NEW_LABELS_COST = 5
 """Cost of a series whose labels are not cached, in series."""
-
-Pair = tuple[str, str]
-
 
 Unencoded = tuple[Histogram, Histogram]
 """A histogram to encode: the engine's own, and its copy of that moment."""
@@ -62,9 +60,8 @@ def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
     """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    found = snapshot_family(registry, family, lambda histogram: histogram.copy())
-    yield []
-    for one in aggregate_snapshot(family, found, aggregate_histograms):
+    aggregated = AggregatedSeries(registry)
+    for one in aggregated.series(family, lambda histogram: histogram.copy(), aggregate_histograms):
         if one is None:
             yield []
             continue
@@ -89,7 +86,7 @@ class _Family:
     def pieces(self, found: Iterable[EngineSnapshot[HistogramSnapshot]]) -> Iterator[list[bytes]]:
         """Yield the family, after empty pieces at which to yield to the event loop."""
         spent = 0
-        for engine, _, names, children in found:
+        for engine, names, children in found:
             for key, value in children:
                 label_bytes = engine.label_cache.get((self._family.name, key))
                 if label_bytes is None:
@@ -132,7 +129,7 @@ class _Family:
         return found
 
     def _encoded(self, histogram: Histogram, state: Histogram, created: float) -> bytes:
-        """Encode ``state``, and cache the bytes in ``kept`` if it has not changed since."""
+        """Encode ``state``, and cache the bytes in ``histogram`` if it has not changed since."""
         if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
             # Another page encoded it, and the engine's histogram may have changed since.
             return state.encoded

@@ -44,12 +44,11 @@ def passthrough_pieces(
     registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[list[bytes]]:
     """Yield other exporters' families, all as of the call."""
-    page_values = registry.page_values
-    found = [(family, family.visible_parts) for family in registry.families(names)]
+    found = [(family, family.parts) for family in registry.families(names)]
     for family, parts in found:
         samples: list[Sample] = []
         for part in parts:
-            for series, text in zip(part.series, part.values(page_values), strict=True):
+            for series, text in part.samples:
                 value, _, stamp = text.partition(b" ")
                 own = tuple(sorted(unescape_labels(series.labels).items()))
                 suffix = series.name.removeprefix(family.name)

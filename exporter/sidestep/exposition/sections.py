@@ -1,239 +1,259 @@
-"""One dialect's part of a family as text, for values in slots.
+"""Text of a family's series, by dialect.
 
-A section first copies the values of all engines; then it writes them block by block, and the caller
-may yield to the event loop between two blocks. Unchanged blocks are not written again.
+A section first copies values; then it writes them in steps, between which the caller may yield to
+the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from operator import is_
-from typing import NamedTuple, Protocol
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import Kind
-from sidestep.exposition.block_cache import Block, changed_entries, updated
 from sidestep.exposition.families import Family
-from sidestep.exposition.family_snapshot import row_numbers
-from sidestep.exposition.selection import LabelTexts, Selections, label_form
-from sidestep.exposition.text_format import LABELS_PLACEHOLDER, histogram_template, series_text
-from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.exposition.family_snapshot import (
+    EngineSnapshot,
+    Values,
+    histogram_state,
+    slot_values,
+    snapshot_engines,
+)
+from sidestep.exposition.label_cache import PER_BATCH, LabelCache, label_form
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_format import (
+    LABELS_PLACEHOLDER,
+    histogram_template,
+    series_text,
+)
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.histogram import State
 
-HISTOGRAMS_PER_BLOCK = 64
-"""Histograms in a block: 5 us each to write."""
-SCALARS_PER_BLOCK = 100
-"""Numbers in a block: 0.1 us each to write, but 5 us after engines come or go."""
+SERIES_PER_STEP = 64
+"""Series to write before yielding to the event loop: 5 us each, if they are histograms."""
 MAX_TEMPLATES = 64
 """Sets of bounds that a family can have at once; engines can send any bounds."""
 
 
-class Section(Protocol):
-    """Part of a family that caches its text."""
+class SeriesWriter:
+    """Writes the series of one family as text."""
 
-    def begin(self, selections: Selections) -> Iterator[bytes]:
-        """Copy the present values; yield their text, empty ones to pause for the event loop."""
-
-
-class HistogramTemplates:
-    """Histogram templates of one family, by bounds."""
-
-    def __init__(self, name: str, kind: Kind) -> None:
-        self._name = name
-        self._kind = kind
-        self._known: dict[tuple[Bounds, bool], bytes] = {}
+    def __init__(self, family: Family, series_filter: SeriesFilter) -> None:
+        self._name = family.name
+        self._kind = family.kind
+        self._filter = series_filter
+        self._known: dict[tuple[Bounds, bool], tuple[bytes, Sequence[int] | None]] = {}
         self._last: Bounds | None = None
-        self._text = b""
+        self._template = b""
+        self._buckets: Sequence[int] | None = None
 
-    def fill(self, pairs: bytes, state: State) -> bytes:
-        """Return the lines of one histogram."""
+    def text(self, labels: bytes, value: Number | State) -> bytes:
+        """Return the lines of one series."""
+        if isinstance(value, tuple):
+            return self.histogram(labels, value)
+        # %a formats as repr does.
+        return b"%b%a\n" % (self.prefix(labels), value)
+
+    def prefix(self, labels: bytes) -> bytes:
+        """Return the text before a number."""
+        return series_text(self._name, labels.decode()).encode()
+
+    def histogram(self, labels: bytes, state: State) -> bytes:
+        """Return the lines of one histogram or summary."""
         bounds, counts, total = state
-        if bounds is not self._last or not pairs:
-            self._text = self._of(bounds, labelled=bool(pairs))
-            self._last = bounds if pairs else None
-        counts = [*accumulate(counts)]
-        # A summary has no buckets. A histogram without bounds has one: the aggregate of engines
-        # without a common bound.
-        shown = () if self._kind == "summary" else counts
-        return (self._text % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, pairs)
+        if bounds is not self._last or not labels:
+            self._template, self._buckets = self._form(bounds, labelled=bool(labels))
+            self._last = bounds if labels else None
+        counts = shown = [*accumulate(counts)]
+        if self._buckets is not None:
+            shown = [counts[place] for place in self._buckets]
+        return (self._template % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, labels)
 
-    def _of(self, bounds: Bounds, *, labelled: bool) -> bytes:
+    def samples(self, value: Number | State) -> int:
+        """Return the number of lines of one series."""
+        if not isinstance(value, tuple):
+            return 1
+        _, shown = self._form(value[0], labelled=True)
+        return 2 + len(value[1] if shown is None else shown)
+
+    def _form(self, bounds: Bounds, *, labelled: bool) -> tuple[bytes, Sequence[int] | None]:
+        """Return the template of histograms with these bounds, and the buckets to show in it."""
         found = self._known.get((bounds, labelled))
         if found is None:
+            # A histogram without bounds has one bucket: the aggregate of engines without a common
+            # bound. A summary has none.
+            shown = self._filter.shown_bounds(self._name, bounds) if bounds else None
+            places = None if shown is None else (*shown, len(bounds))
+            if self._kind == "summary":
+                places = ()
+            kept = bounds if shown is None else tuple(bounds[place] for place in shown)
             if len(self._known) >= MAX_TEMPLATES:
                 self._known.clear()
-            found = histogram_template(self._name, self._kind, bounds, labelled=labelled)
-            self._known[bounds, labelled] = found
+            template = histogram_template(self._name, self._kind, kept, labelled=labelled)
+            found = self._known[bounds, labelled] = template, places
         return found
 
 
-class SlotSection:
-    """Base of sections with values in slots: engines in blocks, with cached labels."""
+class NumberSection:
+    """One dialect's numbers in slots.
 
-    def __init__(
-        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
-    ) -> None:
-        self.family = family
-        self.dialect = dialect
-        self.placed = placed
-        self.slots = placed.slots
-        self.keys = placed.label_values
-        self._labels = labels
-        self._form = label_form(placed)
-        self._label_versions: Sequence[int] = ()
-
-    def same(self, label_versions: Sequence[int]) -> bool:
-        """Return whether the label versions are those of the last call."""
-        if label_versions == self._label_versions:
-            return True
-        self._label_versions = label_versions
-        return False
-
-    def pairs(self, engine: Engine, key: Key) -> bytes:
-        """Return the label text of a series."""
-        names = self.placed.row.own_labels
-        return self._labels.text(engine, self.family, self._form, names, key)
-
-
-class _ScalarBlock:
-    """Numbers of some engines, written by one template.
-
-    Attributes:
-        missing: Indexes of the slots without a value.
+    They are always written: a template with a placeholder for each number is faster than a cache.
     """
 
-    __slots__ = ("missing", "template", "text", "values")
-
-    def __init__(self) -> None:
-        self.values: Sequence[Number | None] | None = None
-        self.missing: Sequence[int] | None = None
-        self.template = self.text = b""
-
-
-class ScalarSection(SlotSection):
-    """Numbers, stored or computed: a block is a template with a placeholder for each value."""
-
     def __init__(
-        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+        self,
+        family: Family,
+        placed: SlotAssignment,
+        labels: LabelCache[bytes],
+        writer: SeriesWriter,
     ) -> None:
-        super().__init__(family, dialect, placed, labels)
-        self._size = max(SCALARS_PER_BLOCK // len(self.keys), 1)
-        self._blocks: dict[int, _ScalarBlock] = {}
+        self._family = family
+        self._placed = placed
+        self._labels = labels
+        self._writer = writer
+        self._label_versions: Sequence[int] = ()
+        self._templates: dict[int, tuple[Sequence[int], bytes]] = {}
+        """By index of the first engine: indexes without a sample, and the template of all others."""
 
-    def begin(self, selections: Selections) -> Iterator[bytes]:
-        """See ``Section``."""
-        engines, label_versions = selections.of_row(self.dialect, self.placed)
-        if not self.same(label_versions):
-            self._blocks = {}
-        return self._texts(engines, row_numbers(self.placed, engines), self._blocks)
+    def begin(self, engines: Sequence[Engine]) -> Iterator[list[bytes]]:
+        """Copy the present values; yield their texts in steps."""
+        label_versions = [engine.label_version for engine in engines]
+        if label_versions != self._label_versions:
+            self._label_versions, self._templates = label_versions, {}
+        values = slot_values(self._placed, engines, histogram_state)
+        return self._written(engines, values, self._templates)
 
-    def _texts(
+    def _written(
         self,
         engines: Sequence[Engine],
-        values: Sequence[Number | None],
-        blocks: dict[int, _ScalarBlock],
-    ) -> Iterator[bytes]:
-        size, width = self._size, len(self.keys)
-        for start in range(0, len(engines), size):
-            block = blocks.setdefault(start, _ScalarBlock())
-            some = values[start * width : (start + size) * width]
-            # The same object has the same text; 1 and 1.0 are equal but have different text.
-            if block.values is None or not all(map(is_, some, block.values)):
-                self._write(block, engines[start : start + size], some)
-            yield block.text
+        values: Values[State],
+        templates: dict[int, tuple[Sequence[int], bytes]],
+    ) -> Iterator[list[bytes]]:
+        width = len(self._placed.label_values)
+        count = max(SERIES_PER_STEP // width, 1)
+        for start in range(0, len(engines), count):
+            some = values[start * width : (start + count) * width]
+            missing = [place for place, value in enumerate(some) if value is None]
+            known = templates.get(start)
+            if known is None or known[0] != missing:
+                template = self._template(engines[start : start + count], missing)
+                known = templates[start] = missing, template
+            yield [known[1] % (*[value for value in some if value is not None],)]
 
-    def _write(
-        self, block: _ScalarBlock, engines: Sequence[Engine], values: Sequence[Number | None]
-    ) -> None:
-        missing = [place for place, value in enumerate(values) if value is None]
-        if missing != block.missing:
-            block.template = self._template(engines, values)
-            block.missing = missing
-        per = self.placed.row.unit_divisor
-        shown = [value for value in values if value is not None] if missing else values
-        if per != 1:
-            shown = [value / per for value in shown if value is not None]
-        # The text first: on an error, new values with the old text would count as written.
-        block.text = block.template % (*shown,)
-        block.values = values
-
-    def _template(self, engines: Sequence[Engine], values: Sequence[Number | None]) -> bytes:
-        name = self.family.name
-        places = [(engine, key) for engine in engines for key in self.keys]
-        lines = [
-            series_text(name, self.pairs(*place).decode())
-            for place, value in zip(places, values, strict=True)
-            if value is not None
+    def _template(self, engines: Sequence[Engine], missing: Sequence[int]) -> bytes:
+        form, placed = label_form(self._placed), self._placed
+        names, keys = placed.row.own_labels, placed.label_values
+        labels = [
+            one
+            for engine in engines
+            for one in self._labels.get(engine, self._family, form, names, keys)
         ]
-        # %a formats as repr does.
-        return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
+        lines = [
+            self._writer.prefix(one).replace(b"%", b"%%") + b"%a\n"
+            for place, one in enumerate(labels)
+            if place not in missing
+        ]
+        return b"".join(lines)
 
 
-class _BlockUpdate(NamedTuple):
-    """A cached block of histograms, their present versions, and copies of the changed ones."""
+class Section:
+    """One dialect's histograms or open values, or a family that engines described themselves.
 
-    start: int
-    before: Block | None
-    versions: Sequence[object]
-    states: Mapping[int, State | None]
-
-
-class HistogramSection(SlotSection):
-    """Histograms in slots; a version object distinguishes the states of each."""
+    The text of an engine is cached until the engine changes.
+    """
 
     def __init__(
-        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
-    ) -> None:
-        super().__init__(family, dialect, placed, labels)
-        self._size = max(HISTOGRAMS_PER_BLOCK // len(self.slots), 1)
-        self._templates = HistogramTemplates(family.name, family.kind)
-        self._blocks: dict[int, Block] = {}
-        self._pairs: dict[int, Sequence[bytes]] = {}
-
-    def begin(self, selections: Selections) -> Iterator[bytes]:
-        """See ``Section``."""
-        engines, label_versions = selections.of_row(self.dialect, self.placed)
-        if not self.same(label_versions):
-            self._blocks, self._pairs = {}, {}
-        jobs: list[_BlockUpdate] = []
-        # One object for all states of this moment: a change removes it.
-        mark = object()
-        for start in range(0, len(engines), self._size):
-            some = engines[start : start + self._size]
-            found = [slots[slot] for e in some for slots in (e.histograms,) for slot in self.slots]
-            versions = [
-                None if one is None else one.state_token or one.token(mark) for one in found
-            ]
-            before = self._blocks.get(start)
-            states = {
-                place: None
-                if (one := found[place]) is None
-                else (one.bounds, [*one.counts], one.sum)
-                for place in changed_entries(before, versions)
-            }
-            jobs.append(_BlockUpdate(start, before, versions, states))
-        return self._texts(engines, jobs, self._blocks, self._pairs)
-
-    def _texts(
         self,
+        family: Family,
+        placed: SlotAssignment | None,
+        labels: LabelCache[bytes],
+        writer: SeriesWriter,
+    ) -> None:
+        self._family = family
+        self._placed = placed
+        self._labels = labels
+        self._writer = writer
+        self._form = label_form(placed)
+        self._label_versions: Sequence[int] = ()
+        self._versions: Sequence[int | None] = ()
+        self._texts: list[bytes] = []
+        self._pairs: dict[int, Sequence[bytes]] = {}
+        """Labels of the histograms in slots, by label version of the engine."""
+
+    def begin(self, engines: Sequence[Engine]) -> Iterator[list[bytes]]:
+        """Copy the present values; yield their texts, at times none, in steps."""
+        label_versions = [engine.label_version for engine in engines]
+        if label_versions != self._label_versions:
+            self._label_versions, self._pairs = label_versions, {}
+            self._versions, self._texts = [None] * len(engines), [b""] * len(engines)
+        versions = [engine.version for engine in engines]
+        pairs = enumerate(zip(versions, self._versions, strict=True))
+        changed = [place for place, (version, before) in pairs if version != before]
+        stale = [engines[place] for place in changed]
+        if self._placed is not None and self._placed.storage == "histogram":
+            values = slot_values(self._placed, stale, histogram_state)
+            written = self._histograms(self._placed, stale, values, self._pairs)
+        else:
+            snapshots = snapshot_engines(self._family, self._placed, stale, histogram_state)
+            written = self._open_values(snapshots)
+        return self._updated(label_versions, versions, self._texts.copy(), changed, written)
+
+    def _updated(
+        self,
+        label_versions: Sequence[int],
+        versions: Sequence[int],
+        texts: list[bytes],
+        changed: Iterable[int],
+        written: Iterable[list[bytes]],
+    ) -> Iterator[list[bytes]]:
+        places = iter(changed)
+        for some in written:
+            for text, place in zip(some, places, strict=False):
+                texts[place] = text
+            yield []
+        # Another page may have begun after labels changed.
+        if label_versions == self._label_versions:
+            self._versions, self._texts = versions, texts
+        yield texts
+
+    def _histograms(
+        self,
+        placed: SlotAssignment,
         engines: Sequence[Engine],
-        jobs: Sequence[_BlockUpdate],
-        blocks: dict[int, Block],
+        values: Values[State],
         known: dict[int, Sequence[bytes]],
-    ) -> Iterator[bytes]:
-        fill = self._templates.fill
-        for start, before, versions, states in jobs:
-            block = before
-            if states or block is None:
-                pairs = known.get(start)
-                if pairs is None:
-                    some = engines[start : start + self._size]
-                    pairs = known[start] = [self.pairs(e, key) for e in some for key in self.keys]
-                texts = {
-                    place: b"" if state is None else fill(pairs[place], state)
-                    for place, state in states.items()
-                }
-                block = blocks[start] = updated(before, versions, texts)
-            yield block.text
+    ) -> Iterator[list[bytes]]:
+        """Yield the histogram texts of some engines at a time."""
+        names, keys = placed.row.own_labels, placed.label_values
+        width = len(keys)
+        count = max(SERIES_PER_STEP // width, 1)
+        write = self._writer.histogram
+        for start in range(0, len(engines), count):
+            some = values[start * width : (start + count) * width]
+            pairs: list[bytes] = []
+            for engine in engines[start : start + count]:
+                of_engine = known.get(engine.label_version)
+                if of_engine is None:
+                    of_engine = self._labels.get(engine, self._family, self._form, names, keys)
+                    known[engine.label_version] = of_engine
+                pairs += of_engine
+            texts = [
+                write(labels, value) if isinstance(value, tuple) else b""
+                for labels, value in zip(pairs, some, strict=True)
+            ]
+            if width > 1:
+                texts = [b"".join(texts[at : at + width]) for at in range(0, len(texts), width)]
+            yield texts
+
+    def _open_values(self, snapshots: Iterable[EngineSnapshot[State]]) -> Iterator[list[bytes]]:
+        """Yield the text of one engine at a time, at times none in between."""
+        spent = 0
+        for snapshot in snapshots:
+            lines: list[bytes] = []
+            for batch in self._labels.batches(self._family, self._form, snapshot):
+                lines += [self._writer.text(*one) for one in batch]
+                spent += len(batch)
+                if spent >= PER_BATCH:
+                    yield []
+                    spent = 0
+            yield [b"".join(lines)]

@@ -10,7 +10,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.metrics.engine import ORIGIN
 
 RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank")
-"""Labels of SGLang that distinguish the ranks of one data-parallel replica."""
+"""Labels that distinguish the ranks of one data-parallel replica."""
 POD_DROPPED_LABELS = frozenset({"engine", ORIGIN, "dp_rank", "engine_type", *RANK_LABELS})
 """Labels that distinguish only the engines of a pod; the pod view drops them."""
 

@@ -1,16 +1,21 @@
-"""The statistics log line of each engine, as vLLM's own stat logger prints it."""
+"""The statistics log line of each engine, from the key series of its dialect."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sidestep.metrics.computed_gauges import scalar
+from sidestep.catalog.dialect import KeySeries
+from sidestep.catalog.layout import Layout
+from sidestep.exposition.aggregated_series import replica_of
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.series import NumberReader, number_reader
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +35,7 @@ class _Totals:
 
     @classmethod
     def of(cls, engine: Engine) -> _Totals:
-        computed = engine.layout.find("vllm:prompt_tokens_by_source_total").slots[0]
-        return cls(
-            # Computed tokens only, without those from a cache.
-            prompt=engine.values[computed] or 0,
-            generation=scalar(engine, "vllm:generation_tokens_total"),
-            preemptions=scalar(engine, "vllm:num_preemptions_total"),
-            drafted=scalar(engine, "vllm:spec_decode_num_draft_tokens_total"),
-            accepted=scalar(engine, "vllm:spec_decode_num_accepted_tokens_total"),
-        )
+        return cls(*(_number(engine, field.name) or 0 for field in dataclasses.fields(cls)))
 
     def since(self, before: _Totals) -> _Totals:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
@@ -57,7 +54,7 @@ class Line:
     waiting: float
     deferred: float
     preemptions: float
-    kv_cache_usage: float
+    kv_cache_usage: float | None
     prefix_hit_rate: float | None
     external_hit_rate: float | None
     mm_hit_rate: float | None
@@ -75,8 +72,8 @@ class Line:
             parts.append(f"deferred {self.deferred:.0f}")
         if self.preemptions:
             parts.append(f"preemptions {self.preemptions:.0f}")
-        parts.append(f"KV cache {self.kv_cache_usage:.1%}")
         rates = {
+            "KV cache": self.kv_cache_usage,
             "prefix cache hits": self.prefix_hit_rate,
             "external prefix cache hits": self.external_hit_rate,
             "multimodal cache hits": self.mm_hit_rate,
@@ -101,23 +98,36 @@ class StatsLog:
         """
         found: list[tuple[int, Line]] = []
         self.registry.version += 1  # the legacy throughputs are gauges on the page
-        engines = [
-            e for e in self.registry.engines.values() if e.live and e.layout.dialect == "vllm"
-        ]
+        engines = _without_repeated_ranks(
+            [
+                engine
+                for engine in self.registry.engines.values()
+                if engine.live and _has_line(engine)
+            ]
+        )
         differences: list[_Totals] = []
         for engine in engines:
             totals = _Totals.of(engine)
             difference = totals.since(self._before.get(engine.id, _Totals()))
             self._before[engine.id] = totals
-            engine.throughput = (difference.prompt / interval, difference.generation / interval)
+            if not engine.federated:
+                engine.computed["prompt_throughput"] = difference.prompt / interval
+                engine.computed["generation_throughput"] = difference.generation / interval
             differences.append(difference)
-            line = _line(f"engine {engine.labels['engine']}", [engine], difference, interval)
+            line = _line(f"engine {_name(engine)}", [engine], difference, interval)
             found.append((self._level(engine.id, line), line))
         known = self.registry.engines.keys() | self.registry.retired.keys()
         if len(self._before) > 2 * len(known):
             self._before = {name: t for name, t in self._before.items() if name in known}
             self._busy &= {*known, ""}
-        if len(engines) > 1:
+        # A stream's engine usually pushes its own statistics, too.
+        summed = [
+            (engine, difference)
+            for engine, difference in zip(engines, differences, strict=True)
+            if not engine.layout.tables.has_own_namespace
+        ]
+        if len(summed) > 1:
+            engines, differences = map(list, zip(*summed, strict=True))
             sums = zip(*map(dataclasses.astuple, differences), strict=True)
             line = _line(f"{len(engines)} engines", engines, _Totals(*map(sum, sums)), interval)
             found.append((self._level("", line), line))
@@ -143,33 +153,82 @@ class StatsLog:
             last = now
 
 
+class _KeyNumbers:
+    """Readers of the series that a dialect's ``KeySeries`` names, for all engines with one layout."""
+
+    def __init__(self, layout: Layout, named: KeySeries) -> None:
+        self.running = layout.find(named.running.family).row
+        self.readers: Mapping[str, NumberReader] = {
+            field.name: number_reader(layout, series)
+            for field in dataclasses.fields(named)
+            if (series := getattr(named, field.name)) is not None
+        }
+
+    @staticmethod
+    @functools.cache
+    def of(layout: Layout) -> _KeyNumbers | None:
+        named = layout.tables.key_series
+        return None if named is None else _KeyNumbers(layout, named)
+
+    def are_of(self, engine: Engine) -> bool:
+        """Return whether the engine can have running requests."""
+        row = self.running
+        is_enabled = not row.feature or row.feature in engine.description.features
+        return is_enabled and engine.labels.keys() >= set(row.shared)
+
+
+def _has_line(engine: Engine) -> bool:
+    numbers = _KeyNumbers.of(engine.layout)
+    return numbers is not None and numbers.are_of(engine)
+
+
+def _without_repeated_ranks(engines: Sequence[Engine]) -> list[Engine]:
+    """Return ``engines`` without ranks that repeat what a lower rank of their replica reports."""
+
+    def is_mirrored(engine: Engine) -> bool:
+        numbers = _KeyNumbers.of(engine.layout)
+        return numbers is not None and numbers.running.mirrored
+
+    ranks = sorted(filter(is_mirrored, engines), key=lambda engine: replica_of(engine.labels)[1])
+    lowest = {replica_of(engine.labels)[0]: engine for engine in reversed(ranks)}
+    return [e for e in engines if not is_mirrored(e) or lowest[replica_of(e.labels)[0]] is e]
+
+
+def _number(engine: Engine, name: str) -> float | None:
+    """Return the engine's number ``name`` of ``KeySeries``; None if its dialect names no such series."""
+    numbers = _KeyNumbers.of(engine.layout)
+    read = None if numbers is None else numbers.readers.get(name)
+    return None if read is None else read(engine) or 0
+
+
+def _name(engine: Engine) -> str:
+    return engine.id if engine.layout.tables.has_own_namespace else engine.name
+
+
 def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
     def total(name: str) -> float:
-        return sum(scalar(engine, name) for engine in engines)
+        return sum(_number(engine, name) or 0 for engine in engines)
 
-    def rate(window: str) -> float | None:
-        windows = [getattr(engine, window) for engine in engines]
+    def rate(window: int) -> float | None:
+        windows = [engine.hit_windows[window] for engine in engines]
         if not any(w.requests for w in windows):
             return None
         queries = sum(w.queries for w in windows)
-        return float(sum(w.hits for w in windows) / queries) if queries else 0.0
+        return sum(w.hits for w in windows) / queries if queries else 0.0
 
-    deferred = [engine.layout.find("vllm:num_requests_waiting_by_reason") for engine in engines]
+    usages = [u for u in (_number(engine, "kv_cache_usage") for engine in engines) if u is not None]
     return Line(
         who=name,
         engines=len(engines),
         prompt_throughput=since.prompt / interval,
         generation_throughput=since.generation / interval,
-        running=total("vllm:num_requests_running"),
-        waiting=total("vllm:num_requests_waiting"),
-        deferred=sum(
-            engine.values[placed.slots[1]] or 0
-            for engine, placed in zip(engines, deferred, strict=True)
-        ),
+        running=total("running"),
+        waiting=total("waiting"),
+        deferred=total("deferred"),
         preemptions=since.preemptions,
-        kv_cache_usage=total("vllm:kv_cache_usage_perc") / len(engines),
-        prefix_hit_rate=rate("prefix_hits"),
-        external_hit_rate=rate("external_hits"),
-        mm_hit_rate=rate("mm_hits"),
+        kv_cache_usage=sum(usages) / len(usages) if usages else None,
+        prefix_hit_rate=rate(PREFIX),
+        external_hit_rate=rate(EXTERNAL),
+        mm_hit_rate=rate(MULTIMODAL),
         draft_acceptance_rate=since.accepted / since.drafted if since.drafted else None,
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from prometheus_client.utils import floatToGoString
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.model import Kind
 from sidestep.exposition.passthrough.parser import escape
-from sidestep.metrics.engine import Number
 
 LABELS_PLACEHOLDER = b"\0"
 """Stands for the labels in a histogram's lines; no name and no bound has such a byte."""
@@ -36,13 +33,6 @@ def label_text(labels: dict[str, str]) -> str:
 def series_text(name: str, pairs: str) -> str:
     """Return the text before a value: name, labels if any, and a blank."""
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
-
-
-def format_number(value: Number) -> str:
-    """Format a value: integers without a point, floats as short as they round-trip."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    return repr(value)
 
 
 def bound_text(bound: float) -> str:

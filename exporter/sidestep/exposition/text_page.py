@@ -1,14 +1,16 @@
 """Text pages, Prometheus 0.0.4 and OpenMetrics 1.0, that rewrite only what has changed.
 
-The text of a family is cached in blocks of some engines, which both formats and all pages share:
-only headers differ.
+The text of a family is cached from page to page; both formats share it, as only headers differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
+from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, Series
 from sidestep.exposition.families import (
     Family,
     active_dialects,
@@ -17,11 +19,14 @@ from sidestep.exposition.families import (
     is_shared,
     self_described_families,
 )
-from sidestep.exposition.open_sections import OpenSection, SharedSection
-from sidestep.exposition.sections import HistogramSection, ScalarSection, Section
-from sidestep.exposition.selection import LabelTexts, Selections
-from sidestep.exposition.text_format import header
-from sidestep.metrics.engine import Key
+from sidestep.exposition.family_snapshot import NUMBERS, histogram_state, snapshot_family
+from sidestep.exposition.label_cache import LabelCache
+from sidestep.exposition.sections import NumberSection, Section, SeriesWriter
+from sidestep.exposition.selection import Selections
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_format import header, label_text
+from sidestep.metrics.engine import Key, Number
+from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 
 
@@ -31,65 +36,22 @@ def render(registry: Registry, *, openmetrics: bool = False, names: Collection[s
     return b"".join(chain.from_iterable(found))
 
 
-class _FamilyTexts:
-    """A family and its cached text."""
-
-    def __init__(self, family: Family, labels: LabelTexts) -> None:
-        self.family = family
-        self._heads: dict[bool, bytes] = {}
-        self._version = -1
-        self._texts: Sequence[bytes] = ()
-        self.sections: list[Section] = []
-        if is_shared(family):
-            self.sections.append(SharedSection(family, labels))
-        elif not family.assignments:
-            self.sections.append(OpenSection(family, "", None, labels))
-        else:
-            for dialect, placed in family.assignments.items():
-                if placed.storage == "histogram":
-                    self.sections.append(HistogramSection(family, dialect, placed, labels))
-                elif placed.storage in ("scalars", "computed", "constant"):
-                    self.sections.append(ScalarSection(family, dialect, placed, labels))
-                else:
-                    self.sections.append(OpenSection(family, dialect, placed, labels))
-
-    def texts(self, version: int, selections: Selections) -> Iterator[bytes]:
-        """Yield its samples at this ``version`` of the registry; an empty text asks to yield."""
-        if version == self._version:
-            return iter(self._texts)
-        begun = [section.begin(selections) for section in self.sections]
-        return self._made(version, chain.from_iterable(begun))
-
-    def _made(self, version: int, texts: Iterable[bytes]) -> Iterator[bytes]:
-        # Copying the state of a thousand engines takes most of a slice.
-        yield b""
-        found: list[bytes] = []
-        for text in texts:
-            if text:
-                found.append(text)
-            yield text
-        self._version, self._texts = version, found
-
-    def head(self, *, openmetrics: bool) -> bytes:
-        """Return the HELP and TYPE lines."""
-        found = self._heads.get(openmetrics)
-        if found is None:
-            family = self.family
-            text = header(family.name, family.kind, family.help, openmetrics=openmetrics)
-            found = self._heads[openmetrics] = text.encode()
-        return found
-
-
 class TextPage:
-    """The text of a registry's families, cached from page to page."""
+    """The text of a registry's families, cached from page to page.
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._selections = Selections(registry)
-        self._labels = LabelTexts()
+    Args:
+        series_filter: Labels and buckets to leave out.
+    """
+
+    def __init__(self, registry: Registry, series_filter: SeriesFilter | None = None) -> None:
+        self.registry = registry
+        self.series_filter = series_filter or SeriesFilter()
+        self.selections = Selections(registry)
+        self.labels: LabelCache[bytes] = LabelCache(lambda labels: label_text(labels).encode())
+        self.aggregated = AggregatedSeries(registry, self.series_filter.dropped_labels)
         self._dialects: frozenset[str] = frozenset()
-        self._catalogued: list[_FamilyTexts] = []
-        self._described: dict[tuple[str, str, str, Key], _FamilyTexts] = {}
+        self._catalogued: list[FamilyText] = []
+        self._described: dict[tuple[str, str, str, Key], FamilyText] = {}
 
     def pieces(
         self, *, openmetrics: bool = False, names: Collection[str] = ()
@@ -99,31 +61,111 @@ class TextPage:
         Each family is of one moment: that of its first piece. An empty piece means that the next
         one takes a while.
         """
-        self._refresh()
-        for cached in [*self._catalogued, *self._described.values()]:
-            family = cached.family
-            if names and not has_sample_name(family.name, family.kind, names):
-                continue
-            shown = False
-            for text in cached.texts(self._registry.version, self._selections):
-                if text and not shown:
-                    shown = True
-                    yield [cached.head(openmetrics=openmetrics), text]
-                else:
-                    yield [text] if text else []
-            yield []
+        for cached in self.families(names):
+            is_first = True
+            for texts in cached.texts():
+                if is_first and texts:
+                    is_first = False
+                    yield [cached.header(openmetrics=openmetrics)]
+                yield texts
 
-    def _refresh(self) -> None:
-        """Read the present families and engines, and drop the text of others."""
-        registry = self._registry
-        self._selections.refresh()
-        self._labels.retain([engine.label_version for engine in registry.engines.values()])
+    def families(self, names: Collection[str] = ()) -> list[FamilyText]:
+        """Start a page: return the present families, and drop the text of others."""
+        registry = self.registry
+        self.selections.refresh()
+        self.labels.retain(registry.engines.values())
+        self.aggregated.refresh()
         dialects = active_dialects(registry)
         if dialects != self._dialects:
             self._dialects = dialects
             found = catalogue_families(registry, dialects)
-            self._catalogued = [_FamilyTexts(family, self._labels) for family in found]
+            self._catalogued = [FamilyText(self, family) for family in found]
         before, self._described = self._described, {}
         for family in self_described_families(registry):
-            name = family.name, family.kind, family.help, family.labels
-            self._described[name] = before.get(name) or _FamilyTexts(family, self._labels)
+            form = family.name, family.kind, family.help, family.labels
+            self._described[form] = before.get(form) or FamilyText(self, family)
+        cached = [*self._catalogued, *self._described.values()]
+        if not names:
+            return cached
+        return [one for one in cached if has_sample_name(one.family.name, one.family.kind, names)]
+
+
+class FamilyText:
+    """A family of a page, and its cached text."""
+
+    def __init__(self, page: TextPage, family: Family) -> None:
+        self.family = family
+        self.writer = SeriesWriter(family, page.series_filter)
+        self._page = page
+        self._headers: dict[bool, bytes] = {}
+        self._version = -1
+        self._texts: list[bytes] = []
+        self._sections: list[Section | NumberSection] = []
+        if not page.series_filter.dropped_labels and not is_shared(family):
+            self._sections = [
+                Section(family, placed, page.labels, self.writer)
+                if placed is None or placed.storage not in NUMBERS
+                else NumberSection(family, placed, page.labels, self.writer)
+                for placed in (family.assignments.values() or [None])
+            ]
+
+    def texts(self) -> Iterator[list[bytes]]:
+        """Yield its present samples, at times none, in steps."""
+        version = self._page.registry.version
+        if version == self._version:
+            return iter([self._texts])
+        if not self._sections:
+            found = self._page.aggregated.series(self.family, histogram_state, aggregate_states)
+            return self._written(version, self._aggregated(found))
+        parts = self._page.selections.parts(self.family)
+        begun = [
+            section.begin(engines)
+            for section, (_, engines) in zip(self._sections, parts, strict=True)
+        ]
+        return self._written(version, chain.from_iterable(begun))
+
+    def values(self) -> Iterator[Number | State | None]:
+        """Yield the value of each series; None asks to yield to the event loop."""
+        page = self._page
+        if self._sections:
+            for _, _, children in snapshot_family(page.registry, self.family, histogram_state):
+                yield from [value for _, value in children]
+                yield None
+            return
+        for one in page.aggregated.series(self.family, histogram_state, aggregate_states):
+            yield None if one is None else one[1]
+
+    def header(self, *, openmetrics: bool) -> bytes:
+        """Return the HELP and TYPE lines."""
+        found = self._headers.get(openmetrics)
+        if found is None:
+            family = self.family
+            text = header(family.name, family.kind, family.help, openmetrics=openmetrics)
+            found = self._headers[openmetrics] = text.encode()
+        return found
+
+    def _written(self, version: int, steps: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
+        # Copying the state of a thousand engines takes most of a slice.
+        yield []
+        found: list[bytes] = []
+        for step in steps:
+            texts = [text for text in step if text]
+            found += texts
+            yield texts
+        self._version, self._texts = version, found
+
+    def _aggregated(self, found: Iterable[Series[State] | None]) -> Iterator[list[bytes]]:
+        lines: list[bytes] = []
+        for one in found:
+            if one is None:
+                yield [b"".join(lines)]
+                lines = []
+            else:
+                labels, value = one
+                lines.append(self.writer.text(_pairs(labels), value))
+        yield [b"".join(lines)]
+
+
+@functools.lru_cache(maxsize=100_000)
+def _pairs(labels: Labels) -> bytes:
+    return label_text(dict(labels)).encode()

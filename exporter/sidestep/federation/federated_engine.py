@@ -9,8 +9,8 @@ import msgspec
 
 from sidestep.errors import WireError
 from sidestep.federation.aggregate import Aggregate
-from sidestep.federation.messages import Order, Standing
-from sidestep.metrics.description_limits import check, check_described, excess
+from sidestep.federation.messages import EngineStatus, Order
+from sidestep.metrics.description_limits import check_engines, check_update, excess
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import (
     ENGINE_EXPIRES_SECONDS,
@@ -37,7 +37,7 @@ class SourceRecord(msgspec.Struct, array_like=True, gc=False, frozen=True):
     run: int
     seq: int
     data: bytes
-    standing: Standing
+    status: EngineStatus
     labels: dict[str, str]
 
     @property
@@ -48,12 +48,12 @@ class SourceRecord(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 @dataclasses.dataclass(slots=True)
 class FederatedEngine:
-    """One engine of one source: its counters are ``base`` + ``current``.
+    """An engine of a source; its counters are ``base`` + ``current``.
 
     Attributes:
         engine: Engine in this exporter's registry.
         info: Description of ``engine``.
-        current: The newest record.
+        current: The newest record of the source.
         sent_at: Monotonic time at which the source sent it.
         base: The encoded sum of all ended epochs' last records; empty while none has ended.
         ended: The last record of the epoch that ended last; part of ``base``, kept for forwarding.
@@ -76,7 +76,7 @@ class FederatedEngine:
         """Total bytes of all records."""
         return len(self.base) + sum(len(record.data) for record in self.records)
 
-    def has(self, order: Order) -> bool:
+    def includes(self, order: Order) -> bool:
         """Return whether the exposed counters include the record of this order."""
         for record in self.records:
             if record.epoch == order[0]:
@@ -93,49 +93,49 @@ class FederatedEngine:
         """Return whether the gauges are too old to be exposed."""
         return now - self.sent_at >= GAUGES_EXPIRE_SECONDS
 
-    def show(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
+    def publish(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
         """Replace all series by ``total``, and info metrics by those of ``head``.
 
         Returns:
             The error of the last self-described family that was left out.
         """
-        engine = self.engine
-        engine.excess_bytes = excess(registry, self.info)
-        engine.core_info, engine.front_info = head.core_info, self.info.info
-        known = {**engine.core_info, **engine.front_info}
-        if known != engine.info:
-            engine.info = known
-            engine.renew_label_version()
-        return total.show(registry, engine)
+        self.engine.set_info(head.core_info, self.info.info)
+        self.engine.description.excess_bytes = excess(registry, self.info)
+        return total.publish(registry, self.engine)
 
-    def place(self, registry: Registry, now: float) -> None:
+    def update_exposure(self, registry: Registry, now: float) -> None:
         """Expose, hide or retire the engine according to its current record.
 
         Raises:
             WireError: The registry has too many engines.
         """
-        engine, standing = self.engine, self.current.standing
+        engine, status = self.engine, self.current.status
         recent = not self.is_silent(now)
-        streams = {self.current.epoch} if standing.up and recent else set()
-        live = standing.live and recent
+        streams = {self.current.epoch} if status.up and recent else set()
+        live = status.live and recent
         engine.seen_at = max(engine.seen_at, self.sent_at)
-        state = streams, live, standing.absent, standing.readings
-        if (engine.streams, engine.live, engine.absent, engine.computed) != state:
-            engine.streams, engine.live, engine.absent, engine.computed = state
+        found = streams, live, status.absent, status.computed
+        if (engine.streams, engine.live, engine.absent, engine.computed) != found:
+            engine.streams, engine.live, engine.absent, engine.computed = found
             registry.touch(engine)
-        gone = standing.absent or now - engine.seen_at >= ENGINE_EXPIRES_SECONDS
-        if standing.former or (gone and not streams):
+        gone = status.absent or now - engine.seen_at >= ENGINE_EXPIRES_SECONDS
+        if status.retired or (gone and not streams):
             if engine.id in registry.engines:
                 registry.retire(engine)
         elif engine.id in registry.retired:
             if len(registry.engines) >= MAX_ENGINES:
-                registry.limited["engines"] += 1
-                raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
+                raise registry.over_limit("engines", f"more than {MAX_ENGINES} engines")
             registry.restore(engine)
 
 
-def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInfo:
+def describe(registry: Registry, record: SourceRecord, head: Head, name: str) -> EngineInfo:
     """Return the engine's description, including labels that exporters on the way have added.
+
+    Args:
+        registry: Registry of the engine.
+        record: Record of the engine.
+        head: Description of the engine at its source.
+        name: Id of the engine in this exporter.
 
     Raises:
         WireError: The description is invalid.
@@ -144,11 +144,9 @@ def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInf
     # An engine's own label wins over one that was added.
     labels = {**record.labels, **known.labels}
     bounds = _bounds(registry, head)
-    info = EngineInfo(
-        record.engine, known.dialect, labels, known.info, bounds, known.features, known.closed
-    )
+    info = EngineInfo(name, known.dialect, labels, known.info, bounds, known.features, known.closed)
     check_engine(info)
-    check_printable(text for of in head.core_info.values() for text in of.values())
+    check_printable(text for labels in head.core_info.values() for text in labels.values())
     return info
 
 
@@ -163,13 +161,12 @@ def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | No
     Raises:
         WireError: The engine is invalid or over a limit.
     """
-    if known is not None and is_same(known.info, info):
+    if known is not None and has_same_series(known.info, info):
         if info == known.info:
             return known.engine
-        check_described(registry, info)
+        check_update(registry, info)
     else:
-        registry.check(info)
-        check(registry, 0, [info])
+        check_engines(registry, 0, [info])
     engine = Engine(registry.layouts[info.dialect], info, registry.overrides, registry.native)
     engine.federated, engine.live = True, False
     if known is not None:
@@ -177,36 +174,35 @@ def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | No
     return engine
 
 
-def check_former(registry: Registry, record: SourceRecord) -> None:
-    """Reject a retired engine that is unknown here if the registry has too many retired engines.
+def check_retired(registry: Registry, record: SourceRecord) -> None:
+    """Reject a retired engine that is unknown here if the registry has too many of them.
 
     Raises:
         WireError: The engine would evict engines whose counters only this exporter has.
     """
-    if record.standing.former and len(registry.retired) >= MAX_ENGINES:
-        registry.limited["engines"] += 1
-        raise WireError("over_limit", f"more than {MAX_ENGINES} retired engines")
+    if record.status.retired and len(registry.retired) >= MAX_ENGINES:
+        raise registry.over_limit("engines", f"more than {MAX_ENGINES} retired engines")
 
 
-def is_same(known: EngineInfo, info: EngineInfo) -> bool:
+def has_same_series(known: EngineInfo, info: EngineInfo) -> bool:
     """Return whether both describe the same series: labels and dialect are equal."""
     return (known.dialect, known.labels) == (info.dialect, info.labels)
 
 
-def name_of(registry: Registry, record: SourceRecord) -> str:
+def new_id(registry: Registry, record: SourceRecord) -> str:
     """Return an unused engine id, which is readable and deterministic.
 
     Raises:
         WireError: The id is in use.
     """
-    name = f"{record.source}/{record.engine}"
-    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.retired:
+    found = f"{record.source}/{record.engine}"
+    if len(found) > MAX_LABEL_CHARS or found in registry:
         key = repr((record.source, record.engine)).encode()
         digest = blake2b(key, digest_size=8).hexdigest()
-        name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
-    if name in registry.engines or name in registry.retired:
-        raise WireError("engine_conflict", f"{name} exists already")
-    return name
+        found = f"{found[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
+    if found in registry:
+        raise WireError("engine_conflict", f"{found} exists already")
+    return found
 
 
 def _bounds(registry: Registry, head: Head) -> dict[str, list[float]]:

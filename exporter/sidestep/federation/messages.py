@@ -36,22 +36,22 @@ _LONG = 0xDC
 """First byte of an array of more than 15 fields; two more have its length."""
 
 
-class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """State of an engine in the exporter that counts it.
+class EngineStatus(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Status of an engine in the exporter that counts it.
 
     Attributes:
         up: Whether a stream feeds the engine.
         live: Whether its gauges are current.
         absent: Whether its server currently does not have it.
-        former: Whether it is retired: no longer exposed, but its counters are kept.
-        readings: Gauges that only the counting exporter can compute, by name.
+        retired: Whether it is no longer exposed, though its counters are kept.
+        computed: Gauges that only the counting exporter can compute, by name.
     """
 
     up: bool = False
     live: bool = False
     absent: bool = False
-    former: bool = False
-    readings: Annotated[dict[Text, Number], Meta(max_length=32)] = {}
+    retired: bool = False
+    computed: Annotated[dict[Text, Number], Meta(max_length=32)] = {}
 
 
 class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
@@ -78,7 +78,7 @@ class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
     piece: Annotated[int, Meta(ge=0, lt=MAX_PIECES)]
     pieces: Annotated[int, Meta(ge=1, le=MAX_PIECES)]
     data: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
-    standing: Standing
+    status: EngineStatus
     age: Seconds = 0.0
     labels: Labels = {}
 

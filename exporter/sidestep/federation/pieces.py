@@ -29,11 +29,8 @@ class Pieces:
         self._incomplete: dict[Key, _Incomplete] = {}
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._incomplete)
-
-    def complete(self, message: Forward) -> bytes | None:
-        """Return the record that ``message`` completes; None while pieces are missing."""
+    def add(self, message: Forward) -> bytes | None:
+        """Add a piece; return the record that it completes, or None while pieces are missing."""
         key, order = (message.source, message.engine), order_of(message)
         found = self._incomplete.get(key)
         if found is not None and found.order > order:

@@ -13,11 +13,11 @@ from sidestep.protocol.messages import FromExporter
 from sidestep.protocol.receiver import Receiver
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.guard import Guard
+from sidestep.transport.guard import PeerGuard
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWERS = 256
+MAX_REJECTIONS = 256
 """Maximum queued rejections; each is counted even if it is not sent."""
 
 Replies = list[tuple[bytes, FromExporter]]
@@ -39,11 +39,11 @@ class RecordReceiver:
         self._store = store
         self._receiver = receiver
         self._metrics = metrics
-        self._answers: deque[tuple[bytes, FromExporter]] = deque(maxlen=MAX_ANSWERS)
+        self._rejections: deque[tuple[bytes, FromExporter]] = deque(maxlen=MAX_REJECTIONS)
         self._lines = RateLimitedLog(log, clock=clock)
 
-    def take(
-        self, guard: Guard, peer: bytes, frame: bytes, now: float, key: str
+    def accept(
+        self, guard: PeerGuard, peer: bytes, frame: bytes, now: float, key: str
     ) -> Iterator[None] | None:
         """Return the steps that apply ``frame``; None if there is nothing to apply.
 
@@ -54,38 +54,39 @@ class RecordReceiver:
             guard.check(key)
             message = decode_forward(frame)
         except WireError as error:
-            self._refuse(peer, error)
+            self._reject(peer, error)
             raise
         self._metrics.add("sidestep_messages_total", 1, "forward")
         known = self._store.find(message.source, message.engine) is not None
         try:
             guard.admit_source(key, message.source, message.engine, known=known)
-            steps = self._store.take(message, now)
+            steps = self._store.accept(message, now)
         except WireError as error:
             # Only this engine is rejected; the source may send others.
             self._metrics.add("sidestep_rejected_total", 1, error.reason)
-            self._refuse(peer, error)
-            self._note_conflict(message, error)
+            self._reject(peer, error)
+            self._report_conflict(message, error)
             return None
-        return None if steps is None else self._guarded(peer, steps)
+        return None if steps is None else self._run(peer, steps)
 
-    def answers(self) -> Replies:
+    def rejections(self) -> Replies:
         """Return and clear the queued rejections."""
-        found = list(self._answers)
-        self._answers.clear()
+        found = list(self._rejections)
+        self._rejections.clear()
         return found
 
-    def _guarded(self, peer: bytes, steps: Iterator[None]) -> Iterator[None]:
+    def _run(self, peer: bytes, steps: Iterator[None]) -> Iterator[None]:
+        """Yield from ``steps``, and queue a rejection if they fail."""
         try:
             yield from steps
         except WireError as error:
-            self._refuse(peer, error)
+            self._reject(peer, error)
             raise
 
-    def _refuse(self, peer: bytes, error: WireError) -> None:
-        self._answers.extend(self._receiver.refuse_frame(peer, error))
+    def _reject(self, peer: bytes, error: WireError) -> None:
+        self._rejections.extend(self._receiver.refuse_frame(peer, error))
 
-    def _note_conflict(self, message: Forward, error: WireError) -> None:
+    def _report_conflict(self, message: Forward, error: WireError) -> None:
         if error.reason != ENDED_EPOCH:
             return
         self._metrics.add("sidestep_forward_conflicts_total")

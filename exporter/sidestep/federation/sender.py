@@ -12,13 +12,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.federation.computed_records import Records
+from sidestep.federation.counted_engines import Records
 from sidestep.federation.messages import Forward, encode_forward, split
-from sidestep.federation.outbox import Counted, Outbox
-from sidestep.protocol.messages import Nack, decode_from_exporter
+from sidestep.federation.outbox import Outbox
+from sidestep.federation.store import Store
+from sidestep.protocol.messages import NACK_CODES, Nack, decode_from_exporter
 from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep.transport.connection import RESENDING, Socket, connect, receive
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.dealer import RESENDING, Socket, connect, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ PATIENCE = 2.0
 """Seconds that one frame may wait: the next round sends a newer one."""
 LINGER = 1000
 """Milliseconds to send the last frames during shutdown."""
-ALONE = 5.0
+UNREACHABLE_AFTER = 5.0
 """Seconds without a connection after which it is logged."""
 PENALTY = 10.0
 """Seconds to stay disconnected after the upstream exporter has sent too much."""
@@ -40,9 +42,9 @@ class Forwarder:
     """Sender of records to an upstream exporter.
 
     Args:
-        counted: This exporter's counters and records.
+        store: Records of other exporters, and the registry of all engines.
+        metrics: Self-metrics.
         endpoint: Ingest endpoint of the upstream exporter.
-        source: Stable name of this exporter.
         records: Encoded records of the engines that this exporter counts.
         labels: Labels to add to all series.
         clock: Monotonic seconds, the same clock as the intake's.
@@ -53,21 +55,21 @@ class Forwarder:
 
     def __init__(
         self,
-        counted: Counted,
+        store: Store,
+        metrics: SelfMetrics,
         endpoint: str,
-        source: str,
         records: Records,
         labels: Mapping[str, str],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._exporter = counted
+        self._metrics = metrics
         self._endpoint = endpoint
-        self._outbox = Outbox(counted, source, records, labels, self._clash)
-        self._settles = records.settles
+        self._outbox = Outbox(store, records, labels, self._log_label_conflict)
+        self._delay = records.delay
         self._clock = clock
         self._connected = False
-        self._alone_since = clock()
+        self._disconnected_since = clock()
         self._log = RateLimitedLog(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._banned_until = float("-inf")
@@ -79,7 +81,6 @@ class Forwarder:
         except ConfigError:
             self._context.term()
             raise
-        metrics = counted.metrics
         metrics.read("sidestep_forward_connected", lambda: [((), float(self._connected))])
         metrics.read(
             "sidestep_forward_lag_seconds", lambda: [((), self._outbox.lag(self._clock()))]
@@ -95,17 +96,17 @@ class Forwarder:
         """Send changed records, and those that are due for a refresh."""
         if self._clock() < self._banned_until:
             return
-        self._listen()
-        if not self._connected and self._clock() - self._alone_since >= ALONE:
+        self._poll()
+        if not self._connected and self._clock() - self._disconnected_since >= UNREACHABLE_AFTER:
             text = "nothing is forwarded: no exporter accepts it at %s; set its --ingest.endpoint there,"
             self._log.warning(
-                "alone", f"{text} and keys on both sides or on neither", self._endpoint
+                "unreachable", f"{text} and keys on both sides or on neither", self._endpoint
             )
-        found = await collect_in_slices(self._outbox.mine(self._clock()))
-        mine = [due for due in found if due is not None]
-        if mine and self._settles:
-            await asyncio.sleep(self._settles)
-        for due in chain(mine, self._outbox.others(self._clock())):
+        found = await collect_in_slices(self._outbox.counted(self._clock()))
+        counted = [due for due in found if due is not None]
+        if counted and self._delay:
+            await asyncio.sleep(self._delay)
+        for due in chain(counted, self._outbox.received(self._clock())):
             if not await self._send(due.message):
                 return
             self._outbox.sent(due, self._clock())
@@ -115,12 +116,12 @@ class Forwarder:
     async def close(self) -> None:
         """Send due records a last time, wait up to ``LINGER`` for them, and close the connection."""
         # All senders have been acknowledged, so no record has to wait.
-        self._settles = 0.0
+        self._delay = 0.0
         await self.send()
         self._close(LINGER)
         await asyncio.to_thread(self._context.term)
 
-    def cut(self) -> None:
+    def reconnect(self) -> None:
         """Close the connection, which frees its buffers, and open another."""
         self._close(0)
         self._open()
@@ -136,14 +137,14 @@ class Forwarder:
         self._monitor.close(linger=0)
         self._socket.close(linger=linger)
 
-    def _clash(self, engine: str) -> None:
-        self._exporter.metrics.add("sidestep_forward_errors_total", 1, "label")
+    def _log_label_conflict(self, engine: str) -> None:
+        self._metrics.add("sidestep_forward_errors_total", 1, "label")
         text = "--forward.label: engine %s already has a label of that name, which is kept"
         self._log.warning("label", text, engine)
 
     async def _send(self, message: Forward) -> bool:
         """Send ``message``; return False if the upstream exporter is unreachable or too slow."""
-        metrics = self._exporter.metrics
+        metrics = self._metrics
         try:
             pieces = split(message.data)
         except WireError as error:
@@ -165,41 +166,45 @@ class Forwarder:
             try:
                 self._socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
-                self._listen()
+                self._poll()
                 if not self._connected or self._clock() > until:
                     return False
                 await asyncio.sleep(WAIT)
             else:
                 return True
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         """Read the connection state and pending rejections."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if self._connected:
-                self._alone_since = self._clock()
+                self._disconnected_since = self._clock()
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self._connected:
                 # The upstream exporter may have restarted and have no records.
                 self._outbox.renew()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refused("unauthorised", "this exporter's key is not authorized there")
+                self._report_rejection(
+                    "unauthorised", "this exporter's key is not authorized there"
+                )
         while (frame := receive(self._socket)) is not None:
             if not self._allowance.spend(1, len(frame), self._clock()):
                 self._log.warning(
                     "flood", "%s: %s; disconnected for %d s", self._endpoint, TOO_MUCH, PENALTY
                 )
                 self._banned_until = self._clock() + PENALTY
-                self.cut()
+                self.reconnect()
                 return
             try:
                 answer = decode_from_exporter(frame)
             except WireError:
                 continue
             if isinstance(answer, Nack):
-                self._refused(answer.code, answer.detail)
+                self._report_rejection(answer.code, answer.detail)
 
-    def _refused(self, code: str, detail: str) -> None:
-        self._exporter.metrics.add("sidestep_forward_errors_total", 1, code)
+    def _report_rejection(self, code: str, detail: str) -> None:
+        # An unknown code may be anything, and each would be another series.
+        code = code if code in NACK_CODES else "other"
+        self._metrics.add("sidestep_forward_errors_total", 1, code)
         text = "the exporter at %s rejects forwarded records: %s"
         self._log.warning(code, text, self._endpoint, detail or code)

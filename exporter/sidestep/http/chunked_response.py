@@ -39,13 +39,6 @@ class PartsResponse(web.StreamResponse):
         await super().write_eof(data)
 
 
-def response(parts: Sequence[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
-    """Return a response with this body; a short body is joined."""
-    if sum(map(len, parts)) <= PIECE:
-        return web.Response(body=b"".join(parts), headers=headers)
-    return PartsResponse(parts, headers)
-
-
 def pieces(parts: Sequence[bytes]) -> Iterator[Any]:
     """Yield ``parts`` in pieces of similar length: short parts joined, long ones cut."""
     waiting: list[bytes] = []

@@ -21,7 +21,6 @@ class Limits:
             minutes, so that Prometheus is the one that closes.
         body_bytes: Bytes a client may send between two requests; bodies are ignored.
         concurrent_renders: Pages rendered at the same time.
-        waiting_requests: Requests that may wait for a render.
         unsent_bytes: Bytes of pages that clients have not read yet, in total.
         waiting_passwords: Passwords that may wait for verification.
         check_interval: Seconds between two checks of deadlines and configuration files.
@@ -33,7 +32,6 @@ class Limits:
     idle_seconds: float = 330.0
     body_bytes: int = 256 * 1024
     concurrent_renders: int = 4
-    waiting_requests: int = 64
     unsent_bytes: int = 256 * 1024 * 1024
     waiting_passwords: int = 16
     check_interval: float = 1.0

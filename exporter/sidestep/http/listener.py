@@ -23,7 +23,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
-class Listener:
+class HttpListener:
     """Connections of all listening sockets.
 
     Args:

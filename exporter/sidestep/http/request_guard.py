@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from sidestep.http.auth import Busy, PasswordVerifier, credentials
 from sidestep.http.connection import serving
@@ -23,9 +23,12 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
 """Reasons of ``sidestep_auth_denied_total``."""
+UNSUPPORTED_VERSION = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
 
 
-class Guard:
+class RequestGuard:
     """Middleware before every page, health included, as in exporter-toolkit."""
 
     def __init__(self, current: CurrentConfig, metrics: SelfMetrics, limits: Limits) -> None:
@@ -63,6 +66,9 @@ class Guard:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         with _response_deadline():
+            if request.version not in (HttpVersion10, HttpVersion11):
+                self._metrics.add("sidestep_http_refused_total", 1, "bad_request")
+                return _refused_version(request)
             await self._current.refreshed()
             refusal = await self._refusal(request)
             if refusal is not None:
@@ -70,12 +76,12 @@ class Guard:
             try:
                 if request.path.startswith("/-/"):
                     return await handler(request)
-                async with self._responses.render_slot():
+                async with self._responses.render_slots:
                     response = await handler(request)
                 return await self._responses.send(request, response)
             except Overload:
                 self._metrics.add("sidestep_http_refused_total", 1, "overload")
-                self._limited.warning("overload", "too many requests at once")
+                self._limited.warning("overload", "too many bytes wait for slow clients")
                 return _refused(503, "Service Unavailable", {"Retry-After": "1"})
 
     async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
@@ -129,3 +135,12 @@ def _refused(status: int, text: str, headers: dict[str, str]) -> web.StreamRespo
     response = web.Response(status=status, text=f"{text}\n", headers=headers)
     response.force_close()
     return response
+
+
+def _refused_version(request: web.Request) -> web.StreamResponse:
+    """Send an error response in HTTP/1.1 and close the connection."""
+    if request.transport is not None:
+        # aiohttp's own response would have the request's version; it is not sent after the close.
+        request.transport.write(UNSUPPORTED_VERSION)
+        request.transport.close()
+    return web.Response(status=505)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 
 from aiohttp import web
 
@@ -21,28 +19,9 @@ class ResponseLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._render_slots = asyncio.Semaphore(limits.concurrent_renders)
-        self._waiting = 0
+        self.render_slots = asyncio.Semaphore(limits.concurrent_renders)
+        """Concurrent renders; each connection has one request that waits for one, the first first."""
         self.unsent = 0
-
-    @contextlib.asynccontextmanager
-    async def render_slot(self) -> AsyncIterator[None]:
-        """Wait for one of the concurrent renders.
-
-        Raises:
-            Overload: Too many requests wait already.
-        """
-        if self._waiting >= self._limits.waiting_requests:
-            raise Overload
-        self._waiting += 1
-        try:
-            await self._render_slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._render_slots.release()
 
     async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         """Send a long body as the client reads it.

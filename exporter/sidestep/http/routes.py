@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import pack
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
-from sidestep.http.chunked_response import response
+from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.landing_page import landing_page
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
@@ -22,104 +21,130 @@ from sidestep.telemetry.cooperative import collect_in_slices
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""
 JSON = "application/json"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
+"""Header of scrapes by Prometheus, its agent, OpenTelemetry's collector and VictoriaMetrics."""
 
 
 def application(
     pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
 ) -> web.Application:
     """Return the application; the metrics page at ``path`` has ``view`` by default."""
-
-    async def metrics(request: web.Request) -> web.StreamResponse:
-        chosen_view = request.query.get("view", view)
-        if chosen_view not in pages.views:
-            known = " and ".join(pages.views)
-            return web.Response(text=f"no such view; known are {known}\n", status=400)
-        return await _page(pages, chosen_view, request)
-
-    async def healthy(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="sidestep is healthy\n")
-
-    async def is_ready(_: web.Request) -> web.StreamResponse:
-        if ready():
-            return web.Response(text="sidestep is ready\n")
-        return web.Response(text="sidestep is not ready\n", status=503)
+    endpoints = Endpoints(pages, ready, view)
+    # Path, handler, and text of the link on the landing page.
+    routes = (
+        (path, endpoints.metrics, "Metrics"),
+        # Some clients can be configured with a path but not with a query.
+        (path.rstrip("/") + POD_PATH, endpoints.pod_metrics, "Metrics of all engines as one"),
+        ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
+        ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
+        ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
+        ("/-/healthy", endpoints.healthy, "Health"),
+        ("/-/ready", endpoints.ready, "Readiness"),
+    )
+    links = [(target, text) for target, _, text in routes]
 
     async def landing(_: web.Request) -> web.StreamResponse:
-        text = landing_page(path, pod_path, len(pages.registry.engines), pages.endpoints)
+        text = landing_page(links, len(pages.registry.engines))
         return web.Response(text=text, content_type="text/html")
 
-    async def engines(_: web.Request) -> web.StreamResponse:
-        return _json([_engine(engine) for engine in pages.registry.engines.values()])
-
-    async def typed(request: web.Request) -> web.StreamResponse:
-        names = frozenset(request.query.getall("name[]", []))
-        parts = await collect_in_slices(
-            json_format.pieces(pages.registry, names, pages.passthrough)
-        )
-        await pages.settled()
-        packed = _takes_gzip(request)
-        if packed:
-            parts = await pack(parts)
-        return _make_response(parts, JSON, packed=packed)
-
-    pod_path = path.rstrip("/") + POD_PATH
     app = web.Application()
-    app.add_routes(
-        [
-            web.get("/", landing),
-            web.get(path, metrics),
-            # Some clients can be configured with a path but not with a query.
-            web.get(pod_path, functools.partial(_page, pages, "pod")),
-            web.get("/-/healthy", healthy),
-            web.get("/-/ready", is_ready),
-            web.get("/api/v1/engines", engines),
-            web.get("/api/v1/metrics", typed),
-            web.get("/api/v1/cardinality", _cardinality(pages)),
-        ]
-    )
+    app.add_routes([web.get("/", landing), *(web.get(to, handler) for to, handler, _ in routes)])
     return app
 
 
-async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResponse:
-    """Answer with the metrics page of ``view``, in the format that the request prefers."""
-    has_protobuf = pages.has_protobuf and view == "engine"
-    form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
-    names = frozenset(request.query.getall("name[]", []))
-    packed = _takes_gzip(request)
-    parts = await pages.page(view, form, names, packed=packed)
-    return _make_response(parts, CONTENT_TYPES[form], packed=packed)
+class Endpoints:
+    """Handlers of requests, one per endpoint.
+
+    Args:
+        ready: Returns whether engines can connect.
+        view: View of the metrics page if the request names none.
+    """
+
+    def __init__(self, pages: Pages, ready: Callable[[], bool], view: str) -> None:
+        self._pages = pages
+        self._ready = ready
+        self._view = view
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """Return the metrics page in the view that the request names."""
+        view = request.query.get("view", self._view)
+        if view not in self._pages.views:
+            known = " and ".join(self._pages.views)
+            return web.Response(text=f"no such view; known are {known}\n", status=400)
+        return await self._page(view, request)
+
+    async def pod_metrics(self, request: web.Request) -> web.StreamResponse:
+        """Return the metrics page in the pod view."""
+        return await self._page("pod", request)
+
+    async def engines(self, _: web.Request) -> web.StreamResponse:
+        """Return the engines."""
+        return _json([_engine(engine) for engine in self._pages.registry.engines.values()])
+
+    async def metrics_json(self, request: web.Request) -> web.StreamResponse:
+        """Return the metrics page as values."""
+        parts = await collect_in_slices(
+            json_format.pieces(self._pages.registry, _names(request), self._pages.passthrough)
+        )
+        await self._pages.settled()
+        packed = _accepts_gzip(request)
+        if packed:
+            parts = await pack(parts)
+        return _response(parts, JSON, packed=packed)
+
+    async def cardinality(self, _: web.Request) -> web.StreamResponse:
+        """Return the number of series by family and label."""
+        *_rest, report = await collect_in_slices(
+            count_series(self._pages.registry, self._pages.passthrough, self._pages.views)
+        )
+        return _json(report.json())
+
+    async def healthy(self, _: web.Request) -> web.StreamResponse:
+        """Return 200: the event loop runs."""
+        return web.Response(text="sidestep is healthy\n")
+
+    async def ready(self, _: web.Request) -> web.StreamResponse:
+        """Return 200 if engines can connect, else 503."""
+        if self._ready():
+            return web.Response(text="sidestep is ready\n")
+        return web.Response(text="sidestep is not ready\n", status=503)
+
+    async def _page(self, view: str, request: web.Request) -> web.StreamResponse:
+        """Return the metrics page of ``view``, in the format that the request prefers."""
+        has_protobuf = self._pages.has_protobuf and view == "engine"
+        form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
+        packed = _accepts_gzip(request)
+        parts = await self._pages.page(
+            view,
+            form,
+            _names(request),
+            packed=packed,
+            by_prometheus=SCRAPE_TIMEOUT in request.headers,
+        )
+        return _response(parts, CONTENT_TYPES[form], packed=packed)
 
 
-def _make_response(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
-    """Return a response with this body, gzipped if ``packed``."""
-    # A cache in between must not return one format to a client that asked for another.
-    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
-    if packed:
-        headers["Content-Encoding"] = "gzip"
-    return response(parts, headers)
+def _names(request: web.Request) -> frozenset[str]:
+    """Return the families that the request selects; empty for all."""
+    return frozenset(request.query.getall("name[]", []))
 
 
-def _takes_gzip(request: web.Request) -> bool:
+def _accepts_gzip(request: web.Request) -> bool:
     accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
     return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
 
 
-def _cardinality(pages: Pages) -> Handler:
-    """Return the handler of the cardinality report."""
-
-    async def cardinality(_: web.Request) -> web.StreamResponse:
-        *_rest, report = await collect_in_slices(
-            count_series(pages.registry, pages.passthrough, pages.views)
-        )
-        return _json(report.json())
-
-    return cardinality
+def _response(parts: Sequence[bytes], content_type: str, *, packed: bool) -> web.StreamResponse:
+    """Return a response with this body, gzipped if ``packed``."""
+    # A cache in between must not return one format to a client that asked for another.
+    headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    return PartsResponse(parts, headers)
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(value), content_type=JSON)
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
@@ -127,9 +152,9 @@ def _engine(engine: Engine) -> dict[str, Any]:
         "id": engine.id,
         "dialect": engine.layout.dialect,
         "labels": engine.labels,
-        "up": bool(engine.streams),
+        "up": engine.is_up,
         "streams": len(engine.streams),
         "restarts": engine.restarts,
-        "features": sorted(engine.features),
+        "features": sorted(engine.description.features),
         "info": engine.info,
     }

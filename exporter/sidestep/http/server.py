@@ -11,9 +11,9 @@ from aiohttp import web
 
 from sidestep.http.current_config import ActiveConfig, CurrentConfig
 from sidestep.http.limits import Limits
-from sidestep.http.listener import Listener
+from sidestep.http.listener import HttpListener
 from sidestep.http.log_filter import aiohttp_logger
-from sidestep.http.request_guard import Guard
+from sidestep.http.request_guard import RequestGuard
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
@@ -37,8 +37,8 @@ class HttpServer:
         self._limits = limits or Limits()
         path = Path(config_file) if config_file else None
         self.current = CurrentConfig(path, metrics, self._changed)
-        self._listener: Listener | None = None
-        self._guard = Guard(self.current, metrics, self._limits)
+        self._listener: HttpListener | None = None
+        self._guard = RequestGuard(self.current, metrics, self._limits)
         for reason in REFUSED:
             metrics.add("sidestep_http_refused_total", 0, reason)
         metrics.read("sidestep_http_connections", lambda: [((), self.connections)])
@@ -69,7 +69,7 @@ class HttpServer:
         )
         await runner.setup()
         assert runner.server is not None
-        listener = Listener(runner.server, self.current, self._metrics, self._limits)
+        listener = HttpListener(runner.server, self.current, self._metrics, self._limits)
         self._listener = listener
         listener.start(sockets)
         try:

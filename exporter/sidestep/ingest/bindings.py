@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sidestep.errors import WireError
-from sidestep.metrics.description_limits import check as check_engines
-from sidestep.metrics.description_limits import excess
+from sidestep.metrics.description_limits import check_engines, excess
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, Registry
-from sidestep.protocol.messages import EngineInfo, Hello
-from sidestep.protocol.receiver import Receiver, Stream
+from sidestep.protocol.messages import CORE, FRONT_END, FRONT_END_STATS, EngineInfo, Hello
+from sidestep.protocol.receiver import MAX_STREAMS, Receiver
+from sidestep.protocol.stream import Stream, StreamState
 
 Work = Callable[[], None]
+
+FRONT_END_WAIT = 3.0
+"""Seconds for which a new core waits for its front ends, which reconnect within 1.25 s."""
 
 
 class EngineBindings:
@@ -27,6 +30,8 @@ class EngineBindings:
         self._registry = registry
         self._receiver = receiver
         self.engines: dict[int, list[Engine]] = {}
+        self._waiting: dict[int, float] = {}
+        """By incarnation of a core that waits for its front ends: when its first Hello arrived."""
 
     def check(self, hello: Hello) -> None:
         """Check that the engines of ``hello`` can be registered.
@@ -37,6 +42,43 @@ class EngineBindings:
         streams = self._receiver.streams.values()
         named = sum(len(stream.engines) for stream in streams if stream.id != hello.stream)
         check_engines(self._registry, named, hello.engines)
+
+    def must_wait(self, hello: Hello, now: float) -> bool:
+        """Return whether a core's ``hello`` is to be repeated later, when front ends are known (R9).
+
+        A front end that is known before the core's first item owns the latencies that users see.
+        After an outage both have items to send, in which the same requests occur.
+        """
+        known = self._receiver.streams.get(hello.stream)
+        if known is not None and known.incarnation == hello.incarnation:
+            return False
+        if not any(self._lacks_front_end(info) for info in hello.engines):
+            return False
+        if len(self._waiting) >= MAX_STREAMS:
+            del self._waiting[next(iter(self._waiting))]
+        since = self._waiting.setdefault(hello.incarnation, now)
+        return now - since < FRONT_END_WAIT
+
+    def _lacks_front_end(self, info: EngineInfo) -> bool:
+        """Return whether a core names ``info``, whose front ends may connect and have not yet."""
+        engine = self._registry.find(info.id)
+        is_expected = info.role == CORE and FRONT_END_STATS in info.features
+        return is_expected and (engine is None or not any(map(self._is_active, engine.front_ends)))
+
+    def _is_active(self, name: str) -> bool:
+        stream = self._receiver.streams.get(name)
+        return stream is not None and stream.state is not StreamState.CLOSED and not stream.silent
+
+    def restore(self, stream: Stream) -> None:
+        """Restore what ``stream``, from a snapshot, is to its engines."""
+        for info in stream.engines:
+            engine = self._registry.find(info.id)
+            if engine is None:
+                continue
+            if info.role == CORE:
+                engine.lost_cores.add(stream.id)
+            elif info.role == FRONT_END:
+                engine.front_ends.add(stream.id)
 
     def attach(self, stream: Stream, retired: int | None, now: float) -> list[Work]:
         """Return the work that binds the engines of ``stream``, one call per engine.
@@ -71,8 +113,8 @@ class EngineBindings:
         registered = self._registry.engines
         engines = [registered.get(e.id, e) for e in self.engines[stream.incarnation]]
         self.engines[stream.incarnation] = engines
-        for engine in engines:
-            self._feed(stream, engine)
+        for engine, info in zip(engines, stream.engines, strict=False):
+            self._feed(stream, engine, info.role)
 
     def bind(self, stream: Stream, info: EngineInfo) -> Engine:
         """Bind a stream of this process to the engine of ``info`` and return the engine.
@@ -88,7 +130,7 @@ class EngineBindings:
         fed[:] = [*(each for each in fed if each.id != engine.id), engine]
         stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
         self._receiver.changes += 1
-        self._feed(stream, engine)
+        self._feed(stream, engine, info.role)
         return engine
 
     def unbind(self, stream: Stream, identity: str) -> None:
@@ -113,19 +155,32 @@ class EngineBindings:
         for engine in self.engines.get(stream.incarnation, ()):
             engine.streams.discard(stream.incarnation)
             engine.seen_at = max(engine.seen_at, seen_at)
+        for info in stream.engines:
+            if info.role == CORE and (core := self._registry.find(info.id)) is not None:
+                core.lost_cores.add(stream.id)
 
     def expire(self, now: float) -> None:
         """Detach silent streams and drop the bindings of expired ones."""
         for stream in self._receiver.streams.values():
-            if stream.open and not stream.silent and now - stream.seen_at >= GAUGES_EXPIRE_SECONDS:
+            is_quiet = now - stream.seen_at >= GAUGES_EXPIRE_SECONDS
+            if is_quiet and not stream.silent and stream.state is not StreamState.CLOSED:
                 self.mark_silent(stream, stream.seen_at)
+            if now - stream.seen_at >= ENGINE_EXPIRES_SECONDS:
+                self._forget_front_end(stream)
             if (
                 stream.incarnation in self.engines
                 and now - stream.seen_at >= ENGINE_EXPIRES_SECONDS
             ):
                 # Its engines have expired: the stream needs a new Hello to feed any.
                 self._remove(stream.incarnation, stream.seen_at)
-                stream.peer = b""
+                self._receiver.detach(stream)
+
+    def _forget_front_end(self, stream: Stream) -> None:
+        """Count the latencies of the core again, since the front end sends none any more."""
+        for info in stream.engines:
+            engine = self._registry.find(info.id)
+            if engine is not None and info.role == FRONT_END:
+                engine.front_ends.discard(stream.id)
 
     def _bind(
         self,
@@ -143,7 +198,10 @@ class EngineBindings:
         if is_new(engine):
             engine.restarts += 1
             self._registry.reset_gauges(engine)
-        self._feed(stream, engine)
+            if info.role == CORE:
+                # Others belonged to the core's previous process, some of whose items came after theirs.
+                engine.front_ends = set(filter(self._is_active, engine.front_ends))
+        self._feed(stream, engine, info.role)
         engines.append(engine)
 
     def _bound(self, stream: Stream, before: Sequence[Engine], now: float) -> None:
@@ -160,12 +218,17 @@ class EngineBindings:
 
     def _registered(self, info: EngineInfo) -> Engine:
         engine = self._registry.register(info)
-        engine.excess_bytes = excess(self._registry, info)
+        engine.description.excess_bytes = excess(self._registry, info)
         return engine
 
-    def _feed(self, stream: Stream, engine: Engine) -> None:
+    def _feed(self, stream: Stream, engine: Engine, role: str) -> None:
         engine.streams.add(stream.incarnation)
-        engine.live = True
+        if role == CORE:
+            engine.lost_cores.discard(stream.id)
+        elif role == FRONT_END:
+            engine.front_ends.add(stream.id)
+        # Without its core, an engine's gauges are those of before.
+        engine.live = engine.live or engine.is_up
         self._registry.touch(engine)
 
     def _remove(self, incarnation: int, now: float) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import Heartbeat
-from sidestep.protocol.receiver import Receiver, Stream
+from sidestep.protocol.receiver import Receiver
+from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
 from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
 
@@ -19,7 +20,7 @@ BATCH = 100
 def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -> None:
     """Register the self-metrics that are read from ``registry`` and ``receiver`` at each scrape."""
     read, engines = metrics.read, Engines(registry)
-    read("sidestep_engine_up", engines.reading(lambda engine: float(bool(engine.streams))))
+    read("sidestep_engine_up", engines.reading(lambda engine: float(engine.is_up)))
     read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
     read(
         "sidestep_engine_last_seen_timestamp_seconds",
@@ -34,9 +35,16 @@ def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -
     streams = receiver.streams
 
     def of_streams(value: Callable[[Stream], float]) -> Reading:
-        return lambda: [((s.id,), value(s)) for s in streams.values() if not s.local]
+        return lambda: [
+            ((s.id,), value(s)) for s in streams.values() if s.state is not StreamState.LOCAL
+        ]
 
-    read("sidestep_streams", lambda: [((), sum(s.open and not s.silent for s in streams.values()))])
+    read(
+        "sidestep_streams",
+        lambda: [
+            ((), sum(s.state is not StreamState.CLOSED and not s.silent for s in streams.values()))
+        ],
+    )
     read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))
     read("sidestep_stream_lag_items", of_streams(_lag))
     read(
@@ -81,12 +89,14 @@ class Engines:
                 yield
         counts = Counter(key for key, _ in keys)
         # A stream about an engine that also pushes does not change that engine's labels.
-        own_counts = Counter(key for key, engine in keys if not engine.layout.has_own_namespace)
+        own_counts = Counter(
+            key for key, engine in keys if not engine.layout.tables.has_own_namespace
+        )
         # Engines that differ only in other labels are distinguished by their identities.
         self._found = [
             (
                 (*key[:-1], engine.id)
-                if (counts if engine.layout.has_own_namespace else own_counts)[key] > 1
+                if (counts if engine.layout.tables.has_own_namespace else own_counts)[key] > 1
                 else key,
                 engine,
             )

@@ -15,11 +15,13 @@ from functools import partial
 import msgspec
 
 from sidestep.engines.apply import Applier
-from sidestep.engines.items import Item, decode_item
+from sidestep.engines.dialect import Dialects
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item
 from sidestep.errors import WireError
 from sidestep.federation.messages import is_forward, new_epoch
 from sidestep.federation.receiver import RecordReceiver, Replies
-from sidestep.federation.store import Store
+from sidestep.federation.store import OwnSource, Store
 from sidestep.ingest.bindings import EngineBindings, Work
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.metrics.engine import Engine
@@ -28,10 +30,11 @@ from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import FromSender, Hello, Settings, decode_from_sender
-from sidestep.protocol.receiver import Receiver, Stream
+from sidestep.protocol.receiver import Receiver
+from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.guard import Guard
+from sidestep.transport.guard import PeerGuard
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,9 @@ BUFFERED_ITEMS = 4
 """Items per engine in one frame from which buffering their observations pays off."""
 SLICE_BYTES = 8 << 10
 """Bytes of small items applied in one slice: 0.3 ms, or as long as one expensive item takes."""
+
+# Members of an enum are slow to look up before Python 3.12.
+_CLOSED = StreamState.CLOSED
 
 MAX_BUFFERED = 16 << 10
 """Bytes of items whose observations may be buffered; flushing them takes up to 1 ms."""
@@ -49,16 +55,16 @@ class Intake:
 
     Args:
         wall: Unix time, for display only.
+        source: Name under which this exporter forwards; empty if it does not.
+        durable: Whether snapshots are written, so that senders hold their frames until then.
         settings: Settings by which senders fold.
         guard: Authorization and throttling of peers; by default everything is allowed.
+        dialects: Those of the registry's layouts.
 
     Attributes:
         bindings: Streams and the engines that they feed.
         federation: Engines that other exporters count.
         loads: Saturation of the engines that are counted here.
-        epoch: Epoch of this exporter's counters; see ``federation.messages``. A snapshot
-            continues its own.
-        run: Number of the process, larger for each process that continues the epoch.
         refused: Frames rejected so far.
         items: Items applied so far.
     """
@@ -71,19 +77,22 @@ class Intake:
         boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        source: str = "",
+        durable: bool = False,
         settings: Settings | None = None,
-        guard: Guard | None = None,
+        guard: PeerGuard | None = None,
+        dialects: Dialects = DIALECTS,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
-        self.receiver = Receiver(boot, settings)
-        self.applier = Applier(registry)
-        self.guard = guard or Guard(metrics, clock)
+        self.receiver = Receiver(boot, settings, durable=durable)
+        self.applier = Applier(registry, dialects)
+        self._decode = dialects.decode
+        self.guard = guard or PeerGuard(metrics, clock)
         self.refused = self.items = 0
-        self.federation = Store(registry)
+        self.federation = Store(registry, OwnSource(source, new_epoch(wall(), boot)))
         self.loads = LoadTracker(registry)
         self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
-        self.epoch, self.run = new_epoch(wall(), boot), 1
         self._wall = wall
         self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()
@@ -98,10 +107,10 @@ class Intake:
 
     @property
     def busy(self) -> bool:
-        """Whether work is queued; while it is, no further frame may be taken."""
+        """True if work is queued; while it is, no further frame may be taken."""
         return bool(self._work)
 
-    def take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
+    def accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
         """Process a message of the connection ``peer`` and return the replies to it.
 
         Args:
@@ -113,16 +122,16 @@ class Intake:
         if not self.guard.allows(peer, key, now):
             return []
         refused = self.refused
-        replies = self._take(peer, frames, now, key)
+        replies = self._accept(peer, frames, now, key)
         if self.refused != refused:
-            self.guard.bad(peer, key, now)
+            self.guard.count_invalid(peer, key, now)
         return replies
 
-    def _take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
+    def _accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
             return self._refuse("multipart")
         if is_forward(frames[0]):
-            return self._take_forward(peer, frames[0], now, key)
+            return self._accept_forward(peer, frames[0], now, key)
         try:
             self.guard.check(key)
             message = decode_from_sender(frames[0])
@@ -136,6 +145,8 @@ class Intake:
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
+            if self.bindings.must_wait(message, now):
+                return []
         return self._receive(peer, message, frames[0], now)
 
     def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
@@ -156,22 +167,22 @@ class Intake:
             # Reversed: the next item is popped from the end.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
         self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
-        if not stream.open:
+        if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
         return received.replies
 
-    def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
+    def _accept_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
         try:
-            steps = self._records.take(self.guard, peer, frame, now, key)
+            steps = self._records.accept(self.guard, peer, frame, now, key)
         except WireError as error:
             return self._refuse(error.reason)
         if steps is not None:
             self._enqueue_steps(steps)
         return []
 
-    def answers(self) -> Replies:
-        """Return the unsent rejections of records from other exporters."""
-        return self._records.answers()
+    def rejections(self) -> Replies:
+        """Return and clear the queued rejections of records from other exporters."""
+        return self._records.rejections()
 
     def _enqueue_steps(self, steps: Iterator[None]) -> None:
         """Queue work that runs in ``steps``; later work waits until all steps are done."""
@@ -240,7 +251,7 @@ class Intake:
     def expire(self, now: float) -> None:
         """Expire silent streams, sources and engines; call about once a second."""
         self.bindings.expire(now)
-        self.federation.pass_time(now)
+        self.federation.expire(now)
         self.registry.expire(now)
         self._log_refused_blocks()
 
@@ -261,6 +272,7 @@ class Intake:
             stream.seen_at = now
             stream.silent = True
             self.receiver.restore(stream)
+            self.bindings.restore(stream)
 
     def _apply_items(self, engines: list[Engine], raws: list[msgspec.Raw], count: int) -> None:
         """Apply the next items of ``raws``: one expensive item or several small ones.
@@ -273,7 +285,7 @@ class Intake:
         try:
             while raws and size < SLICE_BYTES:
                 raw = raws.pop()
-                item = decode_item(raw)
+                item = self._decode(raw)
                 if item.engine >= len(engines):
                     raise WireError("unknown_engine")
                 engine = engines[item.engine]

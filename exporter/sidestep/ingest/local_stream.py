@@ -13,6 +13,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.stream import StreamState
 
 DIALECT = "stream"
 MAX_FED = 64
@@ -44,7 +45,7 @@ class Feed:
         """Further state to resume from; empty before the first message."""
         return self._stream.mark
 
-    def took(self, seq: int, *mark: int) -> None:
+    def record_position(self, seq: int, *mark: int) -> None:
         """Record the position of the stream."""
         self._stream.seq, self._stream.mark = seq, list(mark)
         self.intake.receiver.changes += 1
@@ -74,7 +75,7 @@ class ServerFeed(Feed):
         """Engines of the stream by identity, including those from a snapshot."""
         return {info.id: info for info in self._stream.engines}
 
-    def tell(self, info: EngineInfo, item: Item) -> None:
+    def apply(self, info: EngineInfo, item: Item) -> None:
         """Apply ``item`` to the engine of ``info``, binding the engine if needed.
 
         Raises:
@@ -93,12 +94,12 @@ class ServerFeed(Feed):
         engine.live = True
         self.intake.put(engine, item)
 
-    def leave(self, engine: str) -> None:
+    def unbind(self, engine: str) -> None:
         """Stop feeding ``engine``."""
         self._engines.pop(engine, None)
         self.intake.bindings.unbind(self._stream, engine)
 
-    def heard(self, now: float) -> None:
+    def mark_seen(self, now: float) -> None:
         """Record that the server answered; resume its engines after a silence."""
         self._stream.seen_at = now
         if self._stream.silent:
@@ -106,13 +107,13 @@ class ServerFeed(Feed):
             for info in self._stream.engines:
                 self.intake.enqueue(partial(self._bind_again, info))
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Mark the gauges of all engines as stale: the server has not answered for long."""
         for engine in self._engines.values():
             engine.live = False
             self.intake.registry.touch(engine)
 
-    def lost(self, now: float) -> None:
+    def detach(self, now: float) -> None:
         """Detach the stream: the server is unreachable."""
         self.intake.bindings.mark_silent(self._stream, now)
 
@@ -149,7 +150,7 @@ class RankFeed(Feed):
         """
         self.intake.registry.check(self._info("0"))
 
-    def heard(self, now: float) -> None:
+    def mark_seen(self, now: float) -> None:
         """Record that the publisher sent data; resume its engines after a silence."""
         self._stream.seen_at = now
         if self._stream.silent:
@@ -196,7 +197,9 @@ class RankFeed(Feed):
         return [
             stream.incarnation
             for stream in self.intake.receiver.streams.values()
-            if stream.local and stream is not self._stream and stream.id.startswith(kind)
+            if stream.state is StreamState.LOCAL
+            and stream is not self._stream
+            and stream.id.startswith(kind)
         ]
 
     def _info(self, label: str) -> EngineInfo:
@@ -205,6 +208,6 @@ class RankFeed(Feed):
         if len(name) > MAX_LABEL_CHARS:
             name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
         labels = {"engine": label, "model_name": model, **dict(more)}
-        known = self.intake.registry.engines.get(name) or self.intake.registry.retired.get(name)
-        features = {self._feature} | (known.features if known is not None else set())
+        known = self.intake.registry.find(name)
+        features = {self._feature} | (known.description.features if known is not None else set())
         return EngineInfo(name, DIALECT, labels, features=sorted(features))

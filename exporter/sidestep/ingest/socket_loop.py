@@ -12,7 +12,7 @@ from sidestep.ingest.source import PATIENCE, Source, Sources
 from sidestep.protocol.messages import FromExporter, encode
 from sidestep.telemetry.self_metrics import LagMeter
 from sidestep.transport.access import Access
-from sidestep.transport.listener import SKIPPING, Listener
+from sidestep.transport.listener import SKIPPING, IngestListener
 from sidestep.transport.process import resident
 from sidestep.transport.upkeep import Upkeep
 from sidestep.transport.watchdog import Watchdog
@@ -48,7 +48,7 @@ class Ingest:
         self._clock = clock
         self._access = access
         self._watchdog = watchdog or Watchdog(0, 0, resident)
-        self._listener: Listener | None = None
+        self._listener: IngestListener | None = None
         self._upkeep: Upkeep | None = None
         self._scheduled = self._ack_due = self._is_sources_turn = False
         self._holds = 0
@@ -79,7 +79,7 @@ class Ingest:
         """
         metrics = self.intake.metrics
         self._sources = Sources(sources)
-        self._listener = Listener(
+        self._listener = IngestListener(
             list(endpoints),
             self._access,
             lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
@@ -119,24 +119,24 @@ class Ingest:
         """Send the final acknowledgements and unbind."""
         if self._listener is None:
             return
-        self._reply(self.intake.answers())
+        self._reply(self.intake.rejections())
         self._reply(self.intake.receiver.acks(float("inf")))
         # libzmq still holds the final acknowledgements: give it time to send them.
         self._listener.close(linger=200)
         self._listener = None
 
-    def _watch(self, listener: Listener) -> None:
+    def _watch(self, listener: IngestListener) -> None:
         for descriptor in listener.descriptors:
             asyncio.get_running_loop().add_reader(descriptor, self._drain)
 
-    def _unwatch(self, listener: Listener) -> None:
+    def _unwatch(self, listener: IngestListener) -> None:
         for descriptor in listener.descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
     # Readers that re-arm each other would starve the loop, so one flag marks that a slice
     # is scheduled, and no second one is.
     def _drain(self) -> None:
-        if self._upkeep is not None and self._upkeep.has_too_many():
+        if self._upkeep is not None and self._upkeep.has_too_many_connections():
             self._act(self._clock())
         if not self._scheduled and self._turn(BUDGET):
             self._scheduled = True
@@ -160,7 +160,7 @@ class Ingest:
 
     def acknowledge(self) -> None:
         """Send due acknowledgements and rejections now instead of at the next tick."""
-        self._reply(self.intake.answers())
+        self._reply(self.intake.rejections())
         self._reply(self.intake.receiver.acks(self._clock()))
 
     def _on_tick(self, expected: float) -> None:
@@ -174,7 +174,7 @@ class Ingest:
             if now >= self._expire_at:
                 self._expire_at = now + EXPIRE_INTERVAL
                 self.intake.expire(now)
-            self._sources.pass_time(now)
+            self._sources.tick(now)
         self._keep_up(now)
         self._drain()
         due = loop.time() + TICK
@@ -213,23 +213,23 @@ class Ingest:
                 self.acknowledge()
             if self._holds:
                 return False
-            if not self._take(listener):
+            if not self._receive(listener):
                 return more
             # Frames without items queue no work: check the deadline for them here.
             if not intake.busy and time.perf_counter() > deadline:
                 return True
 
-    def _take(self, listener: Listener) -> bool:
+    def _receive(self, listener: IngestListener) -> bool:
         """Read one message, alternating between the socket and the sources; return whether one was found."""
         self._is_sources_turn = not self._is_sources_turn
-        if self._is_sources_turn and self._sources.take(self._clock()):
+        if self._is_sources_turn and self._sources.receive(self._clock()):
             return True
         arrival = listener.receive()
         if arrival is None:
-            return not self._is_sources_turn and self._sources.take(self._clock())
+            return not self._is_sources_turn and self._sources.receive(self._clock())
         if arrival is not SKIPPING:
             peer, key, frames = arrival
-            self._reply(self.intake.take(peer, frames, self._clock(), key))
+            self._reply(self.intake.accept(peer, frames, self._clock(), key))
         return True
 
     def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:

@@ -23,7 +23,7 @@ class Source(Protocol):
     def receive(self, now: float) -> bool:
         """Apply at most one message; return whether more may be ready."""
 
-    def pass_time(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Run periodic work, such as timeouts; called several times a second."""
 
     def cut(self) -> None:
@@ -59,7 +59,7 @@ class Sources:
             source.open(partial(wake, source))
             self._ready.setdefault(source)
 
-    def take(self, now: float) -> bool:
+    def receive(self, now: float) -> bool:
         """Apply one message of the next ready source; return whether there was one."""
         while self._ready:
             source = next(iter(self._ready))
@@ -69,10 +69,10 @@ class Sources:
                 return True
         return False
 
-    def pass_time(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Run the periodic work of each source, and read each once."""
         for source in self._all:
-            source.pass_time(now)
+            source.tick(now)
             self._ready.setdefault(source)
 
     def cut(self) -> None:

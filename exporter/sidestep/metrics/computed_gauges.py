@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.hit_window import PREFIX
 
 
 def scalar(engine: Engine, name: str) -> Number:
     """Return the sum over the children of the scalar row ``name``; 0 where there is no sample."""
     assignment = engine.layout.find(name)
     return sum(engine.values[slot] or 0 for slot in assignment.slots)
-
-
-def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
-    prefix = "vllm:spec_decode_num_"
-    return (
-        scalar(engine, prefix + "drafts_total"),
-        scalar(engine, prefix + "draft_tokens_total"),
-        scalar(engine, prefix + "accepted_tokens_total"),
-    )
-
-
-def _acceptance_rate(engine: Engine) -> float | None:
-    _, drafted, accepted = _drafts(engine)
-    return accepted / drafted if drafted else None
-
-
-def _efficiency(engine: Engine) -> float | None:
-    drafts, drafted, accepted = _drafts(engine)
-    return (accepted + drafts) / (drafted + drafts) if drafts else None
 
 
 def _sample_ratio(engine: Engine) -> float | None:
@@ -39,20 +21,32 @@ def _sample_ratio(engine: Engine) -> float | None:
     return engine.blocks.rate
 
 
+def _shortest_step_time(engine: Engine) -> float | None:
+    found = engine.saturation
+    return None if found is None or found.shortest.seconds is None else found.shortest.measured
+
+
 COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
-    "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
-    "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
-    "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
-    "draft_acceptance_rate": _acceptance_rate,
-    "draft_efficiency": _efficiency,
+    "prefix_cache_hit_rate": lambda engine: engine.hit_windows[PREFIX].rate,
     "kv_sample_ratio": _sample_ratio,
     "kv_cached_sample_ratio": lambda engine: engine.blocks.rate if engine.blocks else None,
+    "max_running_requests": lambda engine: engine.max_running_requests,
     "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
+    "shortest_step": lambda engine: (
+        engine.saturation.shortest.seconds if engine.saturation else None
+    ),
+    "shortest_step_time": _shortest_step_time,
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
-"""Functions by the name in ``catalog.model.Computed``; None: no sample."""
+"""Functions by the name in ``catalog.model.Computed``; the others are in ``Engine.computed``."""
 
 
 def computed_gauge(engine: Engine, name: str) -> float | None:
-    """Return the gauge ``name`` of ``engine``; a federated engine's exporter has computed it."""
-    return engine.computed.get(name) if engine.federated else COMPUTED_GAUGES[name](engine)
+    """Return the gauge ``name`` of ``engine``; None: no sample.
+
+    Those of a federated engine were computed by the exporter that counts it.
+    """
+    compute = None
+    if not engine.federated:
+        compute = COMPUTED_GAUGES.get(name) or engine.layout.tables.computed.get(name)
+    return engine.computed.get(name) if compute is None else compute(engine)

@@ -1,7 +1,8 @@
-"""What a Hello may say of its engines: each field has its bound, here are those of the whole.
+"""Limits on the engine descriptions in Hellos.
 
-Labels stand in every line of an engine's page, and bounds make lines: a Hello of 1 MiB, each
-field of it within its own limit, came to a page of gigabytes.
+Each field has its own limit in ``protocol.messages``. Labels are repeated in every line of a page,
+and each bucket bound adds lines: without these limits, a Hello of 1 MiB whose fields were all
+valid led to a page of gigabytes.
 """
 
 from __future__ import annotations
@@ -12,125 +13,120 @@ from collections.abc import Mapping, Sequence
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout import Layout
 from sidestep.errors import WireError
-from sidestep.metrics.engine import LINE_BYTES
+from sidestep.metrics.quotas import LINE_BYTES, label_chars
 from sidestep.metrics.registry import MAX_ENGINES, Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import EngineInfo
 
 MAX_PARTS = 3 * MAX_ENGINES // 4
-"""Versions of models that polled servers have: whatever they are, others find a place, too."""
+"""Most model versions of polled servers; the rest of ``MAX_ENGINES`` is for other engines."""
 MAX_NAMED = 4 * MAX_ENGINES
-"""Engines that all streams name together: several may feed one."""
+"""Most engines in the Hellos of all streams; several streams may name the same engine."""
 MAX_ENGINE_LABELS = 32
 MAX_ENGINE_LABEL_CHARS = 2048
-"""Of all labels of one engine together."""
+"""Most labels of one engine, and most characters of these together."""
 MAX_SIZE = 32 << 10
-"""Bytes, about, that one engine's description takes; vLLM's has 5 KiB."""
-ENTRY = 24
-"""Of them, what a text or a number takes beside its characters."""
-PUNCTUATION = 4
-"""Characters of a line that a label takes beside its name and value."""
+"""Most bytes of one engine's description, approximately; vLLM's takes 5 KiB."""
+ENTRY_BYTES = 24
+"""Approximate bytes of a text or a number besides its characters."""
 MAX_EXCESS = 16 << 20
-"""Bytes of page, about, that all engines may have over what as many ordinary ones have."""
+"""Most bytes by which the page of all engines may exceed a page of as many ordinary engines."""
 ORDINARY_LABEL_CHARS = 192
 ORDINARY_INFO_CHARS = 4096
 
 
-def check(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
-    """Whether the engines of a Hello can all be shown.
+def check_engines(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
+    """Check that the engines of a Hello can be registered.
 
-    ``named`` is how many other streams name.
+    Args:
+        registry: The engines that are known.
+        named: Number of engines in the Hellos of other streams.
+        infos: The engines of the Hello.
 
     Raises:
-        WireError: One cannot, or they are too many or too large; nothing has changed.
+        WireError: An engine is invalid, or there are too many, or their descriptions are too large.
     """
-    labels: dict[str, tuple[str, Mapping[str, str]]] = {}
+    described: dict[str, tuple[str, Mapping[str, str]]] = {}
     for info in infos:
-        said = info.dialect, info.labels
-        if labels.setdefault(info.id, said) != said:
+        found = info.dialect, info.labels
+        if described.setdefault(info.id, found) != found:
             raise WireError("bad_label", f"{info.id} is named twice, with different labels")
         _check_size(registry, info)
         registry.check(info)
-    if len(registry.engines) + len(labels.keys() - registry.engines.keys()) > MAX_ENGINES:
-        raise _over(registry, "engines", f"more than {MAX_ENGINES} engines")
-    new = sum(
-        registry.layouts[dialect].tables.is_part(said)
-        for name, (dialect, said) in labels.items()
-        if name not in registry.engines
-    )
-    if new and registry.parts + new > MAX_PARTS:
-        raise _over(registry, "engines", f"more than {MAX_PARTS} versions of models")
+    new = described.keys() - registry.engines.keys()
+    if len(registry.engines) + len(new) > MAX_ENGINES:
+        raise registry.over_limit("engines", f"more than {MAX_ENGINES} engines")
+    parts = 0
+    for dialect, labels in map(described.__getitem__, new):
+        parts += registry.layouts[dialect].tables.is_part(labels)
+    if parts and registry.parts + parts > MAX_PARTS:
+        raise registry.over_limit("engines", f"more than {MAX_PARTS} versions of models")
     if named + len(infos) > MAX_NAMED:
-        raise _over(registry, "descriptions", f"streams name more than {MAX_NAMED} engines")
+        raise registry.over_limit("descriptions", f"streams name more than {MAX_NAMED} engines")
     _check_page(registry, infos)
 
 
-def check_described(registry: Registry, info: EngineInfo) -> None:
-    """Whether what is now said of an engine that has its place can be shown.
+def check_update(registry: Registry, info: EngineInfo) -> None:
+    """Check that ``info`` can replace the description of an engine that is registered.
 
     Raises:
-        WireError: It is too large; nothing has changed.
+        WireError: It is too large.
     """
     _check_size(registry, info)
     _check_page(registry, [info])
 
 
-def _check_page(registry: Registry, infos: Sequence[EngineInfo]) -> None:
-    named = {info.id for info in infos}
-    everyone = (*registry.engines.values(), *registry.retired.values())
-    others = sum(engine.excess_bytes for engine in everyone if engine.id not in named)
-    if others + sum(excess(registry, info) for info in infos) > MAX_EXCESS:
-        raise _over(registry, "descriptions", "labels and bounds make too large a page")
-
-
 def excess(registry: Registry, info: EngineInfo) -> int:
-    """Bytes that the page of ``info``'s engine can have over an ordinary one's, about."""
+    """Return by how many bytes the engine's page may exceed an ordinary one's, approximately."""
     chars = label_chars(info.labels)
-    lines, families = _shape(registry.layouts[info.dialect])
+    lines, families = _ordinary_page(registry.layouts[info.dialect])
     found = 0
     for buckets, bounds in info.bounds.items():
         more = len(bounds) - len(DEFAULTS.get(buckets, ()))
         if more > 0 and buckets not in registry.overrides:
-            number, names = families.get(buckets, (0, 0))
-            found += more * (number * (LINE_BYTES + chars) + names)
-            lines += more * number
-    told = sum(map(label_chars, info.info.values()))
+            histograms, name_chars = families.get(buckets, (0, 0))
+            found += more * (histograms * (LINE_BYTES + chars) + name_chars)
+            lines += more * histograms
+    info_chars = sum(map(label_chars, info.info.values()))
     found += lines * max(chars - ORDINARY_LABEL_CHARS, 0)
-    return found + max(told - ORDINARY_INFO_CHARS, 0)
-
-
-def label_chars(labels: Mapping[str, str]) -> int:
-    """Characters of a line that ``labels`` take."""
-    return sum(len(name) + len(value) + PUNCTUATION for name, value in labels.items())
+    return found + max(info_chars - ORDINARY_INFO_CHARS, 0)
 
 
 @functools.cache
-def _shape(layout: Layout) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Lines of an ordinary page at most; by bucket family histograms and characters of names."""
+def _ordinary_page(layout: Layout) -> tuple[int, dict[str, tuple[int, int]]]:
+    """Return the size of a page with default bounds.
+
+    Returns:
+        The most lines; and by bucket family, the most histograms and the characters of their names.
+    """
     lines = 0
     families: dict[str, tuple[int, int]] = {}
-    for placed in layout.assignments:
-        row = placed.row
-        children = MAX_OPEN_VALUES + 1 if placed.storage == "keyed" else max(len(row.closed), 1)
+    for assignment in layout.assignments:
+        row = assignment.row
+        is_open = assignment.storage == "keyed"
+        children = MAX_OPEN_VALUES + 1 if is_open else max(len(row.closed), 1)
         lines += children * (len(row.bounds or DEFAULTS.get(row.buckets, ())) + 3)
         if row.buckets:
-            number, names = families.get(row.buckets, (0, 0))
-            families[row.buckets] = number + children, names + children * len(row.name)
+            histograms, name_chars = families.get(row.buckets, (0, 0))
+            families[row.buckets] = histograms + children, name_chars + children * len(row.name)
     return lines, families
+
+
+def _check_page(registry: Registry, infos: Sequence[EngineInfo]) -> None:
+    ids = {info.id for info in infos}
+    others = sum(engine.description.excess_bytes for engine in registry if engine.id not in ids)
+    if others + sum(excess(registry, info) for info in infos) > MAX_EXCESS:
+        raise registry.over_limit("descriptions", "labels and bounds make too large a page")
 
 
 def _check_size(registry: Registry, info: EngineInfo) -> None:
     if len(info.labels) > MAX_ENGINE_LABELS or label_chars(info.labels) > MAX_ENGINE_LABEL_CHARS:
-        raise _over(registry, "descriptions", f"{info.id}: too many labels, or too long ones")
-    told = [info.labels, *info.info.values()]
+        raise registry.over_limit("descriptions", f"{info.id}: too many labels, or too long ones")
     texts = [info.dialect, *info.info, *info.features, *info.bounds, *info.closed]
-    texts += [text for labels in told for pair in labels.items() for text in pair]
-    texts += [value for values in info.closed.values() for value in values]
+    for labels in (info.labels, *info.info.values()):
+        texts += [*labels, *labels.values()]
+    for values in info.closed.values():
+        texts += values
     numbers = sum(map(len, info.bounds.values()))
-    if sum(map(len, texts)) + ENTRY * (len(texts) + numbers) > MAX_SIZE:
-        raise _over(registry, "descriptions", f"{info.id}: its description is too large")
-
-
-def _over(registry: Registry, limit: str, detail: str) -> WireError:
-    registry.limited[limit] += 1
-    return WireError("over_limit", detail)
+    if sum(map(len, texts)) + ENTRY_BYTES * (len(texts) + numbers) > MAX_SIZE:
+        raise registry.over_limit("descriptions", f"{info.id}: its description is too large")

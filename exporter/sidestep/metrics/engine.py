@@ -1,4 +1,4 @@
-"""One engine: its series and the state from which they are derived."""
+"""An engine: its series and the state from which they are derived."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.saturation import Saturation
 from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
-from sidestep.protocol.limits import MAX_OPEN_VALUES
-from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, EngineInfo
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES
+from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMITS, EngineInfo
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.rules import UNTRACKED
@@ -29,12 +29,7 @@ Key = tuple[str, ...]
 ORIGIN = "origin"
 """The label with its identity that an engine gets if an earlier one has the same labels."""
 MIN_SAMPLE_RATE = 1e-9
-RESTART_INDEX = UNTRACKED.index("restart")
-PARALLEL_SAMPLE_FAMILIES = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
-"""Families of parallel samples: their number, and the tokens of the longest."""
 _label_versions = itertools.count()
-LINE_BYTES = 32
-"""Approximate bytes of a line on a page without its names and labels."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,107 +45,111 @@ class OpenFamily:
     born: int = 0
     """The engine's ``restarts`` when the family began."""
 
-    def size(self, key: Key, engine: Engine) -> int:
-        """Return the approximate bytes that the child with these label values takes on a page."""
-        line = (
-            LINE_BYTES + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
-        )
-        return line * (len(self.bounds) + 3 if self.kind in OBSERVED else 1)
+
+@dataclasses.dataclass(slots=True)
+class Description:
+    """Description of an engine as its processes sent it; the next Hello replaces it as a whole.
+
+    Attributes:
+        core_info: Info metrics by short name, as the engine core last sent them.
+        front_info: Info metrics as a front end last sent them.
+        features: Options that the engine has.
+        closed: All values that a label can have, by label name, as the Hello lists them.
+        sent_bounds: Bucket bounds that the engine sent, by bucket family.
+        bounds: Bucket bounds in use, by bucket family.
+        encoded_head: The encoded head of the engine's records; empty until it is needed.
+        excess_bytes: Bytes by which the engine's page may exceed an ordinary engine's; see
+            ``description_limits``.
+    """
+
+    core_info: Mapping[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    front_info: Mapping[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    closed: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    sent_bounds: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
+    bounds: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+    encoded_head: bytes = b""
+    excess_bytes: int = 0
 
 
 class Engine:
-    """One engine: its series and the state from which they are derived.
+    """An engine: its series and the state from which they are derived.
 
     Only the registry and the code that applies items hold references to it.
 
     Attributes:
+        id: Identity, which is unique in the registry.
+        layout: The slots of its dialect's rows.
         labels: The labels of every series: engine and model_name, and ``origin`` where another
             engine would have the same labels.
-        core_info: Info metrics by short name, as the engine core last sent them.
-        front_info: Info metrics as a front end last sent them.
+        label_version: A number that no other engine has; it changes when the labels may change.
+        label_cache: Encoded labels of a child, by family and key; the protobuf renderer fills it.
+        description: Its description in the Hellos of its processes.
         info: Info metrics as exposed.
+        native: Settings of native histograms; None: classic histograms only.
+        objectives: Objectives that its requests count for; None where another process has
+            counted them already.
         values: Scalars by slot; None: no sample.
         histograms: Histograms by slot; None: not exposed yet.
         keyed: Scalars with open label values, by slot and own label values.
         open_families: Self-described families by name.
-        gauge_stamp: Host-monotonic stamp of the newest gauges applied.
-        last_seen: Unix time at which the exporter received the engine's last item.
-        streams: Incarnations that feed the engine now.
-        seen_at: Monotonic time at which the exporter last received anything for the engine.
-        live: Whether gauges are exposed; they expire soon after the last stream detaches.
-        sent_bounds: Bucket bounds that the engine sent.
-        objectives: Objectives that its requests count for; None where another process has
-            counted them already.
-        version: The registry's version when this engine last changed.
         exposed_paths: Paths of the layout whose optional families are exposed.
-        open_series: Number of children of ``open_families``.
-        open_bytes: Approximate bytes that these take on a page.
-        label_chars: Characters of the labels in each line of a page.
-        excess_bytes: Bytes by which the engine's page may exceed an ordinary engine's; see
-            ``hello_limits``.
-        label_version: A number that no other engine has; it changes when the labels may change.
-        encoded_head: The encoded head of its records, which changes only with a Hello.
-        throughput: Prompt and generated tokens per second of the last interval.
-        saturation: The engine's saturation estimate; None where it is not tracked.
+        hit_windows: Recent lookups in the prefix cache, an external and the multimodal cache.
+        held_tokens: Tokens of an engine step whose scheduler statistics have not arrived.
+        statistics: The last item of cumulative statistics that the engine's server keeps.
         requests: The engine's requests in flight, where it sends request events.
         blocks: The engine's KV blocks, where it sends events of them.
-        statistics: The last item of cumulative statistics that the engine's server keeps.
-        absent: Whether the server no longer has the engine; nothing of it is exposed then.
-        federated: Whether other exporters count the engine; no items are applied to it here.
-        computed: Computed gauges by name, as received from another exporter.
-        native: Settings of native histograms; None: classic histograms only.
+        saturation: The engine's saturation estimate; None where it is not tracked.
+        computed: Computed gauges that do not follow from this state alone, by name.
         created: Unix time at which the counters began, where native histograms are on.
-        label_cache: Encoded labels of a child, by family and key; the protobuf renderer fills it.
+        restarts: How often another process has continued the engine.
+        gauge_stamp: Host-monotonic stamp of the newest gauges applied.
+        last_seen: Unix time at which the exporter received the engine's last item.
+        seen_at: Monotonic time at which the exporter last received anything for the engine.
+        streams: Incarnations that feed the engine now.
+        lost_cores: Streams of the engine's core that are silent or closed.
+        front_ends: Streams of front ends that send what users waited, or have sent it until recently.
+        live: Whether gauges are exposed; they expire soon after the last stream detaches.
+        absent: Whether the server no longer has the engine; nothing of it is exposed then.
+        federated: Whether another exporter counts the engine; no items are applied to it here.
+        version: The registry's version when this engine last changed.
     """
 
     __slots__ = (
         "absent",
         "blocks",
-        "bounds",
-        "closed",
         "computed",
-        "core_info",
         "created",
-        "encoded_head",
-        "excess_bytes",
+        "description",
         "exposed_paths",
-        "external_hits",
-        "features",
         "federated",
-        "front_info",
+        "front_ends",
         "gauge_stamp",
         "held_tokens",
         "histograms",
+        "hit_windows",
         "id",
         "info",
         "keyed",
         "label_cache",
-        "label_chars",
         "label_version",
         "labels",
         "last_seen",
         "layout",
         "live",
-        "mm_hits",
+        "lost_cores",
         "native",
         "objectives",
-        "open_bytes",
         "open_families",
-        "open_series",
-        "overrides",
-        "prefix_hits",
         "requests",
         "restarts",
         "saturation",
         "seen_at",
-        "sent_bounds",
         "statistics",
         "streams",
-        "throughput",
         "values",
         "version",
-
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -161,72 +160,71 @@ class Engine:
         objectives: Objectives | None = None,
     ) -> None:
         self.id = info.id
-        self.objectives = objectives
-        self.native = native
-        self.created = 0.0 if native is None else native.wall()
-        self.label_cache: dict[tuple[str, Key], bytes] = {}
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
-        self.core_info: Mapping[str, dict[str, str]] = {}
-        self.front_info: Mapping[str, dict[str, str]] = {}
+        self.label_cache: dict[tuple[str, Key], bytes] = {}
+        self.description = Description()
         self.info: Mapping[str, Mapping[str, str]] = {}
-        self.features: frozenset[str] = frozenset()
-        self.closed: Mapping[str, list[str]] = {}
-        self.overrides = overrides
-        self.bounds: Mapping[str, Bounds] = {}
+        self.native = native
+        self.objectives = objectives
+        self.created = 0.0 if native is None else native.wall()
+        self.clear_series()
+        self.held_tokens = self.version = self.label_version = 0
+        self.statistics: Polled | None = None
+        self.requests: RequestTracker | None = None
+        self.blocks: BlockTracker | None = None
+        self.saturation: Saturation | None = None
+        self.computed: dict[str, float] = {}
+        self.gauge_stamp = self.last_seen = self.seen_at = 0.0
+        self.streams: set[int] = set()
+        self.lost_cores: set[str] = set()
+        self.front_ends: set[str] = set()
+        self.live = True
+        self.absent = self.federated = False
+        self.update(info, overrides)
+
+    def clear_series(self) -> None:
+        """Remove all series, including those that start at 0."""
+        layout = self.layout
         self.values: list[Number | None] = [None] * layout.scalars
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open_families: dict[str, OpenFamily] = {}
-        self.sent_bounds: Mapping[str, list[float]] = {}
-        self.gauge_stamp = self.last_seen = self.seen_at = 0.0
-        self.held_tokens = self.version = self.label_version = 0
-        self.live = True
-        self.encoded_head = b""
-        self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
-        self.throughput: tuple[float, float] | None = None
-        self.saturation: Saturation | None = None
-        self.requests: RequestTracker | None = None
-        self.blocks: BlockTracker | None = None
-        self.statistics: Polled | None = None
-        self.absent = self.federated = False
-        self.computed: Mapping[str, float] = {}
-        self.restarts = 0
-        self.streams: set[int] = set()
         self.exposed_paths: set[str] = set()
-        self.open_series = self.open_bytes = self.excess_bytes = 0
-        self.label_chars = sum(len(name) + len(value) + 4 for name, value in info.labels.items())
-        self.update(info)
+        self.hit_windows = HitWindow(), HitWindow(), HitWindow()
+        self.restarts = 0
 
-    def update(self, info: EngineInfo) -> None:
+    def update(self, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
         """Apply a new Hello; counters continue.
 
         A histogram whose bounds changed restarts at 0, since its counts cannot be moved; with
         native buckets they can.
+
+        Args:
+            info: The engine as the Hello describes it.
+            overrides: Bucket bounds that the operator has set, by bucket family.
         """
         features = frozenset(info.features)
-        if ENGINE_CORE in self.features - features:
+        if ENGINE_CORE in self.description.features - features:
             self.detach_core()
-        self.features = features
+        core, front = self.description.core_info, self.description.front_info
         if any(name.startswith(CORE_INFO) for name in info.info):
-            self.core_info = {n.removeprefix(CORE_INFO): labels for n, labels in info.info.items()}
+            core = {n.removeprefix(CORE_INFO): labels for n, labels in info.info.items()}
         else:
-            self.front_info = info.info
+            front = info.info
         # A front end's labels replace the core's, whichever Hello arrives last.
-        self.info = {**self.core_info, **self.front_info}
+        self.info = {**core, **front}
         self.renew_label_version()
-        self.encoded_head = b""
-        self.closed = info.closed
-        self.sent_bounds = info.bounds
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
-        self.bounds = {**DEFAULTS, **sent, **self.overrides}
+        bounds = {**DEFAULTS, **sent, **overrides}
+        self.description = Description(core, front, features, info.closed, info.bounds, bounds)
         for slot, known in enumerate(self.histograms):
             if known is not None and known.bounds != self.bounds_of(slot):
                 self.histograms[slot] = known.with_bounds(self.bounds_of(slot))
         for name, family in self.open_families.items():
             row = self.layout.sampled_rows.get(name)
-            if row is not None and row.buckets and family.bounds != self.bounds[row.buckets]:
-                family.bounds = self.bounds[row.buckets]
+            if row is not None and row.buckets and family.bounds != bounds[row.buckets]:
+                family.bounds = bounds[row.buckets]
                 family.children = {
                     key: child.with_bounds(family.bounds)
                     for key, child in family.children.items()
@@ -235,17 +233,39 @@ class Engine:
         for assignment in self.layout.assignments:
             # Self-described families start at 0 only for a named option, since few engines have
             # them. The same holds for rows that only some engines of the dialect can have.
-            if assignment.row.feature in self.features or (
+            if assignment.row.feature in features or (
                 not assignment.row.feature
                 and assignment.storage != "sampled"
                 and self.layout.required_labels.issuperset(assignment.row.shared)
             ):
                 self.start_family(assignment)
 
+    def set_info(
+        self, core_info: Mapping[str, dict[str, str]], front_info: Mapping[str, dict[str, str]]
+    ) -> None:
+        """Replace the info metrics."""
+        self.description = dataclasses.replace(
+            self.description, core_info=core_info, front_info=front_info, encoded_head=b""
+        )
+        info = {**core_info, **front_info}
+        if info != self.info:
+            self.info = info
+            self.renew_label_version()
+
     def renew_label_version(self) -> None:
         """Note that the labels may have changed."""
         self.label_version = next(_label_versions)
         self.label_cache.clear()
+
+    @property
+    def is_up(self) -> bool:
+        """True if streams feed the engine, among them that of its core if it has one."""
+        return bool(self.streams) and not self.lost_cores
+
+    @property
+    def sent_labels(self) -> dict[str, str]:
+        """The labels without ``origin``, which the exporter adds."""
+        return {name: value for name, value in self.labels.items() if name != ORIGIN}
 
     @property
     def name(self) -> str:
@@ -261,43 +281,39 @@ class Engine:
             return None
         return rate if MIN_SAMPLE_RATE <= rate <= 1.0 else None
 
+    @property
+    def max_running_requests(self) -> int | None:
+        """The most requests that fit into the batch; None where the Hello does not have it."""
+        try:
+            most = int(self.info.get(LIMITS, {}).get("max_running_requests", ""))
+        except ValueError:
+            return None
+        return most if 0 < most <= COUNT_LIMIT else None
+
     def detach_core(self) -> None:
         """Stop tracking requests and blocks, since no stream sends their events any more."""
         handled = self.layout.handled
         if self.requests is not None:
-            slot = handled["untracked_requests"].slots[RESTART_INDEX]
-            self.values[slot] = (self.values[slot] or 0) + self.requests.close()
+            slots = dict(zip(UNTRACKED, handled["untracked_requests"].slots, strict=False))
+            for reason, count in self.requests.close().items():
+                self.values[slots[reason]] = (self.values[slots[reason]] or 0) + count
             # Groups of parallel samples that ended now, or on another engine since the last item.
             for numbers in self.requests.samples.observed:
-                for name, number in zip(PARALLEL_SAMPLE_FAMILIES, numbers, strict=True):
+                for name, number in zip(self.layout.tables.parallel_samples, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
         self.requests = self.blocks = None
-        self.core_info = {}
+        self.lost_cores.clear()
+        self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
         for name in ("requests_by_state", "longest_preemption"):
             for slot in handled[name].slots if name in handled else ():
                 self.values[slot] = None
 
-    def clear_series(self) -> None:
-        """Remove all series, including those that start at 0."""
-        self.values[:] = [None] * len(self.values)
-        self.histograms[:] = [None] * len(self.histograms)
-        self.keyed[:] = [{} for _ in self.keyed]
-        self.open_families = {}
-        self.open_series = self.open_bytes = self.restarts = 0
-        self.exposed_paths.clear()
-        for window in (self.prefix_hits, self.external_hits, self.mm_hits):
-            window.reset()
-
     def without_series(self) -> Engine:
         """Return a copy of this engine without series that is in no registry."""
         made = copy.copy(self)
-        made.values, made.histograms = [None] * len(self.values), [None] * len(self.histograms)
-        made.keyed, made.open_families = [{} for _ in self.keyed], {}
-        made.exposed_paths, made.streams, made.label_cache = set(), set(), {}
-        made.prefix_hits, made.external_hits, made.mm_hits = HitWindow(), HitWindow(), HitWindow()
-        made.open_series = made.open_bytes = made.restarts = 0
-        made.last_seen = 0.0
-        made.created = 0.0 if self.native is None else self.native.wall()
+        made.clear_series()
+        made.label_cache, made.streams, made.last_seen = {}, set(), 0.0
+        made.lost_cores, made.front_ends = set(), set()
         made.requests = made.blocks = made.statistics = None
         return made
 
@@ -317,7 +333,11 @@ class Engine:
         elif assignment.storage == "keyed" and len(row.own_labels) == 1:
             children = self.keyed[assignment.slots[0]]
             # Objectives are configured in the exporter: an engine's Hello cannot list them.
-            known = () if row.name == SLO_UNDECIDED else self.closed.get(row.own_labels[0], ())
+            known = (
+                ()
+                if row.name == SLO_UNDECIDED
+                else self.description.closed.get(row.own_labels[0], ())
+            )
             for value in known:
                 # Each Hello may list further values.
                 if len(children) < MAX_OPEN_VALUES:
@@ -327,7 +347,7 @@ class Engine:
         """Return a new family for a row that Samples items feed; known label values start at 0."""
         bounds: Bounds = ()
         if row.kind == "histogram":
-            bounds = row.bounds or self.bounds[row.buckets]
+            bounds = row.bounds or self.description.bounds[row.buckets]
         made = OpenFamily(
             row.name, row.kind, row.exposed_help, row.own_labels, bounds, born=self.restarts
         )
@@ -356,7 +376,7 @@ class Engine:
         limits = () if self.objectives is None else self.objectives.limits(family)
         if not limits:
             return None
-        requests, undecided = (self.layout.handled[name].slots[0] for name in SLO_HANDLERS)
+        requests, undecided = (self.layout.handler_slot(name) for name in SLO_HANDLERS)
         return SloCounter(self.keyed[requests], self.keyed[undecided], limits)
 
     def histogram(self, slot: int) -> Histogram:
@@ -371,4 +391,4 @@ class Engine:
     def bounds_of(self, slot: int) -> Bounds:
         """Return the bounds of the histogram in ``slot``."""
         row = self.layout.histograms[slot]
-        return row.bounds or self.bounds[row.buckets]
+        return row.bounds or self.description.bounds[row.buckets]

@@ -63,7 +63,7 @@ def as_classic(native: NativeBuckets) -> tuple[Bounds, list[int]]:
     return bounds, [int(native.zeros), *(count for _, count in found), 0]
 
 
-def check(native: NativeBuckets, count: int) -> None:
+def check_native(native: NativeBuckets, count: int) -> None:
     """Check that ``native`` holds ``count`` observations in valid buckets.
 
     Raises:

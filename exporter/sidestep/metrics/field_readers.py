@@ -211,7 +211,7 @@ class _Helpers:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        self.refused = layout.handled["refused_observations"].slots[0]
+        self.refused = layout.handler_slot("refused_observations")
 
     def refuse(self, engine: Engine, count: int) -> None:
         """Count observations that were refused."""

@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeVar
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.protocol.limits import VALUE_LIMIT
@@ -21,25 +20,20 @@ State = tuple[Bounds, Sequence[int], float]
 """A copy of the exposed state of a histogram: bounds, counts and sum."""
 
 
-HistogramType = TypeVar("HistogramType", bound="Histogram")
-
-
 class Histogram:
     """Counts per bucket and the sum of one series.
 
     Attributes:
         bounds: Upper bounds, without +Inf.
         counts: One count per bucket, not cumulative, the last for +Inf.
-        state_token: Identifies the state for renderers that cache it; None after every change.
     """
 
-    __slots__ = ("bounds", "counts", "state_token", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.state_token: object = None
 
     def observe(self, value: float) -> int:
         """Count one value; return 1 if it was refused, else 0."""
@@ -47,7 +41,6 @@ class Histogram:
             return 1
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
-        self.state_token = None
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
@@ -56,7 +49,6 @@ class Histogram:
             return count
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
-        self.state_token = None
         return 0
 
     def observe_many(self, values: list[float]) -> int:
@@ -101,7 +93,6 @@ class Histogram:
 
     def _count_sorted(self, values: list[float]) -> None:
         """Add ``values``, sorted and valid and at least one, to the counts but not to the sum."""
-        self.state_token = None
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
         last = bisect_left(bounds, values[-1], bucket)
@@ -121,7 +112,7 @@ class Histogram:
         return self._observe_weights(observations)
 
     def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
-        """Do the same without the shortcut for weights of 1."""
+        """Count pairs like ``observe_weighted``, without its shortcut for weights of 1."""
         bounds, counts = self.bounds, self.counts
         total, refused = 0.0, 0
         for value, count in observations:
@@ -131,7 +122,6 @@ class Histogram:
             else:
                 refused += count
         self.sum += total
-        self.state_token = None
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
@@ -144,7 +134,6 @@ class Histogram:
         """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
-        self.state_token = None
 
     def merge(self, other: Histogram) -> None:
         """Add the observations of ``other``, which has equal bounds."""
@@ -166,27 +155,12 @@ class Histogram:
         """Return the state as a wire struct."""
         return Buckets(self.sum, [*self.counts])
 
-    def token(self, new: object) -> object:
-        """Return the token of the current state; ``new``, if the state changed since the last call.
-
-        The caller passes a different object for every page, so that no two states share a token.
-        """
-        if self.state_token is None:
-            self.state_token = new
-        return self.state_token
-
     def copy(self) -> Histogram:
         """Return a copy of the current state."""
-        return self._copied_to(Histogram.__new__(Histogram))
-
-    def _copied_to(self, made: HistogramType) -> HistogramType:
-        """Fill ``made`` with the state that every histogram has, without running its constructor.
-
-        A page copies thousands of histograms.
-        """
-        made.bounds, made.counts, made.sum = self.bounds, self.counts.copy(), self.sum
-        made.state_token = None
-        return made
+        # Without the constructor's cost: a page copies thousands of histograms.
+        found = Histogram.__new__(Histogram)
+        found.bounds, found.counts, found.sum = self.bounds, self.counts.copy(), self.sum
+        return found
 
     @property
     def cumulative(self) -> list[int]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+PREFIX, EXTERNAL, MULTIMODAL = range(3)
+"""Positions of an engine's windows in ``Engine.hit_windows``."""
+
 
 class HitWindow:
     """Cache lookups of about the last 1,000 requests, the window of vLLM's own log.

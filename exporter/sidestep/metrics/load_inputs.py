@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.saturation import Load, Saturation
+from sidestep.metrics.series import number_reader
 
 INTERVAL = 1.0
-"""Least seconds between two updates of an engine; a full batch lasts for many seconds."""
+"""Least seconds between two updates of an engine."""
 BATCH = 32
 """Engines that one call updates, at some microseconds each."""
 
@@ -43,31 +43,63 @@ class LoadTracker:
         del self._due[-BATCH:]
 
     def _update(self, engine: Engine, now: float) -> None:
-        if engine.live and not engine.streams:
+        if engine.live and not engine.is_up:
             # The engine may reconnect soon; until then its gauges are those of before.
             return
         reader = _reader(engine.layout)
         load = None
         if engine.live and not engine.federated and reader is not None:
             load = reader(engine)
-        before = engine.saturation and engine.saturation.ratio
+        before = _gauges(engine)
         if load is None:
             engine.saturation = None
         else:
             if engine.saturation is None:
                 engine.saturation = Saturation()
             engine.saturation.update(now, load)
-        if before != (engine.saturation and engine.saturation.ratio):
+        if before != _gauges(engine):
             self._registry.touch(engine)
+
+
+def _gauges(engine: Engine) -> tuple[float | None, ...]:
+    found = engine.saturation
+    return () if found is None else (found.ratio, found.shortest.seconds)
 
 
 @functools.cache
 def _reader(layout: Layout) -> LoadReader | None:
-    """Return the function that reads the load of the layout's engines, if the dialect has one."""
-    make = layout.tables.load_reader
-    return None if make is None else make(layout)
+    """Return the function that reads the load of the layout's engines, if the dialect names its series."""
+    named = layout.tables.key_series
+    if named is None or named.begun is None:
+        return None
+    # Requests that wait for an adapter or a transfer do not imply that the batch is full.
+    running, waiting, blocked, begun, slots, usage, steps = (
+        number_reader(layout, series)
+        for series in (
+            named.running,
+            named.waiting,
+            named.blocked or named.waiting,
+            named.begun,
+            named.slots,
+            named.kv_cache_usage,
+            named.steps,
+        )
+    )
 
+    def read(engine: Engine) -> Load | None:
+        in_batch, queued, held = running(engine), waiting(engine), blocked(engine)
+        entered, most = begun(engine), slots(engine)
+        if in_batch is None or queued is None or held is None or entered is None:
+            return None
+        return Load(
+            running=in_batch,
+            waiting=held,
+            occupancy=max(in_batch / most if most else 0.0, usage(engine) or 0.0),
+            begun=entered,
+            arrived=entered + queued,
+            steps=steps(engine),
+            stamp=engine.gauge_stamp,
+            seen=engine.last_seen,
+        )
 
-def observation_count(found: float | Histogram | None) -> int | None:
-    """Return the number of observations of a histogram; None for any other value."""
-    return sum(found.counts) if isinstance(found, Histogram) else None
+    return read

@@ -1,20 +1,20 @@
-"""Addition of a record to an engine: from a sender that folded items, or from a snapshot.
+"""Addition of a record to an engine: from a sender that folded items, a snapshot or another exporter.
 
-Adding a record to an engine without series restores the engine. Adding a folded record to a running
-engine is the same operation: counters and buckets add up, and a newer gauge replaces an older one.
+Counters and buckets add up, and a newer gauge replaces an older one. Adding a record to an engine
+without series restores the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.record_codec import HIT_WINDOWS, check_buckets, decode_polled, number_of
+from sidestep.metrics.record_codec import check_buckets, decode_polled, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.limits import OTHER, is_printable
@@ -23,21 +23,28 @@ from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 def add_record(registry: Registry, engine: Engine, record: Record) -> int:
-    """Add ``record`` to the series of ``engine``; return how many observations had other bounds.
+    """Add a record that a sender folded; return how many observations had other bounds.
 
     Raises:
         WireError: The record has invalid numbers, and nothing was changed; or self-described
             families contradict known ones, and everything else was added: the rejected families
             are then removed from ``record``.
     """
-    moved, refused = _merge(registry, engine, record)
+    moved = add_series(registry, engine, record)
+    more, refused = _add_families(registry, engine, record.totals.open)
+    # Families that were rejected are no longer in the record; everything else counts.
+    _count_slo(engine, record)
     if refused is not None:
         raise refused
-    return moved
+    return moved + more
 
 
-def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, WireError | None]:
-    """Do the same, but return the error of self-described families instead of raising it."""
+def add_series(registry: Registry, engine: Engine, record: Record) -> int:
+    """Add all of ``record`` except self-described families; return as ``add_record`` does.
+
+    Raises:
+        WireError: The record has invalid numbers, and nothing was changed.
+    """
     totals = record.totals
     # All numbers are checked before the first is added.
     scalars = list(_scalars(engine, record))
@@ -49,16 +56,15 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
         if found or totals.gauge_stamp:
             _add_children(registry, children, kind, found, newer=newer)
     moved = _add_histograms(engine, record)
-    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
+    for window, hits in zip(engine.hit_windows, totals.hits, strict=False):
         if hits.requests:
-            getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
+            window.add(hits.requests, hits.queries, hits.hits)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
     engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
     engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
-    more, refused = _add_families(registry, engine, totals.open)
-    return moved + more, refused
+    return moved
 
 
 def check_slots(engine: Engine, record: Record) -> None:
@@ -93,48 +99,17 @@ def restore_engine(registry: Registry, record: Record) -> Engine:
         if len(row.own_labels) == 1:
             # Values that the Hello lists would otherwise count towards the limit of open values.
             children.clear()
-    engine.core_info = head.core_info
-    engine.info = {**head.core_info, **head.engine.info}
+    engine.set_info(head.core_info, head.engine.info)
     _drop_changed_bounds(engine, record)
     engine.restarts = record.totals.restarts
-    _merge(registry, engine, record)
+    add_series(registry, engine, record)
+    _add_families(registry, engine, record.totals.open)
     engine.last_seen = record.totals.last_seen
-    if record.totals.looked:
-        engine.statistics = decode_polled(layout.tables, record.totals.looked[-1])
+    if record.totals.polled:
+        engine.statistics = decode_polled(layout.tables, record.totals.polled[-1])
         engine.absent = engine.statistics.absent
     engine.live = False
     return engine
-
-
-def add_counts(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
-    """Add everything in a checked ``record`` except self-described families.
-
-    Series that the record does not have are not started at 0, and label values that the record's
-    own exporter has limited are not counted as limited again.
-
-    Args:
-        registry: The engine's registry.
-        engine: An engine of the record's dialect.
-        record: A record of another exporter.
-        gauges: Whether to apply gauges as well as counters and histograms.
-    """
-    totals, gauge_slots = record.totals, engine.layout.scalar_gauges
-    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in gauge_slots]
-    _add_scalars(engine, scalars, newer=True)
-    for children, kind, found in _keyed(engine, record):
-        if kind != "gauge":
-            _add_children(registry, children, kind, found, newer=False)
-        elif gauges:
-            children.update(found)
-    _add_histograms(engine, record)
-    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
-        if hits.requests:
-            getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
-    engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
-    engine.restarts = min(engine.restarts + totals.restarts, TOTAL_LIMIT)
-    engine.last_seen = max(engine.last_seen, totals.last_seen)
-    if totals.created:
-        engine.created = min(engine.created, totals.created)
 
 
 def _drop_changed_bounds(engine: Engine, record: Record) -> None:
@@ -292,3 +267,34 @@ def _known_bounds(engine: Engine, totals: OpenTotals) -> Bounds:
 def _counts(buckets: Buckets) -> list[int]:
     """Return checked counts as numbers."""
     return [int(count) for count in buckets.counts]
+
+
+def _count_slo(engine: Engine, record: Record) -> None:
+    """Count ``record``'s observations for the objectives that its sender did not know."""
+    if engine.objectives is None or not engine.objectives.names:
+        return
+    if SLO_HANDLERS[0] not in engine.layout.handled:
+        # The dialect has no latencies, so the record's SLO counts were not checked.
+        return
+    head, totals = record.head, record.totals
+    counted = {
+        child.labels[-1]
+        for name, children in zip(head.keyed, totals.keyed, strict=True)
+        for child in children
+        if name == SLO_REQUESTS
+    }
+    for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
+        if buckets is not None:
+            _count_family_slo(engine, name.partition("|")[0], bounds, buckets, counted)
+    for family in totals.open:
+        for child in family.children:
+            if child.buckets is not None:
+                _count_family_slo(engine, family.name, family.bounds, child.buckets, counted)
+
+
+def _count_family_slo(
+    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, counted: set[str]
+) -> None:
+    slo_counter = engine.slo_counter(family)
+    if slo_counter is not None:
+        slo_counter.count_buckets(tuple(bounds), _counts(buckets), counted)

@@ -155,10 +155,8 @@ class NativeHistogram(Histogram):
 
     def copy(self) -> NativeHistogram:
         """Return a copy of the current state."""
-        found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
-        found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
-        found.buckets = self.buckets.copy()
-        found.encoded = None
+        found = self._shallow_copy()
+        found.counts, found.buckets = self.counts.copy(), self.buckets.copy()
         return found
 
     def copy_on_write(self) -> NativeHistogram:
@@ -167,14 +165,17 @@ class NativeHistogram(Histogram):
         Callers share one copy until the state changes or is encoded. After encoding, the renderer
         sets ``encoded`` of both histograms, and nothing else of the copy is valid any more.
         """
-        found = self.encoded
-        if not isinstance(found, NativeHistogram):
-            found = NativeHistogram.__new__(NativeHistogram)
-            found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
-            found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
-            found.buckets = self.buckets
-            found.state_token = found.encoded = None
-            self.encoded = found
+        if not isinstance(self.encoded, NativeHistogram):
+            self.encoded = self._shallow_copy()
+        return self.encoded
+
+    def _shallow_copy(self) -> NativeHistogram:
+        """Return a plain native histogram that shares its counts with this one."""
+        found = NativeHistogram.__new__(NativeHistogram)
+        found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
+        found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+        found.buckets = self.buckets
+        found.encoded = None
         return found
 
     def _before_change(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,8 +13,8 @@ from msgspec import Meta
 from sidestep.catalog.dialect import DialectTables, Polled
 from sidestep.errors import WireError
 from sidestep.metrics.availability import update_availability
-from sidestep.metrics.engine import ORIGIN, Engine, Number, OpenFamily
-from sidestep.metrics.exponential_buckets import check as check_native
+from sidestep.metrics.engine import Engine, Number, OpenFamily
+from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow
 from sidestep.protocol.limits import MAX_ITEM_BYTES
@@ -39,6 +39,7 @@ from sidestep.protocol.records import (
 MAX_FIELDS = 64
 """Most fields of the totals; later releases may have more fields than this one."""
 DecodedType = TypeVar("DecodedType")
+ResultType = TypeVar("ResultType")
 
 
 class _RawRecord(msgspec.Struct, array_like=True, gc=False):
@@ -53,25 +54,27 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 _raw_decoder: msgspec.msgpack.Decoder[_RawRecord] = msgspec.msgpack.Decoder(_RawRecord)
 _head_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 _totals_decoder: msgspec.msgpack.Decoder[Totals] = msgspec.msgpack.Decoder(Totals)
-_one_buckets: msgspec.msgpack.Decoder[Buckets | None] = msgspec.msgpack.Decoder(Buckets | None)
-_one_children: msgspec.msgpack.Decoder[list[Child]] = msgspec.msgpack.Decoder(Children)
-_one_open: msgspec.msgpack.Decoder[OpenTotals] = msgspec.msgpack.Decoder(OpenTotals)
-_COLUMNS = tuple(map(Totals.__struct_fields__.index, ("histograms", "keyed", "open")))
-"""Positions of the fields that make a record large."""
 
 
-def _list_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
+def _raws_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
     return msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=most)])
 
 
-_many_buckets, _many_children, _many_open = map(_list_decoder, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
+_LARGE_FIELDS: Mapping[
+    str, tuple[msgspec.msgpack.Decoder[list[msgspec.Raw]], msgspec.msgpack.Decoder[Any]]
+] = {
+    "histograms": (_raws_decoder(MAX_PLACES), msgspec.msgpack.Decoder(Buckets | None)),
+    "keyed": (_raws_decoder(MAX_KEYED), msgspec.msgpack.Decoder(Children)),
+    "open": (_raws_decoder(MAX_OPEN), msgspec.msgpack.Decoder(OpenTotals)),
+}
+"""Fields of the totals that make a record large, with decoders of the list and of one entry."""
+_POSITIONS = {Totals.__struct_fields__.index(name): name for name in _LARGE_FIELDS}
 CHECK_BATCH = 2048
 """Bucket counts that are checked between two pauses."""
 PART_BYTES = 16 << 10
 """Bytes of a record that are decoded between two pauses; most records are smaller."""
 INT_LIMIT = 1 << 63
 MAX_DIGITS = 64
-HIT_WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
 
 
 def encode_record(engine: Engine, totals: Totals) -> bytes:
@@ -90,42 +93,29 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
     Raises:
         WireError: The record is malformed or contradicts itself.
     """
-    record = _decode(_decoder, raw)
-    _check_columns(record)
-    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
-        if buckets is not None:
-            check_buckets(buckets, bounds)
-    return record
+    return run(decode_in_parts(raw))
 
 
-def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
-    """Decode the record in ``raw`` with a pause after every ``PART_BYTES``; return it at the end.
+def run(steps: Generator[None, None, ResultType]) -> ResultType:
+    """Run all ``steps`` and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: ResultType = end.value
+            return result
+
+
+def decode_in_parts(raw: bytes | msgspec.Raw) -> Generator[None, None, Record]:
+    """Decode the record in ``raw`` with pauses for other tasks; return it at the end.
 
     Raises:
         WireError: The record is malformed or contradicts itself.
     """
     if len(raw) <= PART_BYTES:
-        return decode_record(raw)
-    found = _decode(_raw_decoder, raw)
-    totals = found.totals
-    if len(memoryview(found.head)) > MAX_ITEM_BYTES:
-        raise WireError("over_limit", "an engine's description is too large")
-    yield
-    columns = [_many_buckets, _many_children, _many_open]
-    raws = [_decode(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
-    # All other fields are small: they are decoded together, with the large ones replaced by [].
-    bare = [msgspec.Raw(b"\x90") if at in _COLUMNS else each for at, each in enumerate(totals)]
-    record = Record(
-        _decode(_head_decoder, found.head),
-        _decode(_totals_decoder, _encoder.encode(bare)),
-    )
-    yield
-    if raws:
-        record.totals.histograms = yield from _decode_each(_one_buckets, raws[0])
-    if len(raws) > 1:
-        record.totals.keyed = yield from _decode_each(_one_children, raws[1])
-    if len(raws) > 2:  # noqa: PLR2004 - the third column
-        record.totals.open = yield from _decode_each(_one_open, raws[2])
+        record = _decode(_decoder, raw)
+    else:
+        record = yield from _decode_large(raw)
     _check_columns(record)
     done = 0
     for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
@@ -138,6 +128,28 @@ def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
     return record
 
 
+def _decode_large(raw: bytes | msgspec.Raw) -> Generator[None, None, Record]:
+    """Decode the record in ``raw`` with a pause after every ``PART_BYTES``."""
+    found = _decode(_raw_decoder, raw)
+    totals = found.totals
+    if len(found.head) > MAX_ITEM_BYTES:
+        raise WireError("over_limit", "an engine's description is too large")
+    yield
+    large = {_POSITIONS[at]: each for at, each in enumerate(totals) if at in _POSITIONS}
+    # All other fields are small: they are decoded together, with the large ones replaced by [].
+    bare = [msgspec.Raw(b"\x90") if at in _POSITIONS else each for at, each in enumerate(totals)]
+    record = Record(
+        _decode(_head_decoder, found.head),
+        _decode(_totals_decoder, _encoder.encode(bare)),
+    )
+    yield
+    for name, field in large.items():
+        raws_decoder, entry_decoder = _LARGE_FIELDS[name]
+        raws = _decode(raws_decoder, field)
+        setattr(record.totals, name, (yield from _decode_each(entry_decoder, raws)))
+    return record
+
+
 def _decode_each(
     decoder: msgspec.msgpack.Decoder[DecodedType], raws: Sequence[msgspec.Raw]
 ) -> Generator[None, None, list[DecodedType]]:
@@ -145,7 +157,7 @@ def _decode_each(
     size = 0
     for raw in raws:
         found.append(_decode(decoder, raw))
-        size += len(memoryview(raw))
+        size += len(raw)
         if size > PART_BYTES:
             size = 0
             yield
@@ -195,11 +207,11 @@ def totals_of(engine: Engine) -> Totals:
         [_open_totals(family) for family in engine.open_families.values()],
         engine.gauge_stamp,
         engine.held_tokens,
-        [_hits(getattr(engine, window)) for window in HIT_WINDOWS],
+        [_hits(window) for window in engine.hit_windows],
         list(engine.exposed_paths),
         engine.restarts,
         engine.last_seen,
-        looked=[]
+        polled=[]
         if engine.statistics is None
         else [msgspec.Raw(_encoder.encode(engine.statistics))],
         created=engine.created,
@@ -207,28 +219,27 @@ def totals_of(engine: Engine) -> Totals:
 
 
 def _head(engine: Engine) -> bytes:
-    if not engine.encoded_head:
-        labels = {name: value for name, value in engine.labels.items() if name != ORIGIN}
+    description, layout = engine.description, engine.layout
+    if not description.encoded_head:
         info = EngineInfo(
             engine.id,
-            engine.layout.dialect,
-            labels,
-            dict(engine.front_info),
-            dict(engine.sent_bounds),
-            sorted(engine.features),
-            dict(engine.closed),
+            layout.dialect,
+            engine.sent_labels,
+            dict(description.front_info),
+            dict(description.sent_bounds),
+            sorted(description.features),
+            dict(description.closed),
         )
-        layout = engine.layout
         head = Head(
             info,
-            dict(engine.core_info),
+            dict(description.core_info),
             list(layout.scalar_names),
             list(layout.histogram_names),
             [list(engine.bounds_of(slot)) for slot in range(len(layout.histograms))],
             [row.name for row in layout.keyed],
         )
-        engine.encoded_head = _encoder.encode(head)
-    return engine.encoded_head
+        description.encoded_head = _encoder.encode(head)
+    return description.encoded_head
 
 
 def _open_totals(family: OpenFamily) -> OpenTotals:

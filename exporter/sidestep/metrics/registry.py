@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -60,7 +60,7 @@ class Registry:
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         native: Settings of native histograms; None: classic histograms only.
         objectives: Objectives that the requests counted here are compared with.
-        questions: Groups of parallel samples, which may be spread over engines.
+        sample_groups: Groups of parallel samples, which may be spread over engines.
         version: Increases with every change, so that an unchanged page can be reused.
         limited: Updates that went to ``__other__`` or were refused, by limit.
         parts: Number of engines that are part of another engine.
@@ -100,6 +100,18 @@ class Registry:
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
 
+    def __contains__(self, identity: str) -> bool:
+        """Return whether an engine, exposed or retired, has this identity."""
+        return identity in self.engines or identity in self.retired
+
+    def __iter__(self) -> Iterator[Engine]:
+        """Yield all engines, exposed and retired."""
+        return iter((*self.engines.values(), *self.retired.values()))
+
+    def find(self, identity: str) -> Engine | None:
+        """Return the engine with this identity, exposed or retired."""
+        return self.engines.get(identity) or self.retired.get(identity)
+
     def check(self, info: EngineInfo) -> None:
         """Check that the engine that ``info`` describes can be exposed.
 
@@ -113,7 +125,7 @@ class Registry:
         names = set(info.labels)
         if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
-        known = self.engines.get(info.id) or self.retired.get(info.id)
+        known = self.find(info.id)
         if known is None or known.federated:
             return
         if known.streams and known.layout is not layout:
@@ -137,7 +149,7 @@ class Registry:
         if engine is None:
             engine = Engine(layout, info, self.overrides, self.native, self.objectives)
         else:
-            engine.update(info)
+            engine.update(info, self.overrides)
         if info.id not in self.engines:
             self.expose(engine)
         self.touch(engine)
@@ -145,11 +157,11 @@ class Registry:
 
     def _rename_federated(self, name: str) -> None:
         """Free the identity ``name`` if a federated engine has it: that engine gets another one."""
-        engine = self.engines.get(name) or self.retired.get(name)
+        engine = self.find(name)
         if engine is None or not engine.federated:
             return
         free = (f"{name[: MAX_LABEL_CHARS - 8]}/{number}" for number in itertools.count(2))
-        engine.id = next(n for n in free if n not in self.engines and n not in self.retired)
+        engine.id = next(name for name in free if name not in self)
         for engines in (self.engines, self.retired):
             if engines.pop(name, None) is not None:
                 engines[engine.id] = engine
@@ -173,11 +185,6 @@ class Registry:
         """Release what ``engine`` used of shared limits, since it will not return."""
         engine.detach_core()
         self.quota.release_all(engine)
-
-    def clear_series(self, engine: Engine) -> None:
-        """Remove all series of ``engine``, including those that start at 0."""
-        self.quota.release_all(engine)
-        engine.clear_series()
 
     def retire(self, engine: Engine) -> None:
         """Stop exposing ``engine``, and keep its totals."""
@@ -204,14 +211,13 @@ class Registry:
         """Return the names that other exporters' families must not have, exposed now or not."""
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
-            features.setdefault(engine.layout, set()).update(engine.features)
+            features.setdefault(engine.layout, set()).update(engine.description.features)
         names = [layout.names_for(found) for layout, found in features.items()]
         return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Return whether ``engine`` returns with other labels; while a stream feeds it, they are fixed."""
-        before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
-        return not engine.streams and before != info.labels
+        return not engine.streams and engine.sent_labels != info.labels
 
     def clear(self) -> None:
         """Delete all engines."""
@@ -246,11 +252,11 @@ class Registry:
     def expire(self, now: float) -> None:
         """Expire silent engines: first their gauges, then all their series, then their totals."""
         for engine in list(self.engines.values()):
-            silence = 0.0 if engine.streams else now - engine.seen_at
             # Gauges are exposed again only when the engine sends an item.
-            if engine.live and silence >= GAUGES_EXPIRE_SECONDS:
+            if engine.live and not engine.is_up and now - engine.seen_at >= GAUGES_EXPIRE_SECONDS:
                 engine.live = False
                 self.touch(engine)
+            silence = 0.0 if engine.streams else now - engine.seen_at
             if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.streams):
                 if not engine.federated:
                     engine.detach_core()
@@ -271,7 +277,9 @@ class Registry:
     def requests_of(self, engine: Engine) -> RequestTracker:
         """Return the request tracker of ``engine``; create it if there is none."""
         if engine.requests is None:
-            engine.requests = RequestTracker(self.rules, self.sample_groups)
+            # An identity is a deployment's, followed by the engine's number.
+            deployment = engine.id.rpartition("/")[0]
+            engine.requests = RequestTracker(self.rules, self.sample_groups, deployment)
         return engine.requests
 
     def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:
@@ -301,6 +309,11 @@ class Registry:
         if count or value in closed:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
+    def over_limit(self, limit: str, detail: str) -> WireError:
+        """Count a refusal by ``limit`` and return its error."""
+        self.limited[limit] += 1
+        return WireError("over_limit", detail)
+
     def capped(self, children: Mapping[Key, object], key: Key) -> Key:
         """Return ``key``, or the key of ``__other__`` where ``children`` is full."""
         if key in children or (len(children) < MAX_OPEN_VALUES and all(map(is_printable, key))):
@@ -311,7 +324,9 @@ class Registry:
 
 def _label_key(engine: Engine) -> LabelKey:
     """Return the labels that distinguish an engine; to Prometheus, an empty label is a missing one."""
-    return engine.layout.has_own_namespace, frozenset((n, v) for n, v in engine.labels.items() if v)
+    return engine.layout.tables.has_own_namespace, frozenset(
+        (n, v) for n, v in engine.labels.items() if v
+    )
 
 
 def _is_part(engine: Engine) -> bool:

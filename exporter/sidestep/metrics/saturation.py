@@ -1,56 +1,33 @@
-"""Estimate of an engine's saturation: the request rate divided by the rate that it can serve.
+"""Saturation of an engine: the offered load divided by the load that the engine can serve.
 
-The offered rate is the rate of arriving requests, each worth the tokens that a request takes on
-average. No engine reports what it can serve. The estimate learns it: it is the tokens per second
-that the engine generates while requests wait for a place in the batch. Before that has happened
-once, there is no ratio.
+Two direct signs enclose it, averaged over the last minutes: how full the batch is, which is too low
+where steps take longer the fuller they are, and how much of the time the engine works, which is too
+high where they do not. The shortest step of the last day says which of both counts how much: the
+part of a step that it explains costs the same whatever the batch, and the rest grows with the load.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from itertools import pairwise
 from typing import NamedTuple
 
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 10.0
 """Seconds between two updates: an update sooner than the first is ignored; after a gap longer than
 the second, the time in between is unknown."""
-MIN_SECONDS = 120.0
-MIN_ARRIVALS = 500
-"""Seconds and requests that must be known before there is an offered rate; ``MAX_WINDOW`` seconds
-are enough where requests are few."""
-MARK_INTERVAL = 30.0
-"""Seconds between two counts of requests that are stored."""
-MIN_TREND, MAX_TREND = 900.0, 1800.0
-"""Least and most seconds over which the trend is computed. On a ramp, a mean lags by half of its
-window; over less time, the trend is noise."""
-MIN_WINDOW, MAX_WINDOW = 60.0, 600.0
-"""Seconds over which requests are counted: as few as contain ENOUGH_REQUESTS."""
-ENOUGH_REQUESTS = 1500
-"""Requests whose number varies by 2.6 % if they arrive independently."""
-MEAN_REQUESTS = 5000
-"""Requests over which the tokens per request are averaged; at least ``MIN_REQUESTS``."""
-MIN_REQUESTS = 20
-SETTLING = 3.0
-"""Request durations after which a full batch has its final mix: large requests enter late, and
-short ones have left."""
-MIN_STAY = 0.001
-"""Least seconds that a request stays in the batch, whatever an engine reports: a step takes as long."""
-MIN_FULL_SECONDS = 20.0
-"""Seconds of a settled full batch after which its rate is known."""
-RATE_MEMORY = 600.0
-"""Seconds of a settled full batch over which its rate is averaged."""
-PREEMPTING = 10.0
-"""Recent preemptions from which on the KV cache is the limit, not the batch."""
-ERROR_MARGIN = 1.5
-"""Standard errors added to the rate of an engine whose KV cache is full: the rate depends on which
-requests happen to be in the cache, and an unlucky mix causes a queue. Chosen for one simulated ramp
-that was detected too early; it has no benefit on ramps that were not used for the choice."""
-BLOCKED_SECONDS = 60.0
-"""Seconds for which requests must wait continuously before the ratio can reach 1."""
-MAX_UNBLOCKED = 0.99
-"""Highest ratio until then, since an engine without a queue serves all requests."""
+MEMORY = 120.0
+"""Seconds over which the signs are averaged, with exponentially decreasing weights."""
+MIN_SECONDS = 60.0
+"""Seconds that must be known before there is a ratio."""
+FEW_REQUESTS = 10.0
+"""Requests by which arriving ones must outnumber those that begin before the quotient of both counts
+half: a queue of two is no overload of an engine that begins one request a minute."""
+BLOCKED_SECONDS = 300.0
+"""Seconds for which requests wait continuously after which the ratio is 1 at least, even where
+clients give up as fast as they come."""
+WINDOW_STEPS = 10
+"""Steps over which the time per step is measured."""
+SHORTEST_PERIOD = 43_200.0
+"""Seconds after which a new shortest step is looked for; the previous one is used for as long again."""
 
 
 class Load(NamedTuple):
@@ -59,122 +36,84 @@ class Load(NamedTuple):
     Attributes:
         running: Requests in the batch.
         waiting: Requests that wait for a place in the batch, and for nothing else.
+        occupancy: How full the batch is, from 0 to 1, by requests or by KV blocks.
         begun: Total requests that have entered the batch.
         arrived: ``begun`` plus all requests that wait for any reason; it decreases when a waiting
             request is aborted.
-        generated: Total generated tokens.
-        preempted: Total preemptions, by which a request loses its place because memory is short.
+        steps: Total steps; None where the engine does not count them.
+        stamp: Time of the last step on the engine's clock, in seconds.
+        seen: Unix time at which the exporter received it.
     """
 
     running: float
     waiting: float
+    occupancy: float
     begun: float
     arrived: float
-    generated: float
-    preempted: float
+    steps: float | None
+    stamp: float
+    seen: float
 
 
-class OfferedRate:
-    """Requests per second: the mean of the last minutes, extrapolated to now by the trend."""
+class ShortestStep:
+    """Shortest time per step, measured over ``WINDOW_STEPS`` steps, of the last 12 to 24 hours.
 
-    __slots__ = ("_marks", "_trend")
+    Pauses between steps only make it longer.
 
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, float]] = deque()
-        """Times, and the requests that had arrived by then."""
-        self._trend = 0.0
-        """Change of the rate, in requests per second per second."""
+    Attributes:
+        seconds: The time; None until it was measured once.
+        measured: When it was measured, as Unix time.
+    """
 
-    def update(self, now: float, arrived: float) -> float | None:
-        """Return the current rate, at least 0; None where too little is known."""
-        marks = self._marks
-        if not marks or now - marks[-1][0] >= MARK_INTERVAL:
-            marks.append((now, arrived))
-            while now - marks[0][0] > MAX_TREND:
-                marks.popleft()
-            self._trend = self._slope()
-        known = now - marks[0][0]
-        if known < MIN_SECONDS or (known < MAX_WINDOW and arrived - marks[0][1] < MIN_ARRIVALS):
-            return None
-        since, before = next(
-            (
-                mark
-                for mark in reversed(marks)
-                if now - mark[0] >= MIN_WINDOW
-                and (
-                    arrived - mark[1] >= ENOUGH_REQUESTS
-                    or now - mark[0] > MAX_WINDOW - MARK_INTERVAL
-                )
-            ),
-            marks[0],
-        )
-        seconds = now - since
-        return max((arrived - before) / seconds + self._trend * seconds / 2, 0.0)
-
-    def _slope(self) -> float:
-        """Return the slope of the least-squares line through the rates between marks."""
-        points = [
-            ((begin + end) / 2, (after - before) / (end - begin))
-            for (begin, before), (end, after) in pairwise(self._marks)
-        ]
-        if len(points) * MARK_INTERVAL < MIN_TREND:
-            return 0.0
-        middle = sum(time for time, _ in points) / len(points)
-        spread = sum((time - middle) ** 2 for time, _ in points)
-        return sum((time - middle) * rate for time, rate in points) / spread
-
-
-class CapacityRate:
-    """Tokens per second of an engine whose batch is full."""
-
-    __slots__ = ("_preempted", "_seconds", "_squares", "_stays", "_tokens")
+    __slots__ = ("_current", "_mark", "_period", "_previous", "measured", "seconds")
 
     def __init__(self) -> None:
-        self._seconds = self._tokens = self._squares = 0.0
-        self._stays = 0.0
-        """Seconds that a request stays in the batch, weighted by seconds."""
-        self._preempted = 0.0
+        self.seconds: float | None = None
+        self.measured = 0.0
+        self._mark: tuple[float, float] | None = None
+        """Steps and stamp at the beginning of the current measurement."""
+        self._current = self._previous = (math.inf, 0.0)
+        """Shortest times of two periods, and when they were measured."""
+        self._period = -math.inf
 
-    def preempt(self, seconds: float, preempted: float) -> None:
-        """Count the preemptions of the last ``seconds``."""
-        self._preempted = self._preempted * math.exp(-seconds / RATE_MEMORY) + preempted
-
-    def add(self, seconds: float, tokens: float, blocked: float, stay: float) -> None:
-        """Count the ``tokens`` of ``seconds`` of a batch that has been full for ``blocked`` seconds.
-
-        The longer the batch has been full, the more the tokens count: requests also wait below
-        saturation, behind a large request or after a burst, and such a batch has not settled yet.
-        """
-        weight = min(blocked / (SETTLING * stay), 1.0) ** 3 * seconds
-        decay = math.exp(-weight / RATE_MEMORY)
-        self._seconds = self._seconds * decay + weight
-        self._tokens = self._tokens * decay + tokens / seconds * weight
-        self._squares = self._squares * decay + (tokens / seconds) ** 2 * weight
-        self._stays = self._stays * decay + stay * weight
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens per second; None where the batch was not full for long enough."""
-        if self._seconds < MIN_FULL_SECONDS or self._tokens <= 0.0:
-            return None
-        mean = self._tokens / self._seconds
-        if self._preempted <= PREEMPTING:
-            return mean
-        # Rates within the stay of one request are not independent: they count as one observation.
-        pieces = self._seconds**2 / self._stays
-        variance = max(self._squares / self._seconds - mean**2, 0.0)
-        return mean + ERROR_MARGIN * math.sqrt(variance / pieces)
+    def update(self, now: float, steps: float, stamp: float, seen: float) -> None:
+        """Update the shortest time at ``now``, in monotonic seconds; see ``Load`` for the others."""
+        if now - self._period >= SHORTEST_PERIOD:
+            self._period = now
+            self._current, self._previous = (math.inf, 0.0), self._current
+        if self._mark is None or steps < self._mark[0] or stamp < self._mark[1]:
+            self._mark = steps, stamp
+        elif steps - self._mark[0] >= WINDOW_STEPS and stamp > self._mark[1]:
+            seconds = (stamp - self._mark[1]) / (steps - self._mark[0])
+            self._current = min(self._current, (seconds, seen))
+            self._mark = steps, stamp
+        seconds, self.measured = min(self._current, self._previous)
+        self.seconds = seconds if seconds < math.inf else None
 
 
 class Saturation:
     """The saturation of one engine; call ``update`` about once a second.
 
     Attributes:
-        ratio: 1.0 where the offered rate equals the rate that the engine can serve, more where the
-            queue grows; never negative. None until the batch was full for the first time.
+        ratio: 1.0 where the offered load equals the load that the engine can serve, more where the
+            queue grows; never negative. None in the first minute.
+        shortest: The engine's shortest step.
     """
 
-    __slots__ = ("_before", "_full", "_offered", "_requests", "_since", "_tokens", "_when", "ratio")
+    __slots__ = (
+        "_arrived",
+        "_before",
+        "_begun",
+        "_busy",
+        "_known",
+        "_occupied",
+        "_seconds",
+        "_since",
+        "_steps",
+        "_when",
+        "ratio",
+        "shortest",
+    )
 
     def __init__(self) -> None:
         self.reset()
@@ -182,64 +121,67 @@ class Saturation:
     def reset(self) -> None:
         """Reset the estimate, since the engine restarted."""
         self.ratio: float | None = None
-        self._offered = OfferedRate()
-        self._full = CapacityRate()
-        self._requests = self._tokens = 0.0
-        """The number of recent requests, and the tokens generated in the same time."""
+        self.shortest = ShortestStep()
+        self._known = 0.0
+        """Seconds that are known."""
+        self._seconds = self._busy = self._occupied = 0.0
+        """Weighted seconds that are known; those with requests; the same times the occupancy."""
+        self._steps = self._begun = self._arrived = 0.0
+        """Steps and requests of the same time."""
         self._when = 0.0
         self._before: Load | None = None
-        self._since: tuple[float, float] | None = None
-        """The time since which requests wait continuously, and the tokens generated by then."""
+        self._since: float | None = None
+        """The time since which requests wait continuously."""
 
     def update(self, now: float, load: Load) -> None:
         """Update the estimate with the load at ``now``, in monotonic seconds."""
-        before = self._before
-        seconds = now - self._when
-        if before is not None:
-            if seconds < MIN_INTERVAL:
-                return
-            if (
-                load.generated < before.generated
-                or load.preempted < before.preempted
-                # A histogram also restarts at 0 when its buckets change. A preempted request may be
-                # reported as one that never entered the batch.
-                or load.begun + load.preempted < before.begun + before.preempted
-            ):
-                # The counters restarted at 0.
-                self.reset()
-            elif seconds > MAX_INTERVAL:
-                self._offered, self._since = OfferedRate(), None
-            else:
-                self._learn(now, seconds, before, load)
+        before, seconds = self._before, now - self._when
+        if before is None or _restarted(before, load):
+            self.reset()
+        elif seconds < MIN_INTERVAL:
+            return
+        elif seconds > MAX_INTERVAL:
+            self._since = None
+        else:
+            self._add(now, seconds, before, load)
+        if load.steps is not None:
+            self.shortest.update(now, load.steps, load.stamp, load.seen)
         self._when, self._before = now, load
-        self.ratio = self._ratio(now, load)
 
-    def _learn(self, now: float, seconds: float, before: Load, load: Load) -> None:
-        begun = load.begun - before.begun
-        tokens = load.generated - before.generated
-        decay = math.exp(-max(begun, 0.0) / MEAN_REQUESTS)
-        self._requests = self._requests * decay + begun
-        self._tokens = self._tokens * decay + tokens
-        self._full.preempt(seconds, load.preempted - before.preempted)
+    def _add(self, now: float, seconds: float, before: Load, load: Load) -> None:
+        decay = math.exp(-seconds / MEMORY)
+        busy = seconds if load.running or load.waiting else 0.0
+        # Requests that wait for a place mean that there is none, whatever the reason.
+        occupancy = 1.0 if load.waiting else min(load.occupancy, 1.0)
+        self._known += seconds
+        self._seconds = self._seconds * decay + seconds
+        self._busy = self._busy * decay + busy
+        self._occupied = self._occupied * decay + busy * occupancy
+        self._steps = self._steps * decay + (load.steps or 0) - (before.steps or 0)
+        self._begun = self._begun * decay + load.begun - before.begun
+        self._arrived = self._arrived * decay + load.arrived - before.arrived
         if not (before.waiting and load.waiting):
             self._since = None
-            return
-        if self._since is None:
-            self._since = self._when, before.generated
-        since, generated = self._since
-        made = load.generated - generated
-        if self._requests >= MIN_REQUESTS and made > 0.0 and load.running > 0.0:
-            blocked = now - since
-            # The time to generate the tokens of the running requests at the current rate.
-            stay = load.running * (self._tokens / self._requests) * blocked / made
-            self._full.add(seconds, tokens, blocked, max(stay, MIN_STAY))
+        elif self._since is None:
+            self._since = now - seconds
+        self.ratio = self._ratio(now)
 
-    def _ratio(self, now: float, load: Load) -> float | None:
-        rate = self._offered.update(now, load.arrived)
-        most = self._full.rate
-        if rate is None or most is None or self._requests < MIN_REQUESTS:
+    def _ratio(self, now: float) -> float | None:
+        if self._known < MIN_SECONDS:
             return None
-        found = rate * self._tokens / self._requests / most
-        is_blocked = self._since is not None and now - self._since[0] >= BLOCKED_SECONDS
+        # Until a step was measured, all of it is taken to cost the same whatever the batch.
+        fixed = 1.0
+        if self.shortest.seconds is not None and self._busy > 0.0:
+            fixed = min(self.shortest.seconds * self._steps / self._busy, 1.0)
+        served = fixed * self._occupied + (1.0 - fixed) * self._busy
+        offered = max(self._arrived, 0.0) + FEW_REQUESTS
+        found = served / self._seconds * offered / (self._begun + FEW_REQUESTS)
+        if self._since is not None and now - self._since >= BLOCKED_SECONDS:
+            found = max(found, 1.0)
         # Rounding to a thousandth avoids sending insignificant changes.
-        return round(found if is_blocked else min(found, MAX_UNBLOCKED), 3)
+        return round(found, 3)
+
+
+def _restarted(before: Load, load: Load) -> bool:
+    """Return whether the engine's counters restarted at 0."""
+    return load.begun < before.begun or (load.steps or 0) < (before.steps or 0)

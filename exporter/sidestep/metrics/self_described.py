@@ -10,7 +10,7 @@ from sidestep.catalog.layout import OWN_PREFIXES, FeedTarget, exposed_names
 from sidestep.catalog.model import OBSERVED, Kind
 from sidestep.errors import WireError
 from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
-from sidestep.metrics.exponential_buckets import check as check_native
+from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.quotas import MAX_OPEN_FAMILIES
 from sidestep.metrics.registry import Registry
@@ -45,9 +45,7 @@ def add_samples(
     _check_quota(registry, engine, made, item.families)
     for name in made.families.keys() & engine.open_families.keys():
         # The family of an earlier process, with labels that are no longer sent.
-        before = engine.open_families[name]
-        size = sum(before.size(key, engine) for key in before.children)
-        registry.quota.resize(engine, -len(before.children), -size)
+        registry.quota.remove_children(engine, engine.open_families[name])
         engine.renew_label_version()
     engine.open_families.update(made.families)
     for name, target in made.families.items():
@@ -123,8 +121,9 @@ def _check_quota(
         # At most the free label values, and the child for all others.
         most = max(MAX_OPEN_VALUES - len(known), 0) + 1
         new = list(islice((key for key in keys if key not in known), most))
-        series += len(new)
-        size += sum(target.size(key, engine) for key in new)
+        if new:
+            series += len(new)
+            size += registry.quota.size(engine, target, new)
     _check_limit(registry, engine, series, size)
 
 
@@ -138,8 +137,7 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
         return
     limit = registry.quota.limit(engine, series, size)
     if limit:
-        registry.limited[limit] += 1
-        raise WireError("over_limit", "too many self-described series")
+        raise registry.over_limit(limit, "too many self-described series")
 
 
 def _add(
@@ -153,10 +151,10 @@ def _add(
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
-            registry.quota.resize(engine, 1, target.size(key, engine))
+            registry.quota.resize(engine, 1, registry.quota.size(engine, target, [key]))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
-            slot = engine.layout.handled["refused_observations"].slots[0]
+            slot = engine.layout.handler_slot("refused_observations")
             engine.values[slot] = (engine.values[slot] or 0) + refused
         for feed in targets:
             if feed.values and not set(sample.labels[:1]) & set(feed.values):
@@ -223,8 +221,7 @@ def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> b
     if _is_name_taken(made, name, exposed_names(name, kind)):
         raise WireError("owned_family", name)
     if len(registry.quota.families) + made.fresh >= MAX_OPEN_FAMILIES:
-        registry.limited["families"] += 1
-        raise WireError("over_limit", "too many self-described families")
+        raise registry.over_limit("families", "too many self-described families")
     return True
 
 
@@ -285,7 +282,7 @@ def _check_natives(family: Family) -> None:
 def _add_sample(
     engine: Engine, target: OpenFamily, key: Key, sample: Sample, bounds: Bounds
 ) -> int:
-    """Add a sample to one child; return how many observations were refused."""
+    """Add a sample to the series with the label values ``key``; return the number of refused values."""
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):

@@ -110,29 +110,22 @@ class _SloCounting(Histogram):
         super()._count_sorted(values)
         self.slo_counter.count_sorted(values)
 
+    def empty_with(self, bounds: Bounds) -> Histogram:
+        """Return a histogram of this kind with other bounds and no observations."""
+        return with_slo_counter(super().empty_with(bounds), self.slo_counter)
+
 
 class SloHistogram(_SloCounting):
     """A classic histogram with an SLO counter."""
 
     __slots__ = ("slo_counter",)
 
-    def empty_with(self, bounds: Bounds) -> SloHistogram:
-        """Return a histogram of this kind with other bounds and no observations."""
-        made = SloHistogram(bounds)
-        made.slo_counter = self.slo_counter
-        return made
 
-
-class SloNativeHistogram(_SloCounting, NativeHistogram):
+class SloNativeHistogram(_SloCounting, NativeHistogram):  # type: ignore[misc]
     """A native histogram with an SLO counter."""
 
+    # mypy cannot know that ``empty_with`` returns a native histogram here.
     __slots__ = ("slo_counter",)
-
-    def empty_with(self, bounds: Bounds) -> SloNativeHistogram:
-        """Return a histogram of this kind with other bounds and no observations."""
-        made = SloNativeHistogram(bounds, self.schema, self.created)
-        made.slo_counter = self.slo_counter
-        return made
 
 
 def with_slo_counter(

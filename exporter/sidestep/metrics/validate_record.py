@@ -1,11 +1,10 @@
-"""Validation of records that senders folded, which are untrusted input."""
+"""Validation of records from senders and other exporters, which are untrusted input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import check_slots
@@ -26,7 +25,7 @@ TOO_LARGE = "a number that is too large"
 Name = TypeVar("Name", str, tuple[str, str])
 
 
-def check(engine: Engine, record: Record) -> None:
+def check_record(engine: Engine, record: Record) -> None:
     """Check that all of ``record`` except self-described families can be added to ``engine``.
 
     Raises:
@@ -38,10 +37,10 @@ def check(engine: Engine, record: Record) -> None:
 
 
 def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
-    """Do the same as ``check``, with pauses for other tasks.
+    """Check ``record`` like ``check_record``, with pauses for other tasks.
 
     Raises:
-        WireError: See ``check``.
+        WireError: See ``check_record``.
     """
     head, totals = record.head, record.totals
     _check_unique(head.scalars)
@@ -65,37 +64,6 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
             checked = 0
             yield
     check_slots(engine, record)
-
-
-def count_slo(engine: Engine, record: Record) -> None:
-    """Count ``record``'s observations for the objectives that its sender did not know."""
-    if engine.objectives is None or not engine.objectives.names:
-        return
-    if SLO_HANDLERS[0] not in engine.layout.handled:
-        # The dialect has no latencies, so the record's SLO counts were not checked.
-        return
-    head, totals = record.head, record.totals
-    counted = {
-        child.labels[-1]
-        for name, children in zip(head.keyed, totals.keyed, strict=True)
-        for child in children
-        if name == SLO_REQUESTS
-    }
-    for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
-        if buckets is not None:
-            _count_family_slo(engine, name.partition("|")[0], bounds, buckets, counted)
-    for family in totals.open:
-        for child in family.children:
-            if child.buckets is not None:
-                _count_family_slo(engine, family.name, family.bounds, child.buckets, counted)
-
-
-def _count_family_slo(
-    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, counted: set[str]
-) -> None:
-    slo_counter = engine.slo_counter(family)
-    if slo_counter is not None:
-        slo_counter.count_buckets(tuple(bounds), [int(count) for count in buckets.counts], counted)
 
 
 def _check_unique(names: Sequence[Name]) -> None:

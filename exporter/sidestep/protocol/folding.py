@@ -1,4 +1,4 @@
-"""What a sender needs of whatever adds up the items that find its ring full."""
+"""Interface of what merges a sender's items into records while its ring is full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sidestep.protocol.messages import EngineInfo, Settings
 
 
 class Folded(NamedTuple):
-    """What so many items came to, as the records of each frame."""
+    """Merged items, as the records of each frame to send."""
 
     items: int
     frames: list[list[bytes]]
@@ -21,11 +21,11 @@ class Folded(NamedTuple):
 
 
 class Folder(Protocol):
-    """Adds up the items of one stream, from one ``seal`` to the next.
+    """Merges the items of one stream, from one ``seal`` to the next.
 
     Attributes:
-        settings: What the exporter said last: fold as it would have counted.
-        kv_sample_rate: Share of KV blocks to follow, as it said last.
+        settings: Settings of the exporter that answered last: items are merged by its rules.
+        kv_sample_rate: Share of KV blocks that it asked to be sampled.
     """
 
     settings: Settings
@@ -33,10 +33,10 @@ class Folder(Protocol):
 
     @property
     def count(self) -> int:
-        """Items folded since the last seal."""
+        """Items merged since the last seal."""
 
     def fold(self, data: bytes, engines: Sequence[EngineInfo]) -> bool:
         """Add an encoded item; return whether it could be counted."""
 
     def seal(self) -> Folded:
-        """Return what was folded, and start again with the next item."""
+        """Return the merged items, and start again with the next item."""

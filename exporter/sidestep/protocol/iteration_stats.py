@@ -1,4 +1,4 @@
-"""What one step gave its requests, and KV blocks that were handed out again, in vLLM's own words.
+"""Statistics of one engine step under vLLM's own names: tokens, latencies, finished requests, KV blocks.
 
 vLLM's stat logger has these objects; without it ``tracking`` derives them from raw events.
 """
@@ -17,9 +17,9 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """The same observation ``count`` times.
+    """An observation that was made ``count`` times.
 
-    A list field with a twin of its name and ``_runs`` travels in either, or in both.
+    Observations are in a list field, in the field of the same name with ``_runs``, or in both.
     """
 
     value: Number = 0.0
@@ -27,7 +27,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVCacheEvictionEvent(msgspec.Struct, array_like=True, gc=False):
-    """A sampled block that was handed out again, in seconds."""
+    """A sampled block that was reallocated; times in seconds."""
 
     lifetime_seconds: Number = 0.0
     idle_seconds: Number = 0.0
@@ -35,7 +35,7 @@ class KVCacheEvictionEvent(msgspec.Struct, array_like=True, gc=False):
 
 
 class PromptTokenStats(msgspec.Struct, array_like=True, gc=False):
-    """Prompt tokens of requests that got their first output, by where their KV came from."""
+    """Prompt tokens of requests with their first output, by origin of their KV."""
 
     computed: Count = 0
     local_cache_hit: Count = 0
@@ -45,7 +45,7 @@ class PromptTokenStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class FinishedRequestStats(msgspec.Struct, array_like=True, gc=False):
-    """A request that finished; intervals in seconds. Never its id: that is the user's."""
+    """A request that finished; intervals in seconds. It has no id, since ids are the users'."""
 
     finish_reason: Count = 0
     e2e_latency: Number | None = None
@@ -75,7 +75,7 @@ class FinishedRequestStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class IterationStats(msgspec.Struct, array_like=True, gc=False):
-    """What one front end's requests got out of the step."""
+    """Tokens and latencies of the step, for the requests of one front end."""
 
     num_generation_tokens: Count = 0
     prompt_token_stats: PromptTokenStats | None = None

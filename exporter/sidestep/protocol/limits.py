@@ -58,3 +58,9 @@ Labels = Annotated[dict[LabelName, Text], Meta(max_length=MAX_LABELS)]
 def is_printable(text: str) -> bool:
     """Return whether ``text`` is a valid label value: printable, so without newline or NUL."""
     return text.isprintable()
+
+
+def printable(text: object) -> str:
+    """Return ``text`` as a valid label value: at most MAX_LABEL_CHARS, no control characters."""
+    cut = str(text)[:MAX_LABEL_CHARS]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)

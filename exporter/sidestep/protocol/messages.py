@@ -28,6 +28,7 @@ from sidestep.protocol.limits import (
     Share,
     Text,
     is_printable,
+    printable,
 )
 from sidestep.protocol.native_buckets import Schema
 
@@ -36,9 +37,15 @@ Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
 ENGINE_CORE = "engine_core"
 """Feature of engines whose core sends raw events of requests and blocks."""
+FRONT_END_STATS = "front_end_stats"
+"""Feature in the Hello of an engine's core that sends its statistics to front ends as well."""
+CORE, FRONT_END = "core", "front_end"
+"""Roles of a stream's process in an engine that several processes run."""
 CORE_INFO = "core:"
 KV_SAMPLING = "kv_sampling"
 """Info key that is not a metric: the ``rate`` at which the engine itself samples KV blocks."""
+LIMITS = "limits"
+"""Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):
@@ -55,6 +62,9 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
         features: Enabled options; families that need one are exposed at once.
         closed: Label values known in advance, by label name, such as the positions of a
             draft; their series start at 0.
+        role: ``CORE``: the stream's process schedules the requests, and without it the engine is
+            down; ``FRONT_END``: it receives them, and a core has its own stream; empty: neither is
+            known.
     """
 
     id: Identifier
@@ -66,6 +76,7 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
     closed: Annotated[
         dict[Text, Annotated[list[Text], Meta(max_length=MAX_LABELS)]], Meta(max_length=16)
     ] = {}
+    role: Text = ""
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
@@ -85,6 +96,11 @@ class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
     incarnation: Random64
     first: Seq
     items: Annotated[list[msgspec.Raw], Meta(max_length=MAX_BATCH_ITEMS)]
+
+    @property
+    def last(self) -> int:
+        """Highest seq of the items; ``first - 1`` if there are none."""
+        return self.first + len(self.items) - 1
 
 
 class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
@@ -178,12 +194,22 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
     settings: Settings | None = None
 
 
-class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
-    """Rejection of a message; ``incarnation`` is 0 where unknown.
+NACK_CODES = frozenset(
+    [
+        "need_hello",
+        "unauthorised",
+        "id_conflict",
+        "over_limit",
+        "bad_schema",
+        "version",
+        "ended_epoch",
+    ]
+)
+"""Codes of a Nack; ``ended_epoch`` is for forwarding exporters: another of the name started later."""
 
-    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version; for
-    forwarding exporters also ended_epoch: another process of the same name started later.
-    """
+
+class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
+    """Rejection of a message, by one of ``NACK_CODES``; ``incarnation`` is 0 where unknown."""
 
     boot: Random64
     incarnation: Random64
@@ -226,15 +252,19 @@ def decode_from_sender(frame: bytes | memoryview) -> FromSender:
 
 
 def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
-    """Decode a frame from an exporter.
+    """Decode a frame from an exporter; the texts of a Nack become printable.
 
     Raises:
         WireError: The frame is not a valid reply.
     """
     try:
-        return _from_exporter.decode(frame)
+        message = _from_exporter.decode(frame)
     except DECODE_ERRORS as error:
         raise WireError("bad_schema", str(error)) from None
+    if isinstance(message, Nack):
+        # Both appear in the log, and may repeat what another peer sent.
+        message.code, message.detail = printable(message.code), printable(message.detail)
+    return message
 
 
 def _check(hello: Hello) -> None:

@@ -1,12 +1,15 @@
 """The receiver of the delivery protocol: which items of which stream are applied, once and in order.
 
-Rules R1 to R8 are those of docs/protocol.md.
+``TRANSITIONS`` is the state table, from which docs/protocol.md is written. Rules R1 to R9 are those of
+docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +20,6 @@ from sidestep.protocol.messages import (
     Aggregate,
     Batch,
     Bye,
-    EngineInfo,
     FromExporter,
     FromSender,
     Heartbeat,
@@ -26,6 +28,7 @@ from sidestep.protocol.messages import (
     Settings,
 )
 from sidestep.protocol.records import TOTAL_LIMIT
+from sidestep.protocol.stream import Stream, StreamState
 
 ACK_INTERVAL = 0.25
 """Least seconds between two acknowledgements; a stream that pauses for as long gets one."""
@@ -40,49 +43,41 @@ MAX_RETIRED = 16
 """Retired incarnations that are remembered for each stream."""
 
 
-@dataclasses.dataclass(slots=True)
-class Stream:
-    """State of one sending process.
+class Event(IntEnum):
+    """Event of one incarnation of a stream; an index into the state table."""
 
-    Attributes:
-        peer: Connection of its last Hello; empty before the first one.
-        engines: Engines by the index that items use.
-        seq: Highest seq applied.
-        durable: Highest seq that outlives this process.
-        seen_at: Monotonic time of its last message.
-        silent: Whether it has been silent for so long that it counts as gone.
-        beat: Its last Heartbeat.
-        open: Whether it may send: not before a Hello, nor after a Bye.
-        dropped: Items that all its incarnations reported as dropped.
-        errors: Records that they could not translate or encode.
-        folded: Items that they folded.
-        acked: Applied, durable and sample rate of its last acknowledgement.
-        acked_at: Monotonic time of that.
-        received: Bytes received since then.
-        retired: Earlier incarnations.
-        local: Whether a source in this process feeds it, which needs no acknowledgements.
-        mark: State from which that source resumes, beside ``seq``.
-    """
+    HELLO = 0
+    """Hello"""
+    HELLO_OVER_LIMIT = 1
+    """Hello while there are 256 streams, none of which may be removed"""
+    SUCCESSOR = 2
+    """Hello of a new incarnation"""
+    TAKEN = 3
+    """Hello with an incarnation that is retired or another stream's"""
+    OTHER_CONNECTION = 4
+    """Batch, Aggregate, Heartbeat or Bye on another connection than that of its last Hello"""
+    UNEXPECTED = 5
+    """Batch, Aggregate, Heartbeat or Bye on its connection while it is not open"""
+    NEXT = 6
+    """Batch or Aggregate with first = seq + 1"""
+    REPEATED = 7
+    """Batch or Aggregate with last <= seq"""
+    GAP = 8
+    """Any other Batch or Aggregate"""
+    HEARTBEAT = 9
+    """Heartbeat with head <= seq"""
+    HEARTBEAT_AHEAD = 10
+    """Heartbeat with head > seq"""
+    BYE = 11
+    """Bye"""
+    SILENCE = 12
+    """Silence for 300 s"""
 
-    id: str
-    incarnation: int
-    peer: bytes
-    engines: list[EngineInfo]
-    seq: int
-    durable: int = 0
-    seen_at: float = 0.0
-    silent: bool = False
-    beat: Heartbeat | None = None
-    open: bool = True
-    dropped: int = 0
-    errors: int = 0
-    folded: int = 0
-    acked: tuple[int, int, float | None] | None = None
-    acked_at: float = 0.0
-    received: int = 0
-    retired: list[int] = dataclasses.field(default_factory=list)
-    local: bool = False
-    mark: list[int] = dataclasses.field(default_factory=list)
+
+# For the path of every frame: members of an enum are slow to look up before Python 3.12.
+_OPEN = StreamState.OPEN
+_OTHER_CONNECTION, _NEXT = Event.OTHER_CONNECTION, Event.NEXT
+_WITH_ITEMS = Batch, Aggregate
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +89,7 @@ class Received:
         items: Items to apply now, in order; their seqs are consumed even if that fails (R1).
         records: Records of folded items, to be applied likewise.
         replies: Messages to send, each with its connection.
-        opened: Whether a Hello opened the stream or changed its engines.
+        opened: True if a Hello opened the stream or changed its engines.
         retired: The incarnation that a new process of the stream replaced.
         duplicates: Number of items that were applied before.
         lost: Number of items that the sender no longer has.
@@ -116,7 +111,7 @@ class Receiver:
     Attributes:
         boot: Random number of this process.
         streams: The newest incarnation of each stream, by stream id.
-        durable: Whether ``mark_durable`` reports what outlives this process; if not, durable
+        durable: True if ``mark_durable`` reports what outlives this process; if False, durable
             equals applied (R4).
         changes: Version of everything that a snapshot of the streams holds.
         settings: Settings by which senders fold, part of the answer to a Hello; None: none are sent.
@@ -124,52 +119,42 @@ class Receiver:
             streams get it with the next acknowledgement.
     """
 
-    def __init__(self, boot: int, settings: Settings | None = None) -> None:
+    def __init__(
+        self, boot: int, settings: Settings | None = None, *, durable: bool = False
+    ) -> None:
         self.boot = boot
         self.settings = settings
         self.streams: dict[str, Stream] = {}
         self.kv_sample_rate: float | None = None
-        self.durable = False
+        self.durable = durable
         self.changes = 0
         self._by_incarnation: dict[int, Stream] = {}
 
-    def receive(  # noqa: PLR0911
-        self, peer: bytes, message: FromSender, now: float, size: int = 0
-    ) -> Received:
-        """Apply the state table of docs/protocol.md to ``message``, of ``size`` bytes from ``peer``."""
+    def receive(self, peer: bytes, message: FromSender, now: float, size: int = 0) -> Received:
+        """Apply ``TRANSITIONS`` to ``message``, of ``size`` bytes from ``peer``."""
         if isinstance(message, Hello):
-            return self._hello(peer, message, now)
-        stream = self._by_incarnation.get(message.incarnation)
-        if stream is None or stream.peer != peer:
-            return self._refuse(peer, message.incarnation, "need_hello")
-        if self.streams.get(stream.id) is not stream:
-            return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
-        if not stream.open:
-            # After a Bye its engines may belong to other streams.
-            return self._refuse(peer, message.incarnation, "need_hello")
-        stream.seen_at = now
-        stream.received += size
-        match message:
-            case Batch():
-                last = message.first + len(message.items) - 1
-                return self._items(stream, message.first, last, Received(stream, message.items))
-            case Aggregate():
-                received = Received(stream, records=message.records)
-                return self._items(stream, message.first, message.last, received)
-            case Heartbeat():
-                return self._heartbeat(stream, message)
-            case Bye():
-                stream.open = False
-                self.changes += 1
-                lost = max(message.last - stream.seq, 0)
-                return Received(stream, replies=[self._ack(stream, now)], lost=lost)
+            stream, event = self._hello_event(message, now)
+        else:
+            stream = self._by_incarnation.get(message.incarnation) or Stream("", 0)
+            if stream.peer != peer:
+                event = _OTHER_CONNECTION
+            elif stream.state is not _OPEN:
+                event = Event.UNEXPECTED
+            else:
+                event = _event(message, stream.seq)
+                stream.seen_at = now
+                stream.received += size
+        action, following = _TABLE[stream.state][event]
+        received: Received = action(self, stream, peer, message, now)
+        stream.state = following
+        return received
 
     def acks(self, now: float) -> list[tuple[bytes, FromExporter]]:
         """Return the acknowledgements that are due, each with its connection."""
         return [
             self._ack(stream, now)
             for stream in self.streams.values()
-            if stream.open and not stream.local and self._is_ack_due(stream, now)
+            if stream.state is _OPEN and self._is_ack_due(stream, now)
         ]
 
     def cursors(self) -> list[tuple[Stream, int]]:
@@ -182,7 +167,7 @@ class Receiver:
             stream.durable = max(stream.durable, seq)
 
     def restore(self, stream: Stream) -> None:
-        """Restore a stream from a snapshot; it continues from its seq after its next Hello."""
+        """Add a stream from a snapshot; it continues from its seq after its next Hello."""
         stream.durable = stream.seq
         self._adopt(stream)
 
@@ -190,10 +175,16 @@ class Receiver:
         """Return the stream of a source in this process, restored from a snapshot or new."""
         stream = self.streams.get(name)
         if stream is None or stream.incarnation != incarnation:
-            stream = self._adopt(Stream(name, incarnation, b"", [], 0))
-            stream.silent = True
-        stream.local = stream.open = True
+            if stream is not None:
+                stream.state = StreamState.RETIRED
+            stream = self._adopt(Stream(name, incarnation, silent=True))
+        stream.state = StreamState.LOCAL
         return stream
+
+    def detach(self, stream: Stream) -> None:
+        """Forget the connection."""
+        stream.peer = b""
+        _, stream.state = _TABLE[stream.state][Event.SILENCE]
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """Return the answer to a frame that could not be decoded."""
@@ -205,86 +196,130 @@ class Receiver:
         code = "unauthorised" if error.reason == "unauthorised" else "over_limit"
         return self._refuse(peer, hello.incarnation, code, str(error))
 
-    def _hello(self, peer: bytes, hello: Hello, now: float) -> Received:
-        stream = self.streams.get(hello.stream)
-        if stream is not None and (stream.local or hello.incarnation in stream.retired):
-            return self._refuse(peer, hello.incarnation, "id_conflict", _CONFLICT)
+    def _hello_event(self, hello: Hello, now: float) -> tuple[Stream, Event]:
+        """Return the present incarnation of the stream, and which event ``hello`` is for it."""
+        stream = self.streams.get(hello.stream) or Stream(hello.stream, hello.incarnation)
         owner = self._by_incarnation.get(hello.incarnation)
-        if owner is not None and owner.id != hello.stream:
-            return self._refuse(peer, hello.incarnation, "id_conflict", "incarnation is taken")
-        received = Received(opened=True)
+        if hello.incarnation in stream.retired or (owner is not None and owner.id != stream.id):
+            return stream, Event.TAKEN
+        if hello.incarnation != stream.incarnation:
+            return stream, Event.SUCCESSOR
+        if stream.state is StreamState.UNKNOWN and not self._has_capacity(now):
+            return stream, Event.HELLO_OVER_LIMIT
+        return stream, Event.HELLO
+
+    def _open(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
+        """Set seq to first - 1; send an Ack."""
+        stream.seq = max(hello.first - 1, 0)
+        return self._resume(self._adopt(stream), peer, hello, now)
+
+    def _resume(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
+        """Skip to seq = first - 1 if that is ahead, and count lost items; send an Ack."""
+        received = Received(stream, opened=True, lost=max(hello.first - 1 - stream.seq, 0))
+        stream.seq += received.lost
+        stream.peer, stream.engines, stream.seen_at = peer, hello.engines, now
         self.changes += 1
-        before = max(hello.first - 1, 0)
-        if stream is None:
-            if len(self.streams) >= MAX_STREAMS and not self._remove_one(now):
-                return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
-            stream = self._adopt(Stream(hello.stream, hello.incarnation, peer, [], before))
-        elif stream.incarnation != hello.incarnation:
-            received.retired = stream.incarnation
-            retired = [*stream.retired, stream.incarnation][-MAX_RETIRED:]
-            if stream.open:
-                reply = Nack(self.boot, stream.incarnation, "id_conflict", _CONFLICT)
-                received.replies.append((stream.peer, reply))
-            new = Stream(hello.stream, hello.incarnation, peer, [], before)
-            new.retired = retired
-            new.dropped, new.errors = stream.dropped, stream.errors
-            new.folded = stream.folded
-            # Only its number is remembered: its engines would be held 16 times over.
-            stream.engines = []
-            for old in set(stream.retired) - set(retired):
-                self._by_incarnation.pop(old, None)
-            stream = self._adopt(new)
-        elif before > stream.seq:
-            received.lost = before - stream.seq
-            stream.seq = before
-        stream.peer, stream.engines, stream.open = peer, hello.engines, True
-        stream.seen_at = now
-        received.stream = stream
         received.replies.append(self._ack(stream, now, hello.nonce))
         return received
 
-    def _adopt(self, stream: Stream) -> Stream:
-        self.streams[stream.id] = stream
-        self._by_incarnation[stream.incarnation] = stream
-        return stream
+    def _replace(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
+        """Open the new incarnation; send an Ack to it and a Nack `id_conflict` to an open old one."""
+        retired = [*stream.retired, stream.incarnation][-MAX_RETIRED:]
+        for forgotten in set(stream.retired) - set(retired):
+            self._by_incarnation.pop(forgotten, None)
+        new = Stream(hello.stream, hello.incarnation, state=StreamState.OPEN, retired=retired)
+        # R3: what a stream reports adds up over its incarnations.
+        new.dropped, new.errors, new.folded = stream.dropped, stream.errors, stream.folded
+        received = self._open(new, peer, hello, now)
+        received.retired = stream.incarnation
+        if stream.state is StreamState.OPEN:
+            reply = Nack(self.boot, stream.incarnation, "id_conflict", _CONFLICT)
+            received.replies.insert(0, (stream.peer, reply))
+        # Only the incarnation is remembered: the engines would be held 16 times over.
+        stream.engines = []
+        return received
 
-    def _remove_one(self, now: float) -> bool:
-        """Remove a closed stream, or else the one silent for longest; return whether one was."""
-        gone = [
-            s
-            for s in self.streams.values()
-            if not s.local and (not s.open or now - s.seen_at >= REMOVABLE)
-        ]
-        if not gone:
-            return False
-        stream = min(gone, key=lambda stream: (stream.open, stream.seen_at))
-        del self.streams[stream.id]
-        for known in (stream.incarnation, *stream.retired):
-            self._by_incarnation.pop(known, None)
-        return True
+    def _apply(
+        self, stream: Stream, peer: bytes, message: Batch | Aggregate, now: float
+    ) -> Received:
+        """Apply the items; set seq to last."""
+        self.changes += 1
+        if isinstance(message, Batch):
+            stream.seq += len(message.items)
+            return Received(stream, message.items)
+        stream.seq = message.last
+        return Received(stream, records=message.records)
 
-    def _items(self, stream: Stream, first: int, last: int, received: Received) -> Received:
-        """Accept the seqs ``first`` to ``last`` if they are next, else report what is wrong."""
-        if first == stream.seq + 1 and last >= stream.seq:
-            stream.seq = last
-            self.changes += 1
-            return received
-        if last <= stream.seq:
-            # The acknowledgement was lost or is on its way: send it again.
-            stream.acked = None
-            return Received(stream, duplicates=max(last - first + 1, 0))
-        return self._refuse(stream.peer, stream.incarnation, "need_hello")
+    def _count_duplicates(
+        self, stream: Stream, peer: bytes, message: Batch | Aggregate, now: float
+    ) -> Received:
+        """Count duplicates; send an Ack again, since the last one was lost or is on its way."""
+        stream.acked = None
+        return Received(stream, duplicates=max(message.last - message.first + 1, 0))
 
-    def _heartbeat(self, stream: Stream, beat: Heartbeat) -> Received:
+    def _record_heartbeat(
+        self, stream: Stream, peer: bytes, beat: Heartbeat, now: float
+    ) -> Received:
+        """Add up what the sender dropped, folded or could not encode."""
         before = stream.beat or Heartbeat(beat.incarnation, 0, 0)
         stream.beat = beat
         stream.dropped = _grown(stream.dropped, beat.dropped - before.dropped)
         stream.errors = _grown(stream.errors, beat.errors - before.errors)
         stream.folded = _grown(stream.folded, beat.folded - before.folded)
-        received = Received(stream)
-        if beat.head > stream.seq:
-            received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
+        return Received(stream)
+
+    def _record_heartbeat_ahead(
+        self, stream: Stream, peer: bytes, beat: Heartbeat, now: float
+    ) -> Received:
+        """Add up the same; send a Nack `need_hello`, since items are missing."""
+        received = self._record_heartbeat(stream, peer, beat, now)
+        received.replies = self._ask_for_hello(stream, peer, beat, now).replies
         return received
+
+    def _close(self, stream: Stream, peer: bytes, bye: Bye, now: float) -> Received:
+        """Count the items that are missing up to last as lost; send an Ack."""
+        self.changes += 1
+        lost = max(bye.last - stream.seq, 0)
+        return Received(stream, replies=[self._ack(stream, now)], lost=lost)
+
+    def _ask_for_hello(
+        self, stream: Stream, peer: bytes, message: FromSender, now: float
+    ) -> Received:
+        """Send a Nack `need_hello`."""
+        return self._refuse(peer, message.incarnation, "need_hello")
+
+    def _refuse_conflict(
+        self, stream: Stream, peer: bytes, message: FromSender, now: float
+    ) -> Received:
+        """Send a Nack `id_conflict`."""
+        return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
+
+    def _refuse_over_limit(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
+        """Send a Nack `over_limit`."""
+        return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
+
+    def _has_capacity(self, now: float) -> bool:
+        """Return whether a stream may be added; remove one if need be: a closed one, or the most silent."""
+        if len(self.streams) < MAX_STREAMS:
+            return True
+        removable = [
+            s
+            for s in self.streams.values()
+            if s.state is StreamState.CLOSED
+            or (s.state is not StreamState.LOCAL and now - s.seen_at >= REMOVABLE)
+        ]
+        if not removable:
+            return False
+        stream = min(removable, key=lambda s: (s.state is not StreamState.CLOSED, s.seen_at))
+        del self.streams[stream.id]
+        for incarnation in (stream.incarnation, *stream.retired):
+            self._by_incarnation.pop(incarnation, None)
+        return True
+
+    def _adopt(self, stream: Stream) -> Stream:
+        self.streams[stream.id] = stream
+        self._by_incarnation[stream.incarnation] = stream
+        return stream
 
     def _state(self, stream: Stream) -> tuple[int, int, float | None]:
         durable = stream.durable if self.durable else stream.seq
@@ -316,6 +351,17 @@ class Receiver:
         return Received(replies=[(peer, Nack(self.boot, incarnation, code, detail[:256]))])
 
 
+def _event(message: Batch | Aggregate | Heartbeat | Bye, seq: int) -> Event:
+    """Return which event ``message`` is for an open stream of which ``seq`` was applied last."""
+    if isinstance(message, _WITH_ITEMS):
+        if message.first == seq + 1 and message.last >= seq:
+            return _NEXT
+        return Event.REPEATED if message.last <= seq else Event.GAP
+    if isinstance(message, Bye):
+        return Event.BYE
+    return Event.HEARTBEAT if message.head <= seq else Event.HEARTBEAT_AHEAD
+
+
 def _grown(total: int, more: int) -> int:
     """Return the sum, up to what a snapshot holds: a peer may send any number any number of times."""
     return min(total + max(more, 0), TOTAL_LIMIT)
@@ -325,5 +371,56 @@ _CODES = ("version", "unauthorised", "over_limit", "ended_epoch")
 """Reasons that have a code of their own in a Nack."""
 _CONFLICT = (
     "another process, or a second instance of the plugin, has this stream id;"
-    " set SIDESTEP_NAMESPACE to tell deployments apart"
+    " set SIDESTEP_NAMESPACE to distinguish deployments"
 )
+
+
+_Action = Callable[..., Any]
+
+
+class Transition(NamedTuple):
+    """Rows of the state table: one action for each of ``states`` with each of ``events``.
+
+    ``following`` is the next state; None: it stays the same. The docstring of ``action`` describes it.
+    """
+
+    states: Sequence[StreamState]
+    events: Sequence[Event]
+    action: _Action
+    following: StreamState | None = None
+
+
+_KNOWN = (StreamState.DETACHED, StreamState.OPEN, StreamState.CLOSED)
+
+TRANSITIONS = (
+    Transition([StreamState.UNKNOWN], [Event.HELLO], Receiver._open, StreamState.OPEN),
+    Transition([StreamState.UNKNOWN], [Event.HELLO_OVER_LIMIT], Receiver._refuse_over_limit),
+    Transition(_KNOWN, [Event.HELLO], Receiver._resume, StreamState.OPEN),
+    Transition(_KNOWN, [Event.SUCCESSOR], Receiver._replace, StreamState.RETIRED),
+    Transition([StreamState.OPEN], [Event.NEXT], Receiver._apply),
+    Transition([StreamState.OPEN], [Event.REPEATED], Receiver._count_duplicates),
+    Transition([StreamState.OPEN], [Event.HEARTBEAT], Receiver._record_heartbeat),
+    Transition([StreamState.OPEN], [Event.HEARTBEAT_AHEAD], Receiver._record_heartbeat_ahead),
+    Transition([StreamState.OPEN], [Event.BYE], Receiver._close, StreamState.CLOSED),
+    Transition([StreamState.OPEN], [Event.SILENCE], Receiver.detach, StreamState.DETACHED),
+    Transition([StreamState.RETIRED], [Event.UNEXPECTED], Receiver._refuse_conflict),
+    Transition([StreamState.LOCAL], [Event.HELLO, Event.SUCCESSOR], Receiver._refuse_conflict),
+    Transition(list(StreamState), [Event.TAKEN], Receiver._refuse_conflict),
+)
+"""The state table of docs/protocol.md."""
+OTHERWISE = Receiver._ask_for_hello
+"""Action for all other pairs of a state and an event; the state stays the same."""
+
+
+def _table() -> list[list[tuple[_Action, StreamState]]]:
+    """Return action and next state by state and event."""
+    table = [[(OTHERWISE, state) for _ in Event] for state in StreamState]
+    for row in TRANSITIONS:
+        for state in row.states:
+            for event in row.events:
+                following = state if row.following is None else row.following
+                table[state][event] = row.action, following
+    return table
+
+
+_TABLE = _table()

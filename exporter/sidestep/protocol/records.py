@@ -116,7 +116,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         cut_off: Requests that began in the folded items and did not end in them; None
             where no request events were folded.
         blocks: Whether block events were folded.
-        looked: Last polled statistics of the engine's server, if it is polled; encoded in the
+        polled: Last polled statistics of the engine's server, if it is polled; encoded in the
             format of its dialect.
         created: Unix time at which counting started; 0.0 where unknown.
     """
@@ -134,7 +134,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     limited: Count = 0
     cut_off: Count | None = None
     blocks: bool = False
-    looked: Annotated[list[msgspec.Raw], Meta(max_length=1)] = []
+    polled: Annotated[list[msgspec.Raw], Meta(max_length=1)] = []
     created: Seconds = 0.0
 
 
@@ -146,7 +146,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 class EncodedRecord(msgspec.Struct, array_like=True, gc=False):
-    """Record of one engine whose head stays encoded."""
+    """Record of one engine with its head already encoded, since heads are cached by engine."""
 
     head: msgspec.Raw
     totals: Totals

@@ -119,7 +119,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
 
     @property
     def even(self) -> bool:
-        """Whether columns that belong together have equal lengths."""
+        """True if columns that belong together have equal lengths."""
         columns = [(output.requests, output.tokens) for output in self.outputs]
         columns.append((self.scheduled or [], self.tokens))
         return all(not tokens or len(tokens) == len(requests) for requests, tokens in columns)
@@ -168,10 +168,16 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
     """Events of one engine's scheduler until ``stamp``, in order; without events, only the time advances.
 
-    ``source`` changes with the sending process.
+    ``source`` changes with the sending process. Requests that reached the scheduler before the Unix
+    time ``known_until`` are in this item or an earlier one; 0: the item does not say.
     """
 
     engine: Count
     stamp: Seconds
     source: Count
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
+    known_until: Seconds = 0.0
+
+
+ALL_KNOWN = 1e11
+"""A ``known_until`` of a scheduler that has closed."""

@@ -1,4 +1,4 @@
-"""Ring of frames that a sender keeps until the exporter has acknowledged them as durable."""
+"""Ring of the frames that a sender retains until the exporter has acknowledged them as durable."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Ring:
         self._chunks.append(Chunk(first, last, frame))
         self.used += len(frame)
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """Mark the next frame as sent."""
         chunk = self._chunks[self._next]
         self._next += 1
         self._flying.append((chunk.last, len(chunk.frame)))
         self.in_flight += len(chunk.frame)
 
-    def land(self, applied: int) -> None:
+    def mark_applied(self, applied: int) -> None:
         """Mark all frames up to the seq ``applied`` as applied."""
         while self._flying and self._flying[0][0] <= applied:
             self.in_flight -= self._flying.popleft()[1]

@@ -34,13 +34,12 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         labels: Values in the order of the family's ``labels``.
         value: The counter's delta or the gauge's value.
-        observations: What a histogram or summary has seen since the last item.
-        counts: The same where the single values are no longer known: how many
-            fell into each bucket of the family's ``bounds``, not cumulative,
-            those above the last bound at the end.
-        total: The sum of the values that ``counts`` stands for.
-        weights: How often each of ``observations`` was seen; empty: once.
-        native: What ``counts`` stands for, in native buckets as well.
+        observations: Values that a histogram or summary observed since the last item.
+        counts: Observations whose values are no longer known, by bucket of the family's
+            ``bounds``, not cumulative, the last for +Inf.
+        total: Sum of the observations in ``counts``.
+        weights: Number of times each of ``observations`` was made; empty: once.
+        native: The observations in ``counts``, as native buckets.
     """
 
     labels: Annotated[list[Text], Meta(max_length=16)] = []
@@ -72,7 +71,7 @@ class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
 
 
 class _Shape(msgspec.Struct, array_like=True, gc=False, tag="s"):
-    """A Samples item of which nothing is read but how many samples it has."""
+    """A Samples item that is decoded only to count its samples."""
 
     engine: msgspec.Raw
     stamp: msgspec.Raw
@@ -87,10 +86,8 @@ class _FamilyShape(msgspec.Struct, array_like=True, gc=False):
 
 
 SHAPED = 16 << 10
-"""Bytes from which on samples are counted first: a quarter of a million of one byte each
-took half a second to become objects."""
-
-
+"""Size of an item in bytes from which its samples are counted before they are decoded: a quarter of a
+million samples of one byte each took half a second to become objects."""
 _shape: msgspec.msgpack.Decoder[_Shape] = msgspec.msgpack.Decoder(_Shape)
 
 

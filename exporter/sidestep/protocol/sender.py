@@ -61,17 +61,18 @@ class Sender:
     When ``reopen`` is set, open a new connection and call ``reopened``.
 
     Args:
-        folder: Adds up the items that find the ring full (S4).
+        folder: Merges items while the ring is full (S4).
 
     Attributes:
-        dropped: Items given up: they could not be counted, or the exporter refused them.
+        reopen: True if the caller is to open a new connection.
+        dropped: Items that could not be folded, or that the exporter refused.
         folded: Items that were folded.
-        seals: Times that what was folded was made ready to be sent.
+        seals: Number of times that folded items were queued to be sent.
         errors: Records that could not be made into items; the caller counts them here.
-        boot: The exporter process that answered last.
-        complaint: Why the exporter refuses us, for one log line; empty once it does not.
-        kv_sample_rate: Share of KV blocks to follow, as the exporter said last; ``None``
-            while none has said anything, or if this one's release knows no such thing.
+        boot: Number of the exporter process that answered last.
+        complaint: Reason for which the exporter refuses the stream; empty while it does not.
+        kv_sample_rate: Share of KV blocks to sample, as the exporter that answered last sent
+            it; ``None`` if it sent none.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class Sender:
 
     @property
     def drained(self) -> bool:
-        """Whether every item is durable at the exporter."""
+        """True if every item is durable at the exporter."""
         return not self._pending and not self._ring and not self._folder.count
 
     @property
     def folding(self) -> bool:
-        """Whether items that are added now are folded (S4)."""
+        """True if items that are added now are folded (S4)."""
         return self._folder.count > 0
 
     def idle(self, now: float) -> bool:
@@ -155,7 +156,7 @@ class Sender:
             self._start_handshake()
 
     def next_frame(self, now: float) -> bytes | None:
-        """Return the frame to send now, if any; it stays the same until ``sent`` or a change of state."""
+        """Return the frame to send now, if any: the same one until ``sent`` or a change of state."""
         if now >= self._deadline:
             self.reopen = True
             if self.state is State.HANDSHAKE:
@@ -165,7 +166,7 @@ class Sender:
         if self.state is State.HANDSHAKE:
             return None if self._hello_sent or now < self._hello_at else encode(self._hello())
         if self._ring.next is None:
-            self._cut()
+            self._fill_ring()
         if self._ring.next is not None:
             return self._ring.next.frame
         if now >= self._beat_at or self._reported != self.dropped + self.errors:
@@ -178,7 +179,7 @@ class Sender:
             self._hello_sent = True
             self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
         elif self._ring.next is not None:
-            self._ring.sent()
+            self._ring.mark_sent()
             self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
             self._beat_at = now + HEARTBEAT
@@ -195,7 +196,7 @@ class Sender:
         match message:
             case Ack() if self.state is State.HANDSHAKE:
                 if self._hello_sent and message.nonce == self._nonce:
-                    self._stream(message, now)
+                    self._start_streaming(message, now)
             case Ack() if message.boot != self.boot:
                 self.reopen = True
             case Ack():
@@ -233,14 +234,14 @@ class Sender:
             folded=self.folded,
         )
 
-    def _stream(self, ack: Ack, now: float) -> None:
+    def _start_streaming(self, ack: Ack, now: float) -> None:
         """Complete the handshake and resume behind what this exporter has applied (S5)."""
         self.state = State.STREAMING
         # A late answer completes the handshake all the same.
         self.reopen = False
         self.complaint = ""
         self.boot = ack.boot
-        # Also where it is None: an older exporter refuses what the one before asked for.
+        # An exporter of an older release sends None, which ends what the one before asked for.
         self.kv_sample_rate = ack.kv_sample_rate
         self._folder.settings = ack.settings or Settings()
         self._backoff = HELLO_BACKOFF[0]
@@ -250,7 +251,7 @@ class Sender:
         self._applied = ack.applied
         if self._unreadable:
             self._unreadable = False
-            self._blank()
+            self._replace_unreadable()
         self._acknowledge(ack, now)
 
     def _acknowledge(self, ack: Ack, now: float) -> None:
@@ -258,7 +259,7 @@ class Sender:
         if ack.kv_sample_rate is not None:
             self.kv_sample_rate = ack.kv_sample_rate
             self._folder.kv_sample_rate = ack.kv_sample_rate
-        self._ring.land(self._applied)
+        self._ring.mark_applied(self._applied)
         self._ring.free(ack.durable)
         self._deadline = now + ACK_TIMEOUT if self._ring.in_flight else math.inf
 
@@ -280,8 +281,8 @@ class Sender:
             self._hello_at = now + HELLO_BACKOFF[1]
         self.reopen = True
 
-    def _blank(self) -> None:
-        """Replace the chunk that cannot be read by as many empty items (S7).
+    def _replace_unreadable(self) -> None:
+        """Replace the frame that the exporter cannot read by as many empty items (S7).
 
         A gap in the seqs would make the receiver ask for them forever.
         """
@@ -295,7 +296,7 @@ class Sender:
             chunks.append(Chunk(start, end, encode(nothing)))
         return chunks
 
-    def _cut(self) -> None:
+    def _fill_ring(self) -> None:
         """Move pending items into the ring as one frame, if the window has room."""
         if self._folder.count and self.held_bytes <= self._ring_bytes // 2:
             self._seal()
@@ -305,7 +306,7 @@ class Sender:
         if isinstance(head, Folded):
             self._pending.popleft()
             self._pending_bytes -= head.size
-            self._cut_folded(head)
+            self._append_folded(head)
             return
         items: list[msgspec.Raw] = []
         size = 0
@@ -321,13 +322,13 @@ class Sender:
         self._append(first + len(items) - 1, Batch(self.incarnation, first, items))
 
     def _seal(self) -> None:
-        """Queue what was folded behind what is queued already: the ring has capacity again."""
+        """Queue the folded items behind those that are queued already."""
         folded = self._folder.seal()
         self.seals += 1
         self._pending.append(folded)
         self._pending_bytes += folded.size
 
-    def _cut_folded(self, folded: Folded) -> None:
+    def _append_folded(self, folded: Folded) -> None:
         """Append the frames of folded items: one seq each, the last frame has all remaining ones."""
         end = self._seq + folded.items
         for left, records in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):

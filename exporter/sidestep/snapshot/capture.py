@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from sidestep import __version__
 from sidestep.errors import WireError
-from sidestep.federation.computed_records import engines
+from sidestep.federation.counted_engines import counted_engines
 from sidestep.federation.federated_engine import FederatedEngine, SourceRecord
 from sidestep.federation.messages import EPOCH_BITS
 from sidestep.ingest.intake import Intake
@@ -24,14 +24,14 @@ from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
-from sidestep.protocol.receiver import Stream
 from sidestep.protocol.records import TOTAL_LIMIT
+from sidestep.protocol.stream import Stream, StreamState
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.parallel_samples import EngineSamples
 
 
-class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
+class SavedStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
     """A stream's delivery state."""
 
     id: str
@@ -47,38 +47,43 @@ class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
     mark: list[int] = []
 
 
-class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
-    """An engine; ``shown``: it was exposed; ``origin``: it had the origin label."""
+class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
+    """An engine.
 
-    shown: bool
+    Attributes:
+        is_exposed: Whether it was exposed; else it was retired.
+        has_origin: Whether it had the label ``origin``.
+    """
+
+    is_exposed: bool
     record: msgspec.Raw
-    origin: bool = False
+    has_origin: bool = False
 
 
-class KeptFederated(msgspec.Struct, array_like=True, gc=False, tag="f"):
+class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
     """An engine that another exporter counts; see ``federation.federated_engine``.
 
     Attributes:
         name: Id of the engine in this exporter.
-        shown: Whether the engine was exposed.
-        origin: Whether the engine had the origin label.
+        is_exposed: Whether the engine was exposed; else it was retired.
+        has_origin: Whether the engine had the label ``origin``.
         key: Key that owns the source's name; None where no key is required.
     """
 
     base: bytes
     records: Annotated[list[SourceRecord], Meta(min_length=1, max_length=2)]
     name: str
-    shown: bool
-    origin: bool
+    is_exposed: bool
+    has_origin: bool
     key: str | None = None
 
 
-class KeptFormer(msgspec.Struct, array_like=True, gc=False, tag="w"):
+class ObsoleteEngines(msgspec.Struct, array_like=True, gc=False, tag="w"):
     """Engines of other exporters in the format of earlier releases; ignored."""
 
 
-class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
-    """The exporter's own counters, which are restored like the engines'."""
+class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
+    """The exporter's own counters, and its epoch as a source of records."""
 
     release: str
     items: int
@@ -89,10 +94,10 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
 
 
 State = tuple[int, int]
-Kept = KeptStream | KeptEngine | KeptFederated | KeptFormer | KeptProcess
-Piece = Kept | TrackerState | RequestsState | GroupState
-Known = dict[str, tuple[int, list[bytes]]]
-"""By engine: its version and its encoded pieces."""
+SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | ObsoleteEngines | SavedProcess
+Piece = SavedPart | TrackerState | RequestsState | GroupState
+EnginePieces = dict[str, tuple[int, list[bytes]]]
+"""Version and encoded pieces of each engine, by identity."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
@@ -109,8 +114,8 @@ class Capture:
         self._intake = intake
         self._taken: State = (-1, -1)
         self._marks: list[tuple[Stream, int]] = []
-        self._known: Known = {}
-        self._safe: Known = {}
+        self._pieces: EnginePieces = {}
+        self._saved_pieces: EnginePieces = {}
 
     @property
     def state(self) -> State:
@@ -119,24 +124,24 @@ class Capture:
 
     @property
     def has_saved(self) -> bool:
-        """Whether this process has written a snapshot."""
+        """True if this process has written a snapshot."""
         return self.saved[0] >= 0
 
-    def safe(self) -> None:
+    def mark_saved(self) -> None:
         """Mark the last snapshot as written: senders may free the frames that it includes."""
         self.saved = self._taken
-        self._safe = self._known
+        self._saved_pieces = self._pieces
         self._intake.receiver.mark_durable(self._marks)
 
     def version(self, engine: Engine) -> int | None:
         """Return the version of ``engine`` in the last written snapshot, or None."""
-        found = self._safe.get(engine.id)
+        found = self._saved_pieces.get(engine.id)
         return None if found is None else found[0]
 
     def record(self, engine: Engine) -> bytes:
         """Return the record of ``engine`` in the last written snapshot, which must include it."""
-        piece = _decoder.decode(self._safe[engine.id][1][0])
-        assert isinstance(piece, KeptEngine)
+        piece = _decoder.decode(self._saved_pieces[engine.id][1][0])
+        assert isinstance(piece, SavedEngine)
         return bytes(piece.record)
 
     def pieces(self) -> Iterator[bytes]:
@@ -145,41 +150,40 @@ class Capture:
         registry = intake.registry
         self._taken, self._marks = self.state, intake.receiver.cursors()
         for stream in intake.receiver.streams.values():
-            yield _encoder.encode(_kept(stream))
-        known, self._known = self._known, {}
-        for engine in engines(registry):
+            yield _encoder.encode(_saved_stream(stream))
+        known, self._pieces = self._pieces, {}
+        for engine in counted_engines(registry):
             version, pieces = known.get(engine.id, (-1, []))
             if version != engine.version:
                 pieces = []
-                for piece in self._of(engine):
+                for piece in self._engine_pieces(engine):
                     pieces.append(piece)
                     yield piece
             else:
                 yield from pieces
-            self._known[engine.id] = engine.version, pieces
+            self._pieces[engine.id] = engine.version, pieces
         for federated in intake.federation:
-            yield _encoder.encode(self._of_federated(federated))
+            yield _encoder.encode(self._federated_piece(federated))
         groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
-        process = KeptProcess(
-            __version__, intake.items, limited, counters, intake.epoch, intake.run
-        )
+        own = intake.federation.own
+        process = SavedProcess(__version__, intake.items, limited, counters, own.epoch, own.run)
         yield _encoder.encode(process)
 
-    def _of(self, engine: Engine) -> Iterator[bytes]:
-        shown = engine.id in self._intake.registry.engines
+    def _engine_pieces(self, engine: Engine) -> Iterator[bytes]:
+        is_exposed = engine.id in self._intake.registry.engines
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
-        yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
+        yield _encoder.encode(SavedEngine(is_exposed, record, ORIGIN in engine.labels))
         if engine.requests is not None:
             yield from map(
                 _encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests)
             )
 
-    def _of_federated(self, federated: FederatedEngine) -> KeptFederated:
+    def _federated_piece(self, federated: FederatedEngine) -> SavedFederatedEngine:
         engine = federated.engine
-        return KeptFederated(
+        return SavedFederatedEngine(
             federated.base,
             federated.records,
             engine.id,
@@ -207,12 +211,13 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
     groups: list[GroupState] = []
-    epoch, run = intake.epoch, intake.run
+    own = intake.federation.own
+    epoch, run = own.epoch, own.run
     for piece in pieces:
         match piece:
-            case KeptEngine():
+            case SavedEngine():
                 _restore_engine(registry, piece, now)
-            case KeptFederated():
+            case SavedFederatedEngine():
                 _restore_federated(intake, piece, now)
             case TrackerState():
                 inflight_state.restore_tracker(
@@ -223,48 +228,53 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 inflight_state.restore_requests(lifecycle, piece)
             case GroupState():
                 groups.append(piece)
-            case KeptStream():
+            case SavedStream():
                 streams.append(_stream(piece))
-            case KeptProcess():
+            case SavedProcess():
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
                 if piece.epoch:
                     # The maximum also covers an earlier process that restored a later snapshot.
-                    epoch, run = piece.epoch, max(piece.run + 1, intake.epoch >> EPOCH_BITS)
+                    epoch, run = piece.epoch, max(piece.run + 1, own.epoch >> EPOCH_BITS)
     _restore_requests(registry, groups)
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
-    intake.epoch, intake.run = epoch, run
+    own.epoch, own.run = epoch, run
 
 
-def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
+def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
     engine = restore_engine(registry, decode_record(piece.record))
     engine.seen_at = now
-    if piece.origin:
+    if piece.has_origin:
         # Keep the label even if the duplicate engine is gone, so that the series stay the same.
         engine.labels[ORIGIN] = engine.id
-    if piece.shown:
+    if piece.is_exposed:
         registry.expose(engine)
     else:
         registry.retired[engine.id] = engine
 
 
-def _restore_federated(intake: Intake, piece: KeptFederated, now: float) -> None:
+def _restore_federated(intake: Intake, piece: SavedFederatedEngine, now: float) -> None:
     if piece.key is not None:
-        intake.guard.own(piece.key, piece.records[-1].source)
+        intake.guard.restore_owner(piece.key, piece.records[-1].source)
     # An engine that can no longer be registered must not fail the restore; its source resends it.
     with contextlib.suppress(WireError):
         intake.federation.restore(
-            piece.base, piece.records, piece.name, origin=piece.origin, shown=piece.shown, now=now
+            piece.base,
+            piece.records,
+            piece.name,
+            has_origin=piece.has_origin,
+            is_exposed=piece.is_exposed,
+            now=now,
         )
 
 
 def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
-    following = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
-    for lifecycle in following.values():
-        inflight_state.sort_preempted(lifecycle)
-    inflight_state.restore_groups(registry.sample_groups, groups, following)
+    trackers = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
+    for tracker in trackers.values():
+        inflight_state.sort_preempted(tracker)
+    inflight_state.restore_groups(registry.sample_groups, groups, trackers)
 
 
 def _siblings(registry: Registry) -> dict[str, EngineSamples]:
@@ -276,13 +286,13 @@ def _siblings(registry: Registry) -> dict[str, EngineSamples]:
     }
 
 
-def _kept(stream: Stream) -> KeptStream:
-    return KeptStream(
+def _saved_stream(stream: Stream) -> SavedStream:
+    return SavedStream(
         stream.id,
         stream.incarnation,
         stream.seq,
         stream.engines,
-        stream.open,
+        stream.state is not StreamState.CLOSED,
         stream.dropped,
         stream.errors,
         stream.folded,
@@ -292,9 +302,10 @@ def _kept(stream: Stream) -> KeptStream:
     )
 
 
-def _stream(piece: KeptStream) -> Stream:
+def _stream(piece: SavedStream) -> Stream:
     stream = Stream(piece.id, piece.incarnation, b"", piece.engines, piece.seq)
-    stream.open, stream.beat, stream.retired = piece.open, piece.beat, piece.retired
+    stream.state = StreamState.DETACHED if piece.open else StreamState.CLOSED
+    stream.beat, stream.retired = piece.beat, piece.retired
     stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded
     stream.mark = piece.mark
     return stream

@@ -5,56 +5,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.errors import WireError
-from sidestep.federation.computed_records import Present
+from sidestep.federation.counted_engines import CurrentRecords
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.snapshot.state_file import StateDirectory
+from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.logs import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.25
-SHARE = 4
-"""The interval between snapshots is at least this many times the duration of the last one."""
+"""Least seconds between two snapshots."""
+MIN_PAUSE = 4
+"""Least pause after a snapshot, as a multiple of its duration."""
 RETRY = 1.0
 """Seconds between attempts while the directory cannot be written."""
 PATIENCE = 4.0
 """Seconds that a page waits for a snapshot: less than a scrape timeout."""
-SLICE = 0.001
-"""Seconds of encoding after which control returns to the event loop."""
 
 
-class Safe:
+class SavedRecords:
     """Engine records from the last written snapshot, so that forwarded counters never decrease.
 
     While the directory cannot be written, the current records; they would then be lost with this
     process, as the series on its own page would.
     """
 
-    settles = 0.0
+    delay = 0.0
 
     def __init__(self, capture: Capture, is_healthy: Callable[[], bool]) -> None:
         self._capture = capture
         self._is_healthy = is_healthy
-        self._present = Present()
+        self._current = CurrentRecords()
 
     def version(self, engine: Engine) -> int | None:
         """Return the version of the record of ``engine``, or None if there is no record yet."""
         # Until the first snapshot is written, a successor would not know of anything sent.
         if self._is_healthy() or not self._capture.has_saved:
             return self._capture.version(engine)
-        return self._present.version(engine)
+        return self._current.version(engine)
 
     def record(self, engine: Engine) -> bytes:
         """Return the encoded record of ``engine``."""
         if self._is_healthy():
             return self._capture.record(engine)
-        return self._present.record(engine)
+        return self._current.record(engine)
 
 
 class Snapshots:
@@ -79,7 +79,6 @@ class Snapshots:
         self._lines = RateLimitedLog(log, clock=clock)
         metrics = self._intake.metrics
         metrics.read("sidestep_snapshot_healthy", lambda: [((), float(self._healthy))])
-        self._intake.receiver.durable = True
 
     def recover(self) -> str:
         """Restore the directory's snapshot if there is one, and return the outcome as text."""
@@ -88,15 +87,16 @@ class Snapshots:
             if pieces is not None:
                 restore(self._intake, pieces, self._clock())
         except WireError as error:
-            self._directory.set_aside()
+            name = self._directory.set_aside()
+            done = f"was set aside as {name}" if name else "cannot be renamed"
             self._intake.metrics.add("sidestep_recovered_total", 1, "damaged")
             log.error(  # noqa: TRY400 - the error text suffices, no traceback
-                "the snapshot in %s cannot be read (%s) and was set aside as snapshot.damaged:"
-                " all counters start at 0",
+                "the snapshot in %s cannot be read (%s) and %s: all counters start at 0",
                 self._directory.path,
                 error,
+                done,
             )
-            return "a damaged snapshot was set aside, counters start at 0"
+            return f"a damaged snapshot {done}, counters start at 0"
         found = "none" if pieces is None else "snapshot"
         self._intake.metrics.add("sidestep_recovered_total", 1, found)
         if pieces is None:
@@ -110,7 +110,7 @@ class Snapshots:
             started = self._clock()
             await self._save()
             took = self._clock() - started
-            await asyncio.sleep(max(INTERVAL, SHARE * took) if self._healthy else RETRY)
+            await asyncio.sleep(max(INTERVAL, MIN_PAUSE * took) if self._healthy else RETRY)
 
     async def settled(self) -> None:
         """Return when everything applied before the call is in a written snapshot.
@@ -134,9 +134,9 @@ class Snapshots:
             )
 
     @property
-    def records(self) -> Safe:
+    def records(self) -> SavedRecords:
         """Engine records of the last written snapshot."""
-        return Safe(self._capture, lambda: self._healthy)
+        return SavedRecords(self._capture, lambda: self._healthy)
 
     async def close(self) -> None:
         """Write the last snapshot and release the directory."""
@@ -155,7 +155,7 @@ class Snapshots:
         started = time.perf_counter()
         metrics = self._intake.metrics
         async with self._ingest.held():
-            pieces = await self._pieces()
+            pieces = await collect_in_slices(self._capture.pieces())
         loop = asyncio.get_running_loop()
         try:
             size = await loop.run_in_executor(self._writer, self._directory.write, pieces)
@@ -176,15 +176,5 @@ class Snapshots:
         metrics.set("sidestep_snapshot_duration_seconds", time.perf_counter() - started)
         metrics.set("sidestep_snapshot_bytes", size)
         metrics.set("sidestep_snapshot_timestamp_seconds", self._wall())
-        self._capture.safe()
+        self._capture.mark_saved()
         self._ingest.acknowledge()
-
-    async def _pieces(self) -> Sequence[bytes]:
-        pieces: list[bytes] = []
-        since = time.perf_counter()
-        for piece in self._capture.pieces():
-            pieces.append(piece)
-            if time.perf_counter() - since > SLICE:
-                await asyncio.sleep(0)
-                since = time.perf_counter()
-        return pieces

@@ -11,7 +11,7 @@ import fcntl
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sidestep.errors import ConfigError, WireError
@@ -24,6 +24,8 @@ of 5,000 flipped bits."""
 LENGTH = struct.Struct("<I")
 SNAPSHOT = "snapshot"
 DAMAGED = "snapshot.damaged"
+MAX_DAMAGED = 9
+"""Most names of damaged snapshots."""
 
 
 class StateDirectory:
@@ -78,19 +80,27 @@ class StateDirectory:
             return None
         except OSError as error:
             raise WireError("unreadable", str(error.strerror)) from None
-        return list(verified(data))
+        return verified(data)
 
-    def set_aside(self) -> None:
-        """Rename a damaged snapshot, so that it is kept for analysis but not read again."""
-        with contextlib.suppress(OSError):
-            (self.path / SNAPSHOT).replace(self.path / DAMAGED)
+    def set_aside(self) -> str:
+        """Rename a damaged snapshot, so that it is kept for analysis but not read again.
+
+        Returns:
+            The new name; empty where it cannot be renamed.
+        """
+        # A directory cannot replace a file, nor a file a directory.
+        for name in (DAMAGED, *(f"{DAMAGED}.{number}" for number in range(2, MAX_DAMAGED + 1))):
+            with contextlib.suppress(OSError):
+                (self.path / SNAPSHOT).replace(self.path / name)
+                return name
+        return ""
 
     def release(self) -> None:
         """Release the lock, so that another exporter can use the directory."""
         os.close(self._lock)
 
 
-def verified(data: bytes) -> Iterator[bytes]:
+def verified(data: bytes) -> list[bytes]:
     """Verify the header and checksum of ``data`` and return its pieces.
 
     Raises:
@@ -108,16 +118,14 @@ def verified(data: bytes) -> Iterator[bytes]:
         raise WireError("torn", f"{len(payload)} of {length} bytes")
     if zlib.crc32(payload) != checksum:
         raise WireError("damaged", "the checksum differs")
-    return _pieces(payload)
-
-
-def _pieces(payload: memoryview) -> Iterator[bytes]:
+    pieces: list[bytes] = []
     at = 0
     while at < len(payload):
         (size,) = LENGTH.unpack_from(payload, at)
         at += LENGTH.size
-        yield bytes(payload[at : at + size])
+        pieces.append(bytes(payload[at : at + size]))
         at += size
+    return pieces
 
 
 def _write(path: Path, data: bytes) -> None:

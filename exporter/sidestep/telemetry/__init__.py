@@ -1,1 +1,1 @@
-"""The exporter's own metrics and log lines, and how long work yields to the event loop."""
+"""The exporter's own metrics, its log lines, and slices of work on the event loop."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 PACKAGES = ("sidestep", "sidestep_adapters")
-"""Packages whose lines appear; of the second, the sources run in the exporter."""
+"""Packages whose lines appear; sources of the second run in the exporter."""
 
 
 class _Json(logging.Formatter):
@@ -31,18 +31,12 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class _Text(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        return time.strftime(datefmt or "", time.gmtime(record.created))
-
-
 def set_up(level: str, form: str) -> None:
     """Send this process's log lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    text = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    text.converter = time.gmtime
+    handler.setFormatter(_Json() if form == "json" else text)
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
@@ -56,50 +50,51 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(level.upper())
 
 
+INTERVAL = 60.0
+"""Seconds between two rate-limited lines of a kind."""
+
+
 class RateLimitedLog:
-    """Logs at most one line of a kind per interval, with the number of suppressed lines.
+    """Logs at most one line of a kind per ``INTERVAL``, with the number of suppressed lines.
 
     For events that a peer can cause as often as it likes.
 
     Args:
         logger: Destination of the lines.
-        every: Seconds between two lines of a kind.
-        kinds: Kinds to distinguish; the others count as one kind, which bounds the memory even if a
+        kinds: Kinds to distinguish; all others count as one kind. This bounds the memory even if a
             peer chooses the kind.
     """
 
     def __init__(
         self,
         logger: logging.Logger,
-        every: float = 60.0,
         kinds: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logger = logger
-        self._every = every
         self._kinds = kinds
         self._clock = clock
         self._known: dict[str, tuple[float, int]] = {}
 
     def info(self, kind: str, message: str, *arguments: object) -> None:
         """Log a line of ``kind`` unless one was logged within the interval."""
-        self.log(logging.INFO, kind, message, *arguments)
+        self._log(logging.INFO, kind, message, *arguments)
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
         """Log a warning of ``kind`` unless one was logged within the interval."""
-        self.log(logging.WARNING, kind, message, *arguments)
+        self._log(logging.WARNING, kind, message, *arguments)
 
     def error(self, kind: str, message: str, *arguments: object, trace: object = None) -> None:
         """Log an error, with the traceback of ``trace``, unless one was logged within the interval."""
-        self.log(logging.ERROR, kind, message, *arguments, trace=trace)
+        self._log(logging.ERROR, kind, message, *arguments, trace=trace)
 
-    def log(
+    def _log(
         self, level: int, kind: str, message: str, *arguments: object, trace: Any = None
     ) -> None:
         """Log a line at ``level``; a line below the logger's level does not count."""
         if not self._logger.isEnabledFor(level):
             return
-        left_out = self.left_out(kind)
+        left_out = self._suppressed(kind)
         if left_out < 0:
             return
         if left_out:
@@ -107,7 +102,7 @@ class RateLimitedLog:
             arguments = (*arguments, left_out)
         self._logger.log(level, message, *arguments, exc_info=trace)
 
-    def left_out(self, kind: str) -> int:
+    def _suppressed(self, kind: str) -> int:
         """Count a line of ``kind``.
 
         Returns:
@@ -119,7 +114,7 @@ class RateLimitedLog:
         if kind not in self._known and len(self._known) >= self._kinds:
             kind = ""
         since, count = self._known.get(kind, (-math.inf, 0))
-        if now - since < self._every:
+        if now - since < INTERVAL:
             self._known[kind] = since, count + 1
             return -1
         self._known[kind] = now, 0
@@ -127,7 +122,7 @@ class RateLimitedLog:
 
     def _forget(self, now: float) -> None:
         """Drop kinds whose interval is over; their suppressed lines count as of no kind."""
-        over = [kind for kind, (since, _) in self._known.items() if now - since >= self._every]
+        over = [kind for kind, (since, _) in self._known.items() if now - since >= INTERVAL]
         left_out = sum(self._known.pop(kind)[1] for kind in over)
         if left_out:
             since, count = self._known.get("", (-math.inf, 0))

@@ -1,4 +1,7 @@
-"""Metrics of the exporter about itself and its senders."""
+"""Metrics of the exporter about itself and its senders, one row each.
+
+``SelfMetrics`` counts, sets or reads them by name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sidestep.catalog.model import Kind
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SelfRow:
-    """One family; code refers to it by ``name``, which must be in ``ROWS``."""
+    """One family; ``SelfMetrics`` has the values of those in ``ROWS``."""
 
     name: str
     kind: Kind
@@ -86,14 +89,14 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_engine_up",
         "gauge",
-        "1 while a stream feeds the engine, 0 once all of its streams have closed or have been silent"
-        " for 30 s.",
+        "1 while a stream feeds the engine, 0 once all of its streams, or that of its core, have closed"
+        " or have been silent for 30 s.",
         PER_ENGINE,
     ),
     SelfRow(
         "sidestep_engine_last_seen_timestamp_seconds",
         "gauge",
-        "Unix time of the engine's last item.",
+        "Unix time of the engine's last item, from any of its processes.",
         PER_ENGINE,
     ),
     SelfRow(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -156,10 +155,7 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
 
 
 def names(registry: OwnRegistry) -> frozenset[str]:
-    """Return all sample names that the families of ``registry`` take, as ``layout.taken`` does.
-
-    Own families count where they have no samples yet.
-    """
+    """Return all sample names of the families of ``registry``, also of families without samples."""
     found: set[str] = set()
     for family in (*registry.metrics.describe(), *registry.others.collect()):
         found |= {family.name, *(sample.name for sample in family.samples)}
@@ -199,7 +195,6 @@ class LagMeter:
         self._recent = [(at, known) for at, known in self._recent if now - at < 1.0]
         self._recent.append((now, max(lag, 0.0)))
 
-    @functools.cached_property
-    def reading(self) -> Reading:
-        """Return a reading for ``SelfMetrics.read``."""
-        return lambda: [((), max((lag for _, lag in self._recent), default=0.0))]
+    def reading(self) -> Iterable[Sample]:
+        """Return the only sample, as a reading for ``SelfMetrics.read``."""
+        return [((), max((lag for _, lag in self._recent), default=0.0))]

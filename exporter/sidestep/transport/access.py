@@ -9,9 +9,9 @@ import logging
 from pathlib import Path
 
 from sidestep.errors import ConfigError
+from sidestep.transport.addresses import TCP
 from sidestep.transport.authorized import AuthorizedKeys
 from sidestep.transport.keys import read_secret
-from sidestep.transport.reach import TCP
 
 log = logging.getLogger(__name__)
 

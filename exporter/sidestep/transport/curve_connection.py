@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, RunError
 from sidestep.transport.client_keys import Keys
-from sidestep.transport.connection import RESENDING, Socket, connect, receive
+from sidestep.transport.dealer import RESENDING, Socket, connect, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 _DESCRIPTORS = 16
@@ -23,10 +23,10 @@ _BYTES_RECEIVED = struct.Struct("Q"), 128
 
 
 class CurveConnection:
-    """A sender's connection with keys, by libzmq, which makes it again by itself.
+    """A sender's connection with keys, by libzmq, which reconnects by itself.
 
-    Only the owner of the exporter's secret key can send anything over it, and of that no more
-    than an exporter owes: the kernel's count of received bytes is compared with an allowance.
+    Only the owner of the exporter's secret key can send anything over it. The amount is limited:
+    the kernel's count of received bytes is compared with an allowance.
 
     Args:
         endpoint: ``tcp://``.
@@ -34,8 +34,8 @@ class CurveConnection:
         now: Monotonic seconds.
 
     Attributes:
-        ended: Why the connection cannot be used any more; empty while it may.
-        misbehaved: Whether it ended because the peer sent too much.
+        ended: Reason for which the connection ended; empty while it is usable.
+        misbehaved: True if it ended because the peer sent too much.
 
     Raises:
         ConfigError: The endpoint is malformed.
@@ -80,7 +80,7 @@ class CurveConnection:
         return message
 
     def advance(self, now: float) -> None:
-        """End the connection where more bytes arrived than an exporter owes."""
+        """End the connection if more bytes arrived than an exporter may send."""
         if self.ended:
             return
         while self._monitor.poll(0):

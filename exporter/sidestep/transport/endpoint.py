@@ -15,8 +15,8 @@ import zmq
 
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_FRAME_BYTES
-from sidestep.transport.options import reachable
-from sidestep.transport.reach import IPC, TCP
+from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.socket_options import options_for
 from sidestep.transport.zap import DOMAIN
 
 IPC_PATH_CHARS = 107
@@ -77,7 +77,7 @@ def router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return a ROUTER that no peer can block or fill beyond the watchdog's limit."""
     socket = context.socket(zmq.ROUTER)
     # Slightly over the frame limit, so that the exporter itself rejects and counts larger frames.
-    for option, value in reachable(MAX_FRAME_BYTES + 4096):
+    for option, value in options_for(MAX_FRAME_BYTES + 4096):
         socket.setsockopt(option, value)
     return socket
 

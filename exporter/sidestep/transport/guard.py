@@ -10,7 +10,7 @@ from sidestep.errors import WireError
 from sidestep.protocol.messages import Hello
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.bindings import LOCAL, Bindings
+from sidestep.transport.name_owners import LOCAL, NameOwners
 from sidestep.transport.throttle import PENALTY, Throttle
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Authorized(Protocol):
         """Return patterns of the engine ids that ``key`` may feed; empty: all."""
 
 
-class Guard:
+class PeerGuard:
     """Admission of peers by connection and key, without socket or clock.
 
     Args:
@@ -43,7 +43,7 @@ class Guard:
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._throttle = Throttle()
-        self._bindings = Bindings()
+        self._owners = NameOwners()
         self._metrics = metrics
         self._keys = keys
         self._is_full = is_full
@@ -84,7 +84,7 @@ class Guard:
             raise WireError("over_limit", "no memory for new streams")
         if self._keys is not None:
             engines = [engine.id for engine in hello.engines]
-            self._bindings.claim(key, hello.stream, engines, self._keys.engines(key))
+            self._owners.claim(key, hello.stream, engines, self._keys.engines(key))
 
     def admit_source(self, key: str, source: str, engine: str, *, known: bool) -> None:
         """Admit a record of another exporter.
@@ -101,20 +101,20 @@ class Guard:
         if self._is_full() and not known:
             raise WireError("over_limit", "no memory for new sources")
         if self._keys is not None:
-            self._bindings.claim_source(key, source, engine, self._keys.engines(key))
+            self._owners.claim_source(key, source, engine, self._keys.engines(key))
 
     def owner(self, source: str) -> str | None:
         """Return the key that owns the name of an exporter, or None."""
-        return self._bindings.owner(source)
+        return self._owners.owner(source)
 
-    def own(self, key: str, source: str) -> None:
-        """Restore the ownership of a name after a restart, if ``key`` may still connect."""
+    def restore_owner(self, key: str, source: str) -> None:
+        """Restore ``key`` as the owner of the exporter name ``source``, if it may still connect."""
         if self._keys is not None and (key == LOCAL or key in self._keys):
-            self._bindings.own(key, source)
+            self._owners.restore_owner(key, source)
 
-    def bad(self, peer: bytes, key: str, now: float) -> None:
+    def count_invalid(self, peer: bytes, key: str, now: float) -> None:
         """Count an invalid message, and start to ignore the peer at the limit."""
-        if self._throttle.bad(key or peer, now):
+        if self._throttle.count_invalid(key or peer, now):
             name = f"key {key}" if key else f"connection {peer.hex()}"
             text = "%s sends too many invalid messages: ignored for %d s"
             self._log.warning("throttled", text, name, PENALTY)
@@ -122,4 +122,4 @@ class Guard:
     def release(self, keys: Iterable[str]) -> None:
         """Release all names that ``keys``, which are no longer authorized, own."""
         for key in keys:
-            self._bindings.release(key)
+            self._owners.release(key)

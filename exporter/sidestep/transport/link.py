@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sidestep.transport.client_keys import keys_for
 from sidestep.transport.plain_connection import PlainConnection
 
+if TYPE_CHECKING:
+    from sidestep.transport.curve_connection import CurveConnection
+
 PAUSE = (0.05, 1.0)
 """Seconds until the next attempt to connect, at first and at most."""
 PENALTY = (1.0, 60.0)
-"""Likewise where the exporter broke the protocol or sent too much."""
+"""The same after the exporter broke the protocol or sent too much."""
 LASTING = 5.0
 """Seconds that a connection must last until the backoff is reset."""
 FORGIVEN = 60.0
-"""Likewise, until earlier penalties are forgotten."""
-
-
-class Connection(Protocol):
-    """What ``PlainConnection`` and ``CurveConnection`` have in common."""
-
-    ended: str
-    misbehaved: bool
-
-    @property
-    def ready(self) -> bool:
-        """Whether messages can be sent."""
-
-    def send(self, frame: bytes) -> bool:
-        """Send ``frame`` if the connection takes it now; return whether it did."""
-
-    def receive(self, now: float) -> bytes | None:
-        """Return the next message, if there is one."""
-
-    def advance(self, now: float) -> None:
-        """Carry the connection on, and notice its end."""
-
-    def wait(self, seconds: float) -> None:
-        """Return once the connection can go on, after ``seconds`` at the latest."""
-
-    def close(self, seconds: float = 0.0) -> None:
-        """End it; ``seconds`` is how long what is unsent may take to leave."""
+"""Seconds that a connection must last until earlier penalties are forgotten."""
 
 
 class Link:
@@ -52,8 +29,8 @@ class Link:
         random: Varies the pauses, so that many senders do not connect at once.
 
     Attributes:
-        opened_at: When the last connection was begun.
-        problem: Why there is no connection; empty while nothing is known to be wrong.
+        opened_at: Monotonic time at which the last connection was begun.
+        problem: Reason for which there is no connection; empty if none is known.
     """
 
     def __init__(self, endpoint: str, random: Random) -> None:
@@ -61,7 +38,7 @@ class Link:
         self.problem = ""
         self._endpoint = endpoint
         self._random = random
-        self._connection: Connection | None = None
+        self._connection: PlainConnection | CurveConnection | None = None
         self._attempts = 0
         self._pause = PAUSE[0]
         self._penalty = PENALTY[0]
@@ -69,7 +46,7 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self._connection is not None and self._connection.ready
 
     def advance(self, now: float) -> bool:

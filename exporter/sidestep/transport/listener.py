@@ -12,9 +12,9 @@ import zmq
 from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.access import Access
+from sidestep.transport.addresses import TCP
 from sidestep.transport.endpoint import Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
-from sidestep.transport.reach import TCP
 from sidestep.transport.zap import Authenticator
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ SKIPPING = Arrival(b"", "", [])
 """Returned while an overlong message is being skipped: call ``receive`` again."""
 
 
-class Listener:
+class IngestListener:
     """One ROUTER socket with all its endpoints and the handler of its CURVE handshakes.
 
     Args:
@@ -54,7 +54,7 @@ class Listener:
 
     Attributes:
         socket: ``None`` between ``cut`` and ``reopen``.
-        unbound: Whether the last ``reopen`` failed to bind an endpoint.
+        unbound: True if the last ``reopen`` failed to bind an endpoint.
 
     Raises:
         ConfigError: An endpoint is malformed, in use, or may not be bound.
@@ -104,7 +104,7 @@ class Listener:
 
     @property
     def lost(self) -> bool:
-        """Whether an endpoint is unbound or its socket file has been replaced or removed."""
+        """True if an endpoint is unbound or its socket file has been replaced or removed."""
         return self.unbound or any(claimed.lost() for claimed in self._claims.values())
 
     def zap_readings(self) -> list[tuple[tuple[str, ...], float]]:

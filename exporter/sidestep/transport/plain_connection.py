@@ -1,4 +1,4 @@
-"""A sender's connection without keys: a socket of its own, which no peer can use to end the process."""
+"""A sender's connection without keys: no peer can end the process through it, as it can through libzmq."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import socket
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
+from sidestep.transport.addresses import IPC, TCP
 from sidestep.transport.peer_limits import SILENCE, TOO_MUCH, Allowance
-from sidestep.transport.reach import IPC, TCP
 from sidestep.transport.zmtp import OPENING, Parser, header
 
 HANDSHAKE_TIMEOUT = 3.0
@@ -38,8 +38,8 @@ class PlainConnection:
         attempt: Number of this attempt: of a name with several addresses, each gets its turn.
 
     Attributes:
-        ended: Why the connection ended or could not be made; empty while it may still be used.
-        misbehaved: Whether the peer broke the protocol, or sent too much, after the handshake.
+        ended: Reason for which the connection ended or could not be made; empty while it is usable.
+        misbehaved: True if the peer broke the protocol, or sent too much, after the handshake.
 
     Raises:
         ConfigError: The endpoint is malformed.
@@ -67,7 +67,7 @@ class PlainConnection:
 
     @property
     def ready(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self._parser.ready and not self.ended
 
     def send(self, frame: bytes) -> bool:
@@ -213,32 +213,30 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
         ConfigError: The endpoint is malformed.
     """
     if endpoint.startswith(IPC):
-        path = endpoint.removeprefix(IPC)
-        made = socket.socket(socket.AF_UNIX)
-        made.setblocking(False)
-        return made, path
+        opened = socket.socket(socket.AF_UNIX)
+        opened.setblocking(False)
+        return opened, endpoint.removeprefix(IPC)
     if not endpoint.startswith(TCP):
         raise ConfigError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
     source, _, target = endpoint.removeprefix(TCP).rpartition(";")
-    host, port = _split(endpoint, target)
-    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, number, _, address = places[attempt % len(places)]
-    made = socket.socket(family, kind, number)
+    host, port = _host_and_port(endpoint, target)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = addresses[attempt % len(addresses)]
+    opened = socket.socket(family, kind, protocol)
     try:
-        made.setblocking(False)
+        opened.setblocking(False)
         for option in _KEEPALIVE:
-            made.setsockopt(*option)
+            opened.setsockopt(*option)
         if source:
-            host, port = _split(endpoint, source)
-            made.bind((host, port))
+            opened.bind(_host_and_port(endpoint, source))
     except OSError:
-        made.close()
+        opened.close()
         raise
-    return made, address
+    return opened, address
 
 
-def _split(endpoint: str, place: str) -> tuple[str, int]:
-    host, _, port = place.rpartition(":")
+def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""Throttling of peers that send too many invalid messages."""
+"""Throttling of peers that send too many invalid messages (R8 of docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Throttle:
         del self._ignored[peer]
         return False
 
-    def bad(self, peer: Peer, now: float) -> bool:
+    def count_invalid(self, peer: Peer, now: float) -> bool:
         """Count an invalid message; return whether ``peer`` is ignored from now on."""
         since, count = self._counts.pop(peer, (now, 0))
         if now - since >= PERIOD:

@@ -1,4 +1,4 @@
-"""Rebinding of the socket: at the memory limit, at too many connections, or after a lost path."""
+"""Rebinding of the socket: at the memory limit, at too many connections, or after its path was replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.listener import Listener
+from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
 from sidestep.transport.watchdog import Watchdog
 
@@ -20,6 +20,9 @@ MAX_DESCRIPTORS = 8192
 """Open file descriptors from which all connections are closed; libzmq cannot close a single one.
 libzmq aborts the process when an ipc connection finds no descriptor left, and when a peer has
 chosen the routing id that the next peer gets, which takes many connections to hit."""
+TRIM_INTERVAL = 10.0
+"""Seconds between two returns of free memory to the operating system at the soft limit. glibc does not
+return what is free below a block in use: a flood of messages left the process at twice its size."""
 RETRY = 10.0
 """Seconds between attempts to bind an endpoint that another process uses; each attempt closes all
 connections."""
@@ -34,7 +37,7 @@ class Upkeep:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: IngestListener,
         watchdog: Watchdog,
         metrics: SelfMetrics,
         cut: Callable[[], None] = lambda: None,
@@ -45,14 +48,14 @@ class Upkeep:
         self._cut = cut
         self._reason = ""
         self._least_descriptors = 0
-        self._bound_at = self._checked_at = float("-inf")
+        self._bound_at = self._checked_at = self._trimmed_at = float("-inf")
         metrics.read("sidestep_zap_up", listener.zap_readings)
 
     def due(self, now: float) -> bool:
-        """Return whether ``act`` should close or reopen the listener."""
+        """Return whether ``act`` should close or reopen the listener; trim memory at the soft limit."""
         if self._listener.socket is None:
             return now >= self._bound_at + PAUSE
-        if self.has_too_many():
+        if self.has_too_many_connections():
             return True
         if self._watchdog.must_cut():
             self._reason = "memory"
@@ -61,9 +64,12 @@ class Upkeep:
             wait = RETRY if self._listener.unbound else PAUSE
             if now >= self._bound_at + wait and self._listener.lost:
                 self._reason = "stolen"
+        if self._watchdog.full and now >= self._trimmed_at + TRIM_INTERVAL:
+            self._trimmed_at = now
+            trim()
         return bool(self._reason)
 
-    def has_too_many(self) -> bool:
+    def has_too_many_connections(self) -> bool:
         """Return whether new connections have opened too many files; if so, call ``act``.
 
         Call this as soon as a connection is accepted: a peer can connect 100 times in 20 ms.
@@ -80,7 +86,7 @@ class Upkeep:
         if self._reason == "memory":
             self._cut()
             trim()
-            self._watchdog.cut()
+            self._watchdog.check_after_cut()
         elif self._reason == "descriptors":
             self._note_descriptors()
         elif self._reason:

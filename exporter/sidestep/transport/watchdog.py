@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 MARGIN = 4
-"""Where the exporter's own state is over the hard limit, peers may use 1/MARGIN of the limit more."""
+"""Peers may use 1/MARGIN of the hard limit more if the exporter's own state is over the limit."""
 
 
 class Watchdog:
@@ -23,7 +23,7 @@ class Watchdog:
         read: Resident memory of this process in bytes.
 
     Attributes:
-        full: Whether the soft limit is reached.
+        full: True if the soft limit is reached.
 
     Raises:
         ConfigError: The limits contradict each other.
@@ -45,7 +45,7 @@ class Watchdog:
             self._limit = self._hard
         return bool(self._hard) and resident >= self._limit
 
-    def cut(self) -> None:
+    def check_after_cut(self) -> None:
         """Check how much memory closing the socket has freed, and log it."""
         resident = self._read()
         self._note(resident)

@@ -20,7 +20,6 @@ ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = "sidestep"
 REQUESTS = 64
 """Handshakes answered per call, so that a flood of them cannot block the event loop."""
-_CREDENTIALS = 6
 _KEY_BYTES = 32
 
 

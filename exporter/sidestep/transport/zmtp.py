@@ -33,7 +33,7 @@ _GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + bytes([_VERSION, 0]) + b"NULL".ljust(20, b"\0") + bytes(32)
 )
 OPENING = _GREETING[:11]
-"""What the connecting end sends first: the signature and the version. A libzmq that asks for keys
+"""First bytes of the connecting end: the signature and the version. A libzmq that asks for keys
 closes the connection at a mechanism that is not its own, and would not get to name its own."""
 _CONTINUATION = _GREETING[11:] + _command(b"READY", _property(b"Socket-Type", b"DEALER"))
 
@@ -83,7 +83,7 @@ class Parser:
 
     def _read_greeting(self) -> bool:
         start = bytes(self._buffer[:_GREETING_BYTES])
-        # The first bytes tell what is no ZMTP 3 peer, which may send no more of them.
+        # Other peers may never send a whole greeting, so they are recognized by their first bytes.
         if start[:1] not in (b"", b"\xff") or (len(start) > 9 and not start[9] & 1):  # noqa: PLR2004
             raise WireError("bad_frame", "the peer does not speak ZMTP 3")
         if len(start) > 10 and start[10] < _VERSION:  # noqa: PLR2004

@@ -1,39 +1,58 @@
-"""A process's own resource usage, against other readers of the same process."""
+"""Resource usage of a process, compared with other readers of the same process."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import re
 import resource
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from sidestep.engines.items import decode_item, encode_item
+from python_programs import run_python
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
 from sidestep.protocol.self_described import Family, Samples
-from sidestep_adapters.publisher.process_metrics import LISTING_CALLS, PREFIX, ProcessTap
+from sidestep_adapters.publisher.process_metrics import (
+    LISTING_CALLS,
+    PREFIX,
+    ProcessTap,
+    WorkerTaps,
+)
 
 Values = dict[tuple[str, ...], float]
+INTERPRETER = ("implementation", "major", "minor", "patchlevel", "version")
 KERNEL = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no procfs here")
 
 
 def values(families: list[Family]) -> Values:
-    """Return values by short name and labels before the last, which is the process."""
+    """Return values by short name and generation; the interpreter's without its labels."""
     return {
-        (family.name.removeprefix(PREFIX), *sample.labels[:-1]): sample.value
+        (
+            family.name.removeprefix(PREFIX),
+            *sample.labels[: family.labels[0] == "generation"],
+        ): sample.value
         for family in families
         for sample in family.samples
     }
+
+
+def processes(family: Family) -> tuple[str, ...]:
+    """Return the processes that a family's samples name."""
+    at = family.labels.index("process")
+    return tuple(sorted({sample.labels[at] for sample in family.samples}))
 
 
 def value(tap: ProcessTap, name: str) -> float:
@@ -52,7 +71,7 @@ def collector(name: str) -> float:
 
 @contextlib.contextmanager
 def more_descriptors(count: int) -> Iterator[None]:
-    """Open ``number`` more descriptors."""
+    """Open ``count`` more descriptors."""
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
     try:
         yield
@@ -62,22 +81,54 @@ def more_descriptors(count: int) -> Iterator[None]:
 
 
 def test_the_families_are_the_documented_ones() -> None:
-    """Each names its process and survives encoding."""
+    """Samples of all families name their process and survive encoding."""
     families = ProcessTap("api0").families()
-    item = decode_item(encode_item(Samples(0, 1.0, families)))
+    item = DIALECTS.decode(encode_item(Samples(0, 1.0, families)))
 
     assert item == Samples(0, 1.0, families)
     assert {(f.name.removeprefix(PREFIX), f.kind, *f.labels) for f in families} == {
         ("cpu_seconds_total", "counter", "process"),
         ("resident_memory_bytes", "gauge", "process"),
+        ("virtual_memory_bytes", "gauge", "process"),
         ("threads", "gauge", "process"),
         ("start_time_seconds", "gauge", "process"),
         ("open_fds", "gauge", "process"),
         ("max_fds", "gauge", "process"),
         ("gc_collections_total", "counter", "generation", "process"),
+        ("gc_collected_total", "counter", "generation", "process"),
         ("gc_uncollectable_total", "counter", "generation", "process"),
+        ("python_info", "gauge", *sorted([*INTERPRETER, "process"])),
     }
-    assert {sample.labels[-1] for family in families for sample in family.samples} == {"api0"}
+    assert {processes(family) for family in families} == {("api0",)}
+
+
+def test_every_family_of_prometheus_client_has_a_counterpart() -> None:
+    """Its three collectors, which vLLM's API server has on its page, expose nothing else."""
+    registry = CollectorRegistry()
+    for kind in (ProcessCollector, PlatformCollector, GCCollector):
+        kind(registry=registry)
+    theirs = {
+        sample.name.removeprefix("process_")
+        .replace("python_gc_objects_", "gc_")
+        .replace("python_gc", "gc")
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+    ours = {family.name.removeprefix(PREFIX) for family in ProcessTap("p").families()}
+
+    assert ours == theirs | {"threads"}
+
+
+def test_the_interpreter_is_that_of_prometheus_client() -> None:
+    """All labels are equal, beside the process."""
+    registry = CollectorRegistry()
+    PlatformCollector(registry=registry)
+    (theirs,) = [sample for metric in registry.collect() for sample in metric.samples]
+    (family,) = [f for f in ProcessTap("p").families() if f.name == f"{PREFIX}python_info"]
+    (sample,) = family.samples
+
+    assert {**theirs.labels, "process": "p"} == dict(zip(family.labels, sample.labels, strict=True))
+    assert sample.value == theirs.value == 1
 
 
 def test_gauges_agree_with_prometheus_client() -> None:
@@ -89,6 +140,9 @@ def test_gauges_agree_with_prometheus_client() -> None:
     assert found["start_time_seconds",] == pytest.approx(collector("start_time_seconds"), abs=1.5)
     assert found["resident_memory_bytes",] == pytest.approx(
         collector("resident_memory_bytes"), rel=0.1
+    )
+    assert found["virtual_memory_bytes",] == pytest.approx(
+        collector("virtual_memory_bytes"), rel=0.1
     )
 
 
@@ -118,7 +172,7 @@ def test_threads_are_counted() -> None:
 
 
 def test_descriptors_are_counted_at_every_call() -> None:
-    """Where the kernel does not count them, they are listed in every n-th call."""
+    """A kernel that does not count descriptors has them listed in every n-th call."""
     tap = ProcessTap("p")
     before = value(tap, "open_fds")
     with more_descriptors(50):
@@ -170,7 +224,7 @@ def test_collections_add_up_to_the_interpreters() -> None:
 
 
 def test_the_start_time_is_constant() -> None:
-    """It is computed once: a change of the clock must not move it."""
+    """A change of the clock does not move the start time, which is computed once."""
     tap = ProcessTap("p")
 
     assert len({value(tap, "start_time_seconds") for _ in range(5)}) == 1
@@ -184,7 +238,9 @@ def test_without_procfs_other_families_remain(tmp_path: Path) -> None:
         "cpu_seconds_total",
         "max_fds",
         "gc_collections_total",
+        "gc_collected_total",
         "gc_uncollectable_total",
+        "python_info",
     }
 
 
@@ -205,8 +261,8 @@ def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
     assert value(tap, "threads") == value(ProcessTap("p"), "threads")
 
 
-def test_where_the_kernel_does_not_count_descriptors_are_listed_seldom(tmp_path: Path) -> None:
-    """As before Linux 6.2: a size that a listing contradicts is never used."""
+def test_descriptors_are_rarely_listed_where_the_kernel_does_not_count_them(tmp_path: Path) -> None:
+    """A size that a listing contradicts, as before Linux 6.2, is never used."""
     (tmp_path / "fd").mkdir()
     names = [tmp_path / "fd" / str(number) for number in range(9)]
     for name in names[:5]:
@@ -261,7 +317,7 @@ if child == 0:
     gc.collect()
     name = f"p/{os.getpid()}"
     mine = numbers()
-    assert {key[-1] for key in mine} == {name}, mine
+    assert {key[-1] for key in mine if "python" not in key[0]} == {name}, mine
     assert mine["cpu_seconds_total", name] < 0.1, mine
     assert mine["gc_collections_total", "2", name] == 1, mine
     assert mine["threads", name] == 1, mine
@@ -275,13 +331,98 @@ assert after["gc_collections_total", "2", "p"] == 1, after
 
 def test_a_forked_child_reports_itself() -> None:
     """The child starts from zero under its own name; the parent is unaffected."""
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False)
+    run_python(FORK)
 
-    assert (done.returncode, done.stderr) == (0, "")
+
+@contextlib.contextmanager
+def busy_children(*names: str) -> Iterator[Sequence[BaseProcess]]:
+    """Run children of multiprocessing, started as vLLM starts its workers, that never end by themselves."""
+    context = multiprocessing.get_context("spawn")
+    started = [context.Process(target=sum, args=(range(10**12),), name=name) for name in names]
+    for child in started:
+        child.start()
+    try:
+        yield started
+    finally:
+        for child in started:
+            child.kill()
+            child.join()
+
+
+def by_process(families: list[Family]) -> str:
+    """Return the process of some families."""
+    return processes(families[0])[0]
+
+
+def test_workers_are_read_from_outside() -> None:
+    """Each worker is a process by its number; other children are not read, nor workers that ended."""
+    cpu = 0.0
+    with busy_children("VllmWorker-0", "VllmWorker-11", "Other") as (_, second, _):
+        taps = WorkerTaps("VllmWorker-")
+        deadline = time.monotonic() + 30
+        while cpu < 0.2:
+            assert time.monotonic() < deadline
+            families = dict(
+                zip(("worker0", "worker11"), sorted(taps.families(), key=by_process), strict=True)
+            )
+            cpu += values(families["worker11"]).get(("cpu_seconds_total",), 0.0)
+        found = {name: values(some) for name, some in families.items()}
+        fields = Path(f"/proc/{second.pid}/stat").read_text().rpartition(")")[2].split()
+        second.kill()
+        second.join()
+        left = taps.families()
+
+    assert {processes(family) for some in families.values() for family in some} == {
+        ("worker0",),
+        ("worker11",),
+    }
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert 0.2 <= cpu <= (int(fields[11]) + int(fields[12])) / ticks
+    for numbers in found.values():
+        assert numbers["open_fds",] > 0
+        assert numbers["max_fds",] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert numbers["threads",] >= 1
+        assert numbers["virtual_memory_bytes",] > numbers["resident_memory_bytes",] > 1 << 20
+        assert numbers["start_time_seconds",] == pytest.approx(time.time(), abs=60)
+        assert numbers.keys().isdisjoint({("python_info",), ("gc_collections_total", "0")})
+    assert [processes(some[0]) for some in left] == [("worker0",)]
+    assert taps.families() == []
+
+
+def test_descriptors_of_a_child_are_all_its_own() -> None:
+    """The descriptor of a listing is the reader's, not the child's."""
+    with busy_children("VllmWorker-0") as (child,):
+        tap = ProcessTap("p", pid=child.pid or 0)
+        deadline = time.monotonic() + 30
+        # A child that is starting opens and closes files.
+        while value(tap, "open_fds") != len([*Path(f"/proc/{child.pid}/fd").iterdir()]):
+            assert time.monotonic() < deadline
+
+
+WORKERS_AFTER_A_FORK = """
+import multiprocessing, os, time
+from sidestep_adapters.publisher.process_metrics import WorkerTaps
+
+worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="w0")
+worker.start()
+taps = WorkerTaps("w")
+assert len(taps.families()) == 1
+child = os.fork()
+if child == 0:
+    os._exit(len(taps.families()))
+assert os.waitpid(child, 0)[1] == 0
+assert len(taps.families()) == 1
+worker.kill()
+"""
+
+
+def test_a_forked_child_does_not_read_its_parents_workers() -> None:
+    """They would be in the same series twice."""
+    run_python(WORKERS_AFTER_A_FORK)
 
 
 def test_a_call_costs_little() -> None:
-    """It runs once a second inside an engine; 30 us here, the limit is for slow machines."""
+    """A call runs once a second inside an engine: 30 us on an idle machine, 2 ms at most."""
     tap = ProcessTap("p")
     tap.families()
     with more_descriptors(500):

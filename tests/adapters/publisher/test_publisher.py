@@ -1,11 +1,9 @@
-"""The publisher over real sockets, with real exporters that come and go."""
+"""The publisher over real sockets, with real exporters that start and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,15 +14,20 @@ import pytest
 
 from exporters import Start, until
 from publishers_of_one import ENGINE, publisher, step
+from python_programs import run_python
 from sidestep.app import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
-from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.publisher import (
+    FLUSH_INTERVAL,
+    FLUSH_RECORDS,
+    MAX_INTERVALS,
+    Publisher,
+    next_interval,
+)
 from sidestep_adapters.publisher.queue import QUEUE_ITEMS
 from sidestep_adapters.vllm.stats import VllmTap
-
-SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def generated(exporter: Exporter) -> int:
@@ -51,7 +54,7 @@ async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_pa
     one = publisher(f"ipc://{tmp_path}/ingest.ipc")
     for _ in range(100):
         one.push(step())
-    await asyncio.sleep(0.1)
+    await until(lambda: one.queued == 0)
     async with start() as exporter:
         await until(lambda: generated(exporter) == 100)
         await asyncio.to_thread(one.close)
@@ -70,8 +73,24 @@ async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
         await asyncio.to_thread(one.close)
 
 
+async def test_a_refusals_control_characters_stay_out_of_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exporter's detail repeats what it received; a terminal must not obey it."""
+    named = EngineInfo("e", "vllm", bounds={"a\n\x1b[31mERROR \u202e": [2.0, 1.0]})
+    async with start() as exporter:
+        one = Publisher(exporter.endpoints[0], "s", [named])
+        one.push(step())
+        await until(lambda: "refuses the stream: bad_schema" in caplog.text)
+        await asyncio.to_thread(one.close, 0.1)
+
+    (line,) = [record.getMessage() for record in caplog.records if "refuses" in record.msg]
+    assert line.isprintable()
+    assert "a??[31mERROR ? must increase strictly" in line
+
+
 async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
-    """It is unknown before the first answer; a change reaches an idle engine, too."""
+    """The rate is unknown before the first answer; a change reaches an idle engine, too."""
     async with start(kv_sample_rate="0.25") as exporter:
         one = publisher(exporter.endpoints[0])
         assert one.kv_sample_rate is None
@@ -99,17 +118,72 @@ def test_push_makes_no_call_that_could_block(tmp_path: Path) -> None:
     item = step()
     called: list[str] = []
 
-    def note(_: object, event: str, what: object) -> None:
+    def record(_: object, event: str, what: object) -> None:
         if event == "c_call":
             called.append(getattr(what, "__qualname__", repr(what)))
 
-    sys.setprofile(note)
+    sys.setprofile(record)
     one.push(item)
     _ = one.kv_sample_rate
     sys.setprofile(None)
     one.close(timeout=0.1)
 
     assert set(called) <= {"len", "deque.append", "setprofile"}
+
+
+def voluntary_switches(thread: str) -> int:
+    """Return how often the thread of this process has given up the processor by itself."""
+    (found,) = (t for t in threading.enumerate() if t.name == thread)
+    status = Path(f"/proc/self/task/{found.native_id}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
+    return int(line.split()[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads procfs")
+async def test_small_steps_wake_the_publisher_seldom(start: Start) -> None:
+    """At 100 steps a second there are about four frames a second, and hardly more wakes."""
+    seconds = 3.0
+    async with start() as exporter:
+        one = Publisher(exporter.endpoints[0], "s", [ENGINE])
+        await until(lambda: one.connected)
+        one.push(step())
+        await until(lambda: generated(exporter) == 1)
+        frames = exporter.metrics.value("sidestep_messages_total", "batch")
+        wakes = voluntary_switches("sidestep-publisher")
+        began = time.monotonic()
+        pushed = 1
+        while (passed := time.monotonic() - began) < seconds:
+            # On a machine that is too slow for the rate, steps that are late are left out.
+            one.push(step())
+            pushed += 1
+            await asyncio.sleep(0.01)
+        frames = exporter.metrics.value("sidestep_messages_total", "batch") - frames
+        wakes = voluntary_switches("sidestep-publisher") - wakes
+        await until(lambda: generated(exporter) == pushed)
+        await asyncio.to_thread(one.close)
+
+    flushes = passed / (MAX_INTERVALS * FLUSH_INTERVAL)
+    assert frames <= flushes + 2
+    assert wakes <= 4 * flushes
+
+
+@pytest.mark.parametrize(
+    ("interval", "records", "expected"),
+    [
+        (FLUSH_INTERVAL, 0, MAX_INTERVALS * FLUSH_INTERVAL),
+        (FLUSH_INTERVAL, 10, MAX_INTERVALS * FLUSH_INTERVAL),
+        (MAX_INTERVALS * FLUSH_INTERVAL, 50, MAX_INTERVALS * FLUSH_INTERVAL),
+        (MAX_INTERVALS * FLUSH_INTERVAL, 2 * FLUSH_RECORDS, MAX_INTERVALS * FLUSH_INTERVAL / 2),
+        (FLUSH_INTERVAL, FLUSH_RECORDS, FLUSH_INTERVAL),
+        (MAX_INTERVALS * FLUSH_INTERVAL, QUEUE_ITEMS, FLUSH_INTERVAL),
+    ],
+)
+def test_a_flush_waits_for_some_records_but_not_for_long(
+    interval: float, records: int, expected: float
+) -> None:
+    """A flush comes after 250 ms while little is recorded, and every 50 ms while much is."""
+    assert MAX_INTERVALS * FLUSH_INTERVAL == 0.25
+    assert next_interval(interval, records, FLUSH_INTERVAL) == pytest.approx(expected)
 
 
 def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +228,7 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
 
 
 async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) -> None:
-    """It is counted and reported to the exporter; later items arrive."""
+    """The failure is counted and reported to the exporter; later items arrive."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         bad = step()
@@ -203,7 +277,6 @@ async def test_two_processes_of_one_name_do_not_mix(start: Start) -> None:
 
 FORK = """
 import os, sys, time
-sys.path.insert(0, sys.argv[2])
 from publishers_of_one import publisher, step
 one = publisher(sys.argv[1])
 one.push(step(1))
@@ -228,11 +301,7 @@ sys.exit(0)
 async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
     """The parent's queue and socket are untouched; both processes count."""
     async with start() as exporter:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", FORK, exporter.endpoints[0], str(SUPPORT),
-            env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-        )  # fmt: skip
-        assert await process.wait() == 0
+        await asyncio.to_thread(run_python, FORK, exporter.endpoints[0])
         await until(lambda: generated(exporter) == 111)
 
         assert len(exporter.ingest.intake.receiver.streams) == 2
@@ -240,17 +309,13 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
 
 def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
     """A process whose exporter never started exits at once, through atexit."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from publishers_of_one import publisher, step\n"
-        "one = publisher(sys.argv[1]); one.push(step())\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code, f"ipc://{tmp_path}/x.ipc", str(SUPPORT)],
-        check=True,
-        timeout=20,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-    )
+    program = """
+        import sys
+        from publishers_of_one import publisher, step
+        one = publisher(sys.argv[1])
+        one.push(step())
+    """
+    run_python(program, f"ipc://{tmp_path}/x.ipc")
 
 
 def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
@@ -262,10 +327,26 @@ def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
     assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
 
 
+async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
+    """The publisher thread sends what is queued and closes the stream; a further call only waits."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: one.connected)
+        one.push(step())
+        # On the exporter's own event loop: a call that waited would keep it from answering.
+        one.close(wait=False)
+        await until(lambda: generated(exporter) == 1)
+        (engine,) = exporter.registry.engines.values()
+        await until(lambda: not engine.streams)
+        one.close()
+
+    assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_bug_in_the_publisher_is_contained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted, logged once a minute, and the thread continues."""
+    """Errors are counted and logged once a minute, and the thread continues."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("bug")

@@ -78,10 +78,11 @@ async def test_front_ends_and_engines_are_distinguished(start: Start, tmp_path: 
 
 
 async def test_real_speed_keeps_the_recorded_times(start: Start, tmp_path: Path) -> None:
-    """A second of recording takes a second."""
+    """A second between two items takes a second; the minute before the first item is skipped."""
     described = {"engine_indexes": [0], "model": "tiny", "max_model_len": 64}
     file = tmp_path / "iterations.jsonl"
-    file.write_text(line("__init__", 1, 5.0, **described) + record(1, 6.0, 0, 1, running=1))
+    records = [record(1, at, 0, 1, running=1) for at in (65.0, 66.0)]
+    file.write_text(line("__init__", 1, 5.0, **described) + "".join(records))
 
     async with start() as exporter:
         player = Replay(file, exporter.endpoints[0], realtime=True, namespace="ns")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -15,17 +16,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from exporters import SPEC_RUN, Start, page_of_engine, until
+from exporters import MAIN_RUN, SPEC_RUN, Start, page_of_engine, until
 from fronts import Authority
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
 from sidestep.app import Exporter
-from sidestep.config import poll_state
 from sidestep.errors import ConfigError
 from sidestep_adapters.recording.replay import Replay
-from sidestep_adapters.scrape import http_client, poller
+from sidestep_adapters.scrape import http_client, poll_state, poller
 
+VLLM = Path(__file__).parents[3] / "docs" / "vllm.md"
 TRITON = page_of_engine("page_triton")
 PROMTOOL = shutil.which("promtool")
 FAST = "interval=0.05"
@@ -97,14 +98,16 @@ async def test_a_scraped_page_is_on_the_exporters(start: Start) -> None:
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
 async def test_promtool_reads_the_whole_page(start: Start) -> None:
     """Two targets have the same series, one has invalid ones, and an engine pushes."""
-    lies = '# TYPE nv_cpu_utilization counter\nnv_cpu_utilization 1\nno line\nvllm:x{a="\\q"} 1\n'
-    lies += "# TYPE vllm:e2e_request_latency_seconds_count gauge\nvllm:e2e_request_latency_seconds_count 1\n"
-    async with polled(page(TRITON)) as server, polled(page(lies)) as liar:
-        targets = (server.url, f"{server.url}?b,label.pod=b", liar.url)
+    invalid = (
+        '# TYPE nv_cpu_utilization counter\nnv_cpu_utilization 1\nno line\nvllm:x{a="\\q"} 1\n'
+    )
+    invalid += "# TYPE vllm:e2e_request_latency_seconds_count gauge\nvllm:e2e_request_latency_seconds_count 1\n"
+    async with polled(page(TRITON)) as server, polled(page(invalid)) as invalid_server:
+        targets = (server.url, f"{server.url}?b,label.pod=b", invalid_server.url)
         async with start(scrape=targets) as exporter:
             player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="test")
             await asyncio.to_thread(player.run)
-            await until(lambda: number(exporter, "ok", liar) > 0)
+            await until(lambda: number(exporter, "ok", invalid_server) > 0)
             text = await scraped(exporter, server)
     done = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
         [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, check=False
@@ -115,7 +118,7 @@ async def test_promtool_reads_the_whole_page(start: Start) -> None:
     left_out = {
         dict(labels)["reason"]: value
         for (name, labels, _), value in samples(text).items()
-        if name == "sidestep_scrape_left_out_samples" and ("target", liar.url) in labels
+        if name == "sidestep_scrape_left_out_samples" and ("target", invalid_server.url) in labels
     }
     assert left_out == {"bad_line": "2.0", "other_target": "1.0", "ours": "1.0"}
 
@@ -125,7 +128,7 @@ async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
     native = page_of_engine("page_spec")
 
     def families(text: str) -> list[bool]:
-        """Whether each is the page's."""
+        """Return True for each family of the scraped page."""
         return ['pod="a"' in line for line in text.splitlines() if line.startswith(names)]
 
     names = (
@@ -148,6 +151,34 @@ async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
     assert "http_requests_total" in after
 
 
+async def test_http_families_of_vllm_by_the_documented_flag(start: Start) -> None:
+    """Beside a connected engine, vLLM's page adds exactly those; what is left out is counted."""
+    (options,) = re.findall(r"--scrape http://127.0.0.1:8000/metrics(\S*)", VLLM.read_text())
+    native = page_of_engine("page_main")
+    async with (
+        polled(page(native)) as server,
+        start(scrape=(f"{server.url}{options},label.pod=a",)) as exporter,
+    ):
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        found = samples(await scraped(exporter, server))
+    added = {
+        (name, labels - {("pod", "a")}): value
+        for (name, labels, _), value in found.items()
+        if ("pod", "a") in labels
+    }
+    of_vllm = {(name, labels): value for (name, labels, _), value in samples(native).items()}
+    left_out = {
+        dict(labels)["reason"]: float(value)
+        for (name, labels, _), value in found.items()
+        if name == "sidestep_scrape_left_out_samples"
+    }
+
+    assert added == {key: value for key, value in of_vllm.items() if key[0].startswith("http_")}
+    assert {"http_requests", "http_request_duration_seconds_bucket"} <= {name for name, _ in added}
+    assert left_out == {"ours": len(of_vllm) - len(added)}
+
+
 WRONG = [
     (page("<html>Log in</html>", kind="text/html"), "bad_answer"),
     (page("<html>Log in</html>"), "bad_answer"),
@@ -168,7 +199,7 @@ async def test_an_invalid_page_hides_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is hidden at once, and the log has one line a minute."""
+    """A target with an invalid page is hidden at once, and the log has one line a minute."""
     monkeypatch.setattr(http_client, "MAX_BODY_BYTES", 1 << 20)
     caplog.set_level("INFO")
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
@@ -178,15 +209,46 @@ async def test_an_invalid_page_hides_the_last_one(
         await until(lambda: number(exporter, outcome, server) > 2)
         assert state(text) == "down"
         server.says = page(TRITON)
-        text = await shows(exporter, lambda text: "nv_" in text)
+        await shows(exporter, lambda text: "nv_" in text and state(text) == "up")
 
-    assert state(text) == "up"
     lines = [r.getMessage() for r in caplog.records if r.name == poller.__name__]
     assert [line.startswith(f"{server.url}: {outcome}: ") for line in lines] == [False, True]
 
 
+async def test_a_query_is_sent_and_stands_in_no_label_and_no_log_line(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query may be a token; targets that differ in nothing else are numbered."""
+    caplog.set_level("INFO")
+    async with polled(page("a 1\n")) as server:
+        urls = [f"{server.url}?token=s3cret", f"{server.url}?token=s3cret&part=2"]
+        async with start(scrape=[f"{url},{FAST}" for url in urls]) as exporter:
+            names = [f"{server.url}?***", f"{server.url}?*** #2"]
+
+            def all_have(outcome: str) -> bool:
+                polls = "sidestep_scrape_polls_total"
+                return all(exporter.metrics.value(polls, name, outcome) > 0 for name in names)
+
+            await until(lambda: all_have("ok"))
+            server.says = raw(b"no http\r\n\r\n")
+            await until(lambda: all_have("bad_answer"))
+            text = await get(exporter.url)
+
+    assert {head.split()[1] for head in server.heads} == {
+        "/metrics?token=s3cret",
+        "/metrics?token=s3cret&part=2",
+    }
+    assert "s3cret" not in text
+    targets = {dict(labels).get("target") for _, labels, _ in samples(text)}
+    assert targets == {None, *names}
+    lines = [r.getMessage() for r in caplog.records if r.name == poller.__name__]
+    for name in names:
+        assert [line.startswith(f"{name}: ") for line in lines].count(True) == 2
+    assert "s3cret" not in caplog.text
+
+
 async def test_an_unreachable_target_is_hidden_at_once(start: Start) -> None:
-    """It returns with the first response."""
+    """An unreachable target's series return with its first response."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
@@ -238,8 +300,8 @@ async def test_one_request_at_a_time(start: Start) -> None:
     async with polled(slowly) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
         await until(lambda: number(exporter, "ok", server) >= 3)
         server.says = page("a 1\n")
-        asked, since = len(server.asked), time.monotonic()
-        await until(lambda: len(server.asked) >= asked + 8)
+        asked, since = len(server.heads), time.monotonic()
+        await until(lambda: len(server.heads) >= asked + 8)
         took = time.monotonic() - since
 
     assert most == 1
@@ -255,7 +317,7 @@ async def test_targets_are_independent(start: Start) -> None:
     ):
         await until(lambda: number(exporter, "ok", server) >= 5)
         assert "nv_" in await get(exporter.url)
-        assert len(dead.asked) == 1
+        assert len(dead.heads) == 1
 
 
 async def test_the_event_loop_is_not_blocked(start: Start) -> None:
@@ -282,7 +344,7 @@ async def test_the_event_loop_is_not_blocked(start: Start) -> None:
 
 
 async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
-    """It uses a private CA, a client certificate and a token."""
+    """A target is scraped with a private CA, a client certificate and a token."""
     authority = Authority(tmp_path)
     authority.ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(
         tmp_path / "client.pem"
@@ -298,7 +360,7 @@ async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
             text = await scraped(exporter, server)
 
     assert samples(triton(text)) == samples(TRITON)
-    assert "Authorization: Bearer s3cret\r\n" in server.asked[0]
+    assert "Authorization: Bearer s3cret\r\n" in server.heads[0]
     assert "s3cret" not in text
 
 
@@ -315,19 +377,19 @@ async def test_memory_is_released_when_short(start: Start) -> None:
 
 
 async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
-    """Unchanged responses allocate nothing."""
+    """Unchanged responses are not parsed again."""
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
         await scraped(exporter, server)
-        version = exporter.passthrough.version
+        before = [family.parts for family in exporter.passthrough.families()]
         polls = number(exporter, "ok", server)
         await until(lambda: number(exporter, "ok", server) > polls + 3)
 
-        assert exporter.passthrough.version == version
+        assert [family.parts for family in exporter.passthrough.families()] == before
 
 
 @pytest.mark.parametrize("option", ["header.a=@/none", "ca=/none", "cert=/none"])
 async def test_a_missing_file_is_one_error_line(start: Start, option: str) -> None:
-    """It precedes serving."""
+    """The exporter refuses to start, with one line, if a file of a target is missing."""
     with pytest.raises(
         ConfigError, match=r"^--scrape https://h/metrics: cannot read /none: No such"
     ):
@@ -342,11 +404,11 @@ async def test_a_redirect_is_not_followed(start: Start) -> None:
         async with polled(moved) as server, start(scrape=(f"{server.url},header.a=b",)) as exporter:
             await until(lambda: number(exporter, "http_302", server) > 0)
 
-    assert elsewhere.asked == []
+    assert elsewhere.heads == []
 
 
 async def test_an_aiohttp_server_is_scraped(start: Start) -> None:
-    """It sends its page in pieces."""
+    """A page that a server sends in chunks is read."""
 
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/plain"})

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.engines.items import Item, decode_item, encode_item
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, encode_item
 from sidestep.protocol.limits import (
     MAX_ITEM_BYTES,
     MAX_LABEL_CHARS,
@@ -20,7 +21,7 @@ from sidestep.protocol.limits import (
 )
 from sidestep.protocol.self_described import Sample, Samples
 from sidestep_adapters.sglang import deferred_metrics as module
-from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics
 from sidestep_adapters.sglang.metric_stubs import ForwardingChildStub, MetricStub
 
 NAMES = ("model", "rank", "mode")
@@ -53,7 +54,7 @@ class Bench:
         """Return the items of all recorded calls, as the exporter decodes them."""
         found: list[Item] = []
         while self.deferred:
-            found += [decode_item(encode_item(item)) for item in self.deferred.items()]
+            found += [DIALECTS.decode(encode_item(item)) for item in self.deferred.items()]
         return found
 
     def samples(self) -> list[Sample]:
@@ -139,7 +140,7 @@ def test_gauges_are_part_of_the_current_state(bench: Bench) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e15])
 def test_an_invalid_gauge_value_has_no_sample(bench: Bench, value: float) -> None:
-    """It is left out of items and of the current state, and is no failure."""
+    """The value is left out of items and of the current state, and is no failure."""
     stub = bench.stub("gauge", ())
     stub.set(value)
 
@@ -166,7 +167,7 @@ def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, 1 << 63, 10**400])
 def test_an_invalid_increment_drops_only_itself(bench: Bench, value: Any) -> None:
-    """It is counted as a failure; the other calls are sent."""
+    """The call is counted as a failure; the other calls are sent."""
     stub = bench.stub("counter", ())
     stub.inc(1)
     stub.inc(value)
@@ -283,15 +284,17 @@ def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
 
 
 def test_a_failing_source_affects_no_other(bench: Bench) -> None:
-    """It may fail when a call is added or when items are made."""
+    """Failures to add a call and to make items are counted."""
 
-    class Broken(MetricSource):
+    class Broken:
         def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
             if value:
                 raise RuntimeError("bug")
 
         def items(self, now: float) -> list[Item]:  # noqa: ARG002
             raise RuntimeError("bug")
+
+        current_state = items
 
     record = bench.deferred.recorder(Broken())
     stub = bench.stub("counter", ())
@@ -405,7 +408,7 @@ def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
 
 
 def test_other_attributes_come_from_the_engines_object(bench: Bench) -> None:
-    """This holds for families in both modes, and for children in mode beside."""
+    """Families in both modes and children in mode beside have the attributes of the engine's object."""
     native = natives()["histogram"]
     for beside in (True, False):
         stub = bench.stub("histogram", native=native, beside=beside)

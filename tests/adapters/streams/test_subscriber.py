@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -37,6 +38,14 @@ def spec(publisher: Publisher, **more: str) -> str:
     options = {"replay": publisher.replay, **more}
     given = "".join(f",{name}={text}" for name, text in options.items() if text)
     return f"kv-events={publisher.endpoint}{given}"
+
+
+@asynccontextmanager
+async def subscribed(start: Start, publisher: Publisher, **more: str) -> AsyncIterator[Exporter]:
+    """Run an exporter that is connected to ``publisher``."""
+    async with start(subscribe=(spec(publisher, **more),), kv_sample_rate="1") as exporter:
+        await until(lambda: publisher.subscribed)
+        yield exporter
 
 
 def message(stamp: float, *events: tuple[str, list[int]]) -> bytes:
@@ -100,9 +109,9 @@ async def test_replays_make_up_for_losses(start: Start, tmp_path: Path) -> None:
             await until(lambda: whole.subscribed)
             await until(lambda: holes.subscribed)
             for number, one in enumerate(messages):
-                whole.say(one)
+                whole.publish(one)
                 last = number == len(messages) - 1
-                holes.say(one, copies=int(last or random.random() >= 0.01))
+                holes.publish(one, copies=int(last or random.random() >= 0.01))
                 if number % 50 == 0:
                     await until(lambda number=number: sample(exporter, STORED) > number)  # type: ignore[misc]
             await until(lambda: counted(exporter, "messages", whole) == len(messages))
@@ -123,12 +132,11 @@ async def test_replays_make_up_for_losses(start: Start, tmp_path: Path) -> None:
 
 async def test_a_gap_without_a_replay_socket_is_counted(start: Start, publisher: Publisher) -> None:
     """Block lifetimes are discarded, and resident blocks are unknown."""
-    async with start(subscribe=(spec(publisher, replay=""),), kv_sample_rate="1") as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1, 2))
+    async with subscribed(start, publisher, replay="") as exporter:
+        publisher.publish(stored(1, 2))
         await until(lambda: sample(exporter, RESIDENT) == 2)
-        publisher.say(stored(3), copies=0)
-        publisher.say(stored(4))
+        publisher.publish(stored(3), copies=0)
+        publisher.publish(stored(4))
         await until(lambda: counted(exporter, "lost_messages", publisher) == 1)
         await until(lambda: sample(exporter, STORED) == 3)
 
@@ -138,41 +146,33 @@ async def test_a_gap_without_a_replay_socket_is_counted(start: Start, publisher:
         assert publisher.asked == []
 
 
-async def test_a_late_start_gets_retained_messages(start: Start, publisher: Publisher) -> None:
-    """They arrive before any live message."""
+@pytest.mark.parametrize("kept", [10_000, 10])
+async def test_a_late_start_gets_retained_messages(
+    start: Start, publisher: Publisher, kept: int
+) -> None:
+    """They arrive before any live message; after dropped ones, resident blocks are unknown."""
+    publisher.kept = kept
     for number in range(30):
-        publisher.say(stored(number))
+        publisher.publish(stored(number))
+    retained = min(kept, 30)
     async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: sample(exporter, STORED) == 30)
+        await until(lambda: sample(exporter, STORED) == retained)
 
-        assert sample(exporter, RESIDENT) == 30
-        assert counted(exporter, "replayed_messages", publisher) == 30
+        assert list(samples(exporter, RESIDENT).values()) == ([30] if retained == 30 else [])
+        assert counted(exporter, "replayed_messages", publisher) == retained
         assert counted(exporter, "lost_messages", publisher) == 0
         assert publisher.asked[0] == 0
 
 
-async def test_a_late_start_after_dropped_messages(start: Start, publisher: Publisher) -> None:
-    """Earlier blocks may exist: resident blocks are unknown, and nothing is lost."""
-    publisher.kept = 10
-    for number in range(30):
-        publisher.say(stored(number))
-    async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: sample(exporter, STORED) == 10)
-
-        assert samples(exporter, RESIDENT) == {}
-        assert counted(exporter, "lost_messages", publisher) == 0
-
-
 async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
     """Its numbers and its cache start again; missed messages are replayed."""
-    async with start(subscribe=(spec(publisher),), kv_sample_rate="1") as exporter:
-        await until(lambda: publisher.subscribed)
+    async with subscribed(start, publisher) as exporter:
         for number in range(5):
-            publisher.say(stored(number))
+            publisher.publish(stored(number))
         await until(lambda: sample(exporter, RESIDENT) == 5)
         publisher.restart()
         for number in range(3):
-            publisher.say(stored(number, stamp=5.0))
+            publisher.publish(stored(number, stamp=5.0))
         await until(lambda: sample(exporter, STORED) == 8)
         await until(lambda: sample(exporter, RESIDENT) == 3)
 
@@ -187,9 +187,8 @@ async def test_a_silent_restart_shows_with_the_connection(
     start: Start, publisher: Publisher
 ) -> None:
     """The new process has an empty cache and sends nothing."""
-    async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1, 2))
+    async with subscribed(start, publisher) as exporter:
+        publisher.publish(stored(1, 2))
         await until(lambda: sample(exporter, RESIDENT) == 2)
         publisher.restart()
         await until(lambda: counted(exporter, "restarts", publisher) == 1)
@@ -199,19 +198,18 @@ async def test_a_silent_restart_shows_with_the_connection(
 
 async def test_a_publisher_repeats(start: Start, publisher: Publisher) -> None:
     """Each message counts once."""
-    async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: publisher.subscribed)
+    async with subscribed(start, publisher) as exporter:
         for number in range(20):
-            publisher.say(stored(number), copies=1 + number % 3)
-        publisher.say(stored(3), seq=3)
-        publisher.say(stored(99), seq=20)
+            publisher.publish(stored(number), copies=1 + number % 3)
+        publisher.publish(stored(3), seq=3)
+        publisher.publish(stored(99), seq=20)
         await until(lambda: sample(exporter, STORED) == 21)
 
         assert counted(exporter, "duplicate_messages", publisher) >= 20
         assert counted(exporter, "restarts", publisher) == 0
 
 
-LIES: list[tuple[str, list[bytes], str]] = [
+INVALID: list[tuple[str, list[bytes], str]] = [
     ("one frame", [b"kv"], "bad_frame"),
     ("no number", [b"kv", b"", b""], "bad_frame"),
     ("a long number", [b"kv", bytes(9), b""], "bad_frame"),
@@ -226,18 +224,17 @@ LIES: list[tuple[str, list[bytes], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("frames", "reason"), [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES]
+    ("frames", "reason"), [case[1:] for case in INVALID], ids=[case[0] for case in INVALID]
 )
 async def test_an_invalid_message_is_counted_and_dropped(
     start: Start, publisher: Publisher, frames: list[bytes], reason: str
 ) -> None:
     """The stream continues."""
-    async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1))
+    async with subscribed(start, publisher, replay="") as exporter:
+        publisher.publish(stored(1))
         publisher.send(*frames)
         await until(lambda: rejected(exporter, reason) == 1)
-        publisher.say(stored(2), seq=2)
+        publisher.publish(stored(2), seq=2)
         await until(lambda: sample(exporter, STORED) == 2)
 
         assert rejected(exporter, "bug") == 0
@@ -248,13 +245,12 @@ async def test_an_oversized_frame_ends_the_connection(
 ) -> None:
     """The publisher is reconnected after a while."""
     monkeypatch.setattr(subscriber, "RECONNECT_AFTER", 0.2)
-    async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1))
+    async with subscribed(start, publisher, replay="") as exporter:
+        publisher.publish(stored(1))
         await until(lambda: sample(exporter, STORED) == 1)
         publisher.send(b"kv", bytes(8), bytes(MAX_BYTES + 1))
         await until(lambda: publisher.subscribed)
-        publisher.say(stored(2))
+        publisher.publish(stored(2))
         await until(lambda: sample(exporter, STORED) == 2)
 
 
@@ -263,12 +259,11 @@ async def test_a_replay_that_never_starts_times_out(
 ) -> None:
     """The stream continues without the missing messages."""
     monkeypatch.setattr(sequence, "REPLAY_TIMEOUT", 0.2)
-    away = spec(publisher, replay=f"{publisher.replay}-away")
-    async with start(subscribe=(away,)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1))
-        publisher.say(stored(2), copies=0)
-        publisher.say(stored(3))
+    away = f"{publisher.replay}-away"
+    async with subscribed(start, publisher, replay=away) as exporter:
+        publisher.publish(stored(1))
+        publisher.publish(stored(2), copies=0)
+        publisher.publish(stored(3))
         await until(lambda: sample(exporter, STORED) == 2)
 
         assert counted(exporter, "lost_messages", publisher) == 1
@@ -278,11 +273,10 @@ async def test_waiting_messages_are_discarded_when_memory_is_short(
     start: Start, publisher: Publisher
 ) -> None:
     """Missing messages are replayed afterwards."""
-    async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1))
+    async with subscribed(start, publisher) as exporter:
+        publisher.publish(stored(1))
         await until(lambda: sample(exporter, STORED) == 1)
-        publisher.say(stored(2), copies=0)
+        publisher.publish(stored(2), copies=0)
         exporter.ingest._sources.cut()
         await until(lambda: sample(exporter, STORED) == 2)
 
@@ -298,14 +292,14 @@ async def test_an_exporter_resumes_where_it_stopped(
     async with start(**flags) as exporter:
         await until(lambda: publisher.subscribed)
         for number in range(5):
-            publisher.say(stored(number))
+            publisher.publish(stored(number))
         await until(lambda: sample(exporter, STORED) == 5)
     for number in range(5, 15):
-        publisher.say(stored(number))
+        publisher.publish(stored(number))
     publisher.kept = kept
     async with start(**flags) as exporter:
         await until(lambda: sample(exporter, STORED) == 5 + min(kept, 10))
-        publisher.say(stored(15))
+        publisher.publish(stored(15))
         await until(lambda: sample(exporter, STORED) == 6 + min(kept, 10))
 
         assert counted(exporter, "lost_messages", publisher) == max(10 - kept, 0)
@@ -316,13 +310,12 @@ async def test_nothing_is_applied_while_a_snapshot_is_made(
     start: Start, publisher: Publisher
 ) -> None:
     """Messages wait, and count afterwards."""
-    async with start(subscribe=(spec(publisher),)) as exporter:
-        await until(lambda: publisher.subscribed)
-        publisher.say(stored(1))
+    async with subscribed(start, publisher) as exporter:
+        publisher.publish(stored(1))
         await until(lambda: sample(exporter, STORED) == 1)
         async with exporter.ingest.held():
             for number in range(2, 9):
-                publisher.say(stored(number))
+                publisher.publish(stored(number))
             ticks = exporter.ingest.lag._recent
             seen = len(ticks)
             await until(lambda: len(exporter.ingest.lag._recent) >= min(seen + 4, 18))
@@ -362,8 +355,8 @@ async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
         async with start(subscribe=(f"kv-events={base}0-1,model=m",)) as exporter:
             await until(lambda: first.subscribed)
             await until(lambda: second.subscribed)
-            first.say(msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, []]]]))
-            second.say(msgspec.msgpack.encode([1.0, [["BlockStored", [1, 2], None, []]]]))
+            first.publish(msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, []]]]))
+            second.publish(msgspec.msgpack.encode([1.0, [["BlockStored", [1, 2], None, []]]]))
             await until(lambda: sample(exporter, STORED) == 3)
 
             assert samples(exporter, STORED) == {
@@ -377,7 +370,7 @@ async def test_topics_are_filtered_by_prefix(start: Start, publisher: Publisher)
     async with start(subscribe=(spec(publisher, topic="kv", replay=""),)) as exporter:
         await until(lambda: bool(publisher.socket.poll(0)))
         publisher.send(b"load", bytes(8), stored(1, 2, 3))
-        publisher.say(stored(4))
+        publisher.publish(stored(4))
         await until(lambda: sample(exporter, STORED) == 1)
 
 

@@ -47,10 +47,10 @@ class Counting(FakeTriton):
 
 
 @contextlib.asynccontextmanager
-async def downstream(where: str, upstream: Exporter, home: Path) -> AsyncIterator[Process]:
-    """Run an exporter without a page that polls ``where``; kill it in the end."""
+async def downstream(host: str, upstream: Exporter, home: Path) -> AsyncIterator[Process]:
+    """Run an exporter without a page that polls ``host``; kill it in the end."""
     arguments = {
-        "triton": f"grpc://{where},interval=0.05",
+        "triton": f"grpc://{host},interval=0.05",
         "forward": upstream.endpoints[0],
         "forward.interval": 0.1,
         "forward.source": "pod-1",
@@ -85,8 +85,8 @@ async def test_counts_and_state_arrive_upstream(start: Start, tmp_path: Path) ->
     """They have the labels added on the way; a stopped server is down, and returns with more."""
     triton = Counting()
     async with start() as upstream, contextlib.AsyncExitStack() as stack:
-        async with serving(triton) as where:
-            made = await stack.enter_async_context(downstream(where, upstream, tmp_path))
+        async with serving(triton) as host:
+            made = await stack.enter_async_context(downstream(host, upstream, tmp_path))
             triton.serve(5)
             await until(lambda: counts(upstream) == triton.served, 30)
         engines = upstream.registry.engines.values()
@@ -108,15 +108,15 @@ async def test_counts_and_state_arrive_upstream(start: Start, tmp_path: Path) ->
 async def test_a_killed_exporter_beside_the_server_resumes(start: Start, tmp_path: Path) -> None:
     """Requests served meanwhile are counted once, after it polls again."""
     triton = Counting()
-    async with serving(triton) as where, start() as upstream:
+    async with serving(triton) as host, start() as upstream:
         for _ in range(3):
-            async with downstream(where, upstream, tmp_path) as made:
+            async with downstream(host, upstream, tmp_path) as made:
                 triton.serve(5)
                 await until(lambda: counts(upstream) == triton.served, 30)
                 made.kill()
                 await made.wait()
                 triton.serve(3)
-        async with downstream(where, upstream, tmp_path):
+        async with downstream(host, upstream, tmp_path):
             await until(lambda: counts(upstream) == triton.served, 30)
 
         assert triton.served["m0"] == 24

@@ -6,28 +6,32 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import msgspec
 import pytest
+from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fronts import Authority
+from polled import polled, stall
 from sidestep.config.scrape_targets import Header, Target
+from sidestep.engines.triton.fields import EXTENSION
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError, WireError
 from sidestep_adapters.triton import grpc as triton_grpc
 from sidestep_adapters.triton import proto as triton_proto
 from sidestep_adapters.triton import statistics as triton_statistics
-from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, address
+from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcApi, address
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.proto import MESSAGES
-from sidestep_adapters.triton.statistics import ModelVersion, translate
+from sidestep_adapters.triton.statistics import ModelVersion
 from triton_grpc_server import FakeTriton, serving
 from tritons import recording
 
@@ -38,9 +42,7 @@ def over_http(name: str) -> dict[ModelVersion, ModelStats]:
     """Return the statistics of a recorded answer over HTTP."""
     pieces = triton_statistics.split(recording(name).rpartition(b"\r\n")[2])
     return {
-        triton_statistics.version_of(piece): translate(
-            triton_statistics.read(piece), has_cache=True
-        )
+        triton_statistics.version_of(piece): triton_statistics.read(piece, has_cache=True)
         for piece in pieces
     }
 
@@ -49,43 +51,23 @@ def over_grpc(answer: bytes) -> dict[ModelVersion, ModelStats]:
     """Return the statistics of an answer over gRPC."""
     pieces = MESSAGES["ModelStatisticsResponse"].FromString(answer).model_stats
     return {
-        triton_proto.version_of(piece): translate(triton_proto.read(piece), has_cache=True)
-        for piece in pieces
+        triton_proto.version_of(piece): triton_proto.read(piece, has_cache=True) for piece in pieces
     }
 
 
 def message(found: dict[str, Any]) -> bytes:
     """Return the message of a version whose JSON form the real server's client wrote."""
-    stats = MESSAGES["ModelStatistics"](name=found["name"], version=found["version"])
-    for field in ("last_inference", "inference_count", "execution_count"):
-        setattr(stats, field, int(found[field]))
-    for name, timed in found["inference_stats"].items():
-        fill(getattr(stats.inference_stats, name), timed)
-    for batch in found["batch_stats"]:
-        added = stats.batch_stats.add(batch_size=int(batch.pop("batch_size")))
-        for name, timed in batch.items():
-            fill(getattr(added, name), timed)
-    for memory in found["memory_usage"]:
-        numbers = int(memory.get("id", 0)), int(memory["byte_size"])
-        stats.memory_usage.add(type=memory["type"], id=numbers[0], byte_size=numbers[1])
-    for key, responses in found["response_stats"].items():
+    entries = found.pop("response_stats")
+    stats = ParseDict(found, MESSAGES["ModelStatistics"]())
+    for key, responses in entries.items():
         value = stats.response_stats.add(key=key).value
-        fill(value.success, responses["success"])
+        for name in ("compute_infer", "compute_output", "success"):
+            ParseDict(responses[name], getattr(value, name))
         for name in ("fail", "empty_response", "cancel"):
-            setattr(value, name, timed_message(responses[name]).SerializeToString())
+            timed = ParseDict(responses[name], MESSAGES["StatisticDuration"]())
+            setattr(value, name, timed.SerializeToString())
     whole: bytes = stats.SerializeToString()
     return whole
-
-
-def fill(target: Any, timed: dict[str, str]) -> None:
-    """Set both numbers, which also marks the message as present."""
-    target.MergeFrom(timed_message(timed))
-
-
-def timed_message(timed: dict[str, str]) -> Any:
-    """Return a message of count and nanoseconds, without zeros."""
-    numbers = {name: int(value) for name, value in timed.items()}
-    return MESSAGES["StatisticDuration"](**numbers)
 
 
 def test_statistics_are_equal_over_http_and_grpc() -> None:
@@ -111,12 +93,29 @@ def test_responses_are_equal_over_http_and_grpc() -> None:
     assert stats.response_stats.empty_response.count
 
 
+def fields(message: str, before: str = "") -> Iterator[str]:
+    """Yield the paths of all plain fields in and below a message."""
+    for name, form in triton_proto.TABLE[message].values():
+        kind = form.removeprefix("repeated ").replace("bytes", "StatisticDuration")
+        path = f"{before}{name}{'[]' if form.startswith('repeated ') else ''}"
+        if kind in triton_proto.TABLE:
+            yield from fields(kind, f"{path}.")
+        else:
+            yield path.replace(".value.", ".")
+
+
+def test_messages_have_every_field_of_the_extension() -> None:
+    """Fields that the messages lacked would be missing over gRPC only."""
+    assert set(fields("ModelStatistics")) == set(EXTENSION)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_statistics_or_an_error(piece: bytes) -> None:
     """No other exception is raised."""
-    for read in (triton_proto.version_of, triton_proto.read):
-        with contextlib.suppress(WireError):
-            read(piece)
+    with contextlib.suppress(PollError):
+        triton_proto.version_of(piece)
+    with contextlib.suppress(WireError):
+        triton_proto.read(piece, has_cache=True)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_invalid_statistics_are_rejected(fields: dict[str, Any]) -> None:
     piece = MESSAGES["ModelStatistics"](**fields).SerializeToString()
 
     with pytest.raises(WireError):
-        triton_proto.read(piece)
+        triton_proto.read(piece, has_cache=False)
 
 
 def test_numbers_have_64_bits() -> None:
@@ -148,22 +147,22 @@ def test_numbers_have_64_bits() -> None:
     piece = MESSAGES["ModelStatistics"](
         name="m", inference_stats={"success": {"count": most, "ns": most}}
     ).SerializeToString()
-    stats = translate(triton_proto.read(piece), has_cache=False)
+    stats = triton_proto.read(piece, has_cache=False)
 
     assert (most, most) == (stats.inference_stats.success.count, stats.inference_stats.success.ns)
 
 
 @asynccontextmanager
-async def connected(url: str, **options: Any) -> AsyncIterator[GrpcServer]:
+async def connected(url: str, **options: Any) -> AsyncIterator[GrpcApi]:
     """Return a client of the server at ``url``."""
-    server = GrpcServer(Target(url, **{"timeout": 5.0, **options}))
+    server = GrpcApi(Target(url, **{"timeout": 5.0, **options}))
     try:
         yield server
     finally:
         await server.close()
 
 
-async def outcome(server: GrpcServer) -> str:
+async def outcome(server: GrpcApi) -> str:
     """Return the outcome of a query for statistics."""
     try:
         await server.statistics()
@@ -176,7 +175,7 @@ async def test_all_queries_are_answered() -> None:
     """The requests have the configured headers."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = recording("grpc_stats_all.pb")
-    triton.answer("ServerMetadata", name="t", extensions=["trace", "statistics"])
+    triton.answer("ServerMetadata", extensions=["trace", "statistics"])
     states = {"b": "READY", "a": "READY", "c": "UNAVAILABLE"}
     triton.answer("RepositoryIndex", models=[{"name": n, "state": s} for n, s in states.items()])
     triton.answer(
@@ -193,9 +192,9 @@ async def test_all_queries_are_answered() -> None:
         },
     )
     header = Header("triton-grpc-protocol-Key", "s3cret")
-    async with serving(triton) as where, connected(f"grpc://{where}", headers=(header,)) as server:
+    async with serving(triton) as host, connected(f"grpc://{host}", headers=(header,)) as server:
         extensions = await server.extensions()
-        pieces = await server.statistics("m")
+        pieces = await server.statistics("m", "3")
         ready = await server.ready()
         config = await server.config("n")
         triton.answer("ModelConfig", config={"platform": "ensemble"})
@@ -208,12 +207,14 @@ async def test_all_queries_are_answered() -> None:
     assert ready == ["a", "b"]
     assert config == ModelConfig({"_team": "blue"}, 7, has_cache=True, executes=True)
     assert ensemble == ModelConfig(executes=False)
-    assert [(method, asked.name) for method, asked, _ in triton.asked if method[0] == "M"] == [
+    asked_for = [(method, asked.name) for method, asked, _ in triton.asked if method[0] == "M"]
+    assert triton.asked[1][1].version == "3"
+    assert asked_for == [
         ("ModelStatistics", "m"),
         ("ModelConfig", "n"),
         ("ModelConfig", "e"),
     ]
-    assert {said["triton-grpc-protocol-key"] for *_, said in triton.asked} == {"s3cret"}
+    assert {metadata["triton-grpc-protocol-key"] for *_, metadata in triton.asked} == {"s3cret"}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ async def test_each_status_has_a_cause(code: grpc.StatusCode, text: str, expecte
     """The next query succeeds after any of them."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = (code, text)
-    async with serving(triton) as where, connected(f"grpc://{where}") as server:
+    async with serving(triton) as host, connected(f"grpc://{host}") as server:
         first = await outcome(server)
         triton.answer("ModelStatistics")
         second = await outcome(server)
@@ -250,13 +251,13 @@ async def test_slow_is_not_unreachable() -> None:
     triton = FakeTriton()
     triton.answer("ModelStatistics")
     found = []
-    async with serving(triton) as where, connected(f"grpc://{where}", timeout=0.3) as server:
+    async with serving(triton) as host, connected(f"grpc://{host}", timeout=0.3) as server:
         found.append(await outcome(server))
         triton.stalls = True
         found.append(await outcome(server))
         triton.stalls = False
         found.append(await outcome(server))
-    async with connected(f"grpc://{where}", timeout=0.3) as server:
+    async with connected(f"grpc://{host}", timeout=0.3) as server:
         found.append(await outcome(server))
         async with serving(triton, port=triton.port):
             found.append(await outcome(server))
@@ -268,7 +269,7 @@ async def test_concurrent_queries_fail_independently() -> None:
     """A timeout affects neither other queries nor the calling task."""
     triton = FakeTriton()
     triton.stalls = True
-    async with serving(triton) as where, connected(f"grpc://{where}", timeout=0.3) as server:
+    async with serving(triton) as host, connected(f"grpc://{host}", timeout=0.3) as server:
         asked = [asyncio.create_task(outcome(server)) for _ in range(3)]
         async with asyncio.timeout(5):
             while len(triton.asked) < 3:
@@ -280,32 +281,20 @@ async def test_concurrent_queries_fail_independently() -> None:
 
 
 async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts the connection and does not speak gRPC."""
+    """A peer that accepts the connection and does not speak gRPC is unreachable."""
     monkeypatch.setattr(triton_grpc, "CONNECT_SECONDS", 0.3)
-    stop, left = asyncio.Event(), asyncio.Semaphore(0)
-
-    async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await stop.wait()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        left.release()
-
-    mute = await asyncio.start_server(listen, "127.0.0.1", 0)
-    port = mute.sockets[0].getsockname()[1]
-    async with mute, connected(f"grpc://127.0.0.1:{port}") as server:
-        found = await outcome(server)
-        stop.set()
-        await asyncio.wait_for(left.acquire(), 5.0)
-
-    assert found == "unreachable"
+    async with (
+        polled(stall()) as peer,
+        connected(f"grpc://{urlsplit(peer.url).netloc}") as server,
+    ):
+        assert await outcome(server) == "unreachable"
 
 
 async def test_an_invalid_answer_is_bad() -> None:
     """An answer that is too large is not received."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = b"\xff\xff"
-    async with serving(triton) as where, connected(f"grpc://{where}") as server:
+    async with serving(triton) as host, connected(f"grpc://{host}") as server:
         bad = await outcome(server)
         triton.answers["ModelStatistics"] = bytes(MAX_BYTES + 1)
         large = await outcome(server)
@@ -328,14 +317,14 @@ async def test_tls_both_ways(tmp_path: Path) -> None:
     ca, cert = str(authority.file), str(tmp_path / "client.pem")
     found = []
     for credentials in (grpc.ssl_server_credentials([pair]), mutual):
-        async with serving(triton, credentials) as where:
+        async with serving(triton, credentials) as host:
             for scheme, options in (
                 ("grpc", {}),
                 ("grpcs", {"ca": str(other)}),
                 ("grpcs", {"ca": ca}),
                 ("grpcs", {"ca": ca, "cert": cert}),
             ):
-                async with connected(f"{scheme}://{where}", timeout=3.0, **options) as server:
+                async with connected(f"{scheme}://{host}", timeout=3.0, **options) as server:
                     found.append(await outcome(server))
 
     assert found == [
@@ -346,30 +335,30 @@ async def test_tls_both_ways(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["ca", "cert"])
 def test_an_invalid_certificate_file_is_an_error(tmp_path: Path, option: str) -> None:
-    """It is one line, at the start."""
+    """An invalid certificate file ends the start with one line."""
     (tmp_path / "x.pem").write_text("nonsense")
     for name in ("x.pem", "absent.pem"):
         options: dict[str, Any] = {option: str(tmp_path / name)}
         with pytest.raises(ConfigError, match=str(tmp_path)):
-            GrpcServer(Target("grpcs://h:1", **options)).check()
+            GrpcApi(Target("grpcs://h:1", **options)).check()
 
 
 @pytest.mark.parametrize("name", ["x-bin", "grpc-timeout", "a!b", "a*"])
 def test_an_invalid_header_name_is_an_error(name: str) -> None:
     """Metadata keys are more restricted than HTTP headers."""
     with pytest.raises(ConfigError, match="cannot be sent over gRPC"):
-        GrpcServer(Target("grpc://h:1", headers=(Header(name, "x"),)))
+        GrpcApi(Target("grpc://h:1", headers=(Header(name, "x"),)))
 
 
 async def test_a_secret_is_read_for_every_query(tmp_path: Path) -> None:
-    """It may change, or be missing."""
+    """A secret's file may change between queries, or be missing."""
     file = tmp_path / "secret"
     file.write_text("one\n")
     triton = FakeTriton()
     triton.answer("ModelStatistics")
     found = []
     header = Header("Authorization", "Bearer ", str(file))
-    async with serving(triton) as where, connected(f"grpc://{where}", headers=(header,)) as server:
+    async with serving(triton) as host, connected(f"grpc://{host}", headers=(header,)) as server:
         found.append(await outcome(server))
         file.write_text("two\n")
         found.append(await outcome(server))
@@ -377,11 +366,14 @@ async def test_a_secret_is_read_for_every_query(tmp_path: Path) -> None:
         found.append(await outcome(server))
 
     assert found == ["ok", "ok", "unreadable"]
-    assert [said["authorization"] for *_, said in triton.asked] == ["Bearer one", "Bearer two"]
+    assert [metadata["authorization"] for *_, metadata in triton.asked] == [
+        "Bearer one",
+        "Bearer two",
+    ]
 
 
 def test_triton_has_its_own_port() -> None:
-    """It applies to URLs without a port."""
+    """Triton's gRPC port applies to URLs without a port."""
     assert address("grpc://h") == "h:8001"
     assert address("grpcs://[::1]") == "[::1]:8001"
     assert address("grpc://h:7/x") == "h:7"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,9 +21,9 @@ from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.triton import statistics as triton_statistics
+from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.poller import TritonSource
-from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX
+from sidestep_adapters.triton.poller import TritonPoller
 from sidestep_adapters.triton.statistics import ModelVersion
 from tritons import Model
 
@@ -39,46 +39,53 @@ class Server:
     """Triton without sockets.
 
     Attributes:
-        cause: Why it does not answer; empty: it does.
-        mute: Names of models that it does not tell of by themselves.
+        cause: Cause of the failure of every query; empty if queries succeed.
+        failing: Names of models whose own query fails.
     """
 
     def __init__(self) -> None:
         self.models: dict[Key, Model] = {}
-        self.lives: dict[Key, int] = {}
-        self.life = 0
+        self.loads: dict[Key, int] = {}
+        self.load_number = 0
         self.cause = ""
         self.namespaced = False
-        self.mute: set[str] = set()
+        self.failing: set[str] = set()
         self.tags: dict[str, str] = {}
 
     def load(self, name: str, *versions: str) -> None:
         """Load ``versions`` of a model, which start at 0."""
         for version in versions:
-            self.life += 1
+            self.load_number += 1
             self.models[name, version] = Model()
-            self.lives[name, version] = self.life
+            self.loads[name, version] = self.load_number
 
     def work(self, key: Key, requests: int, failures: int, hits: int) -> None:
         """Serve requests; the batch size identifies each load of a version."""
         model = self.models[key]
         if requests or failures or hits:
-            model.infer(1, size=self.lives[key])
-            model.infer(requests, size=1000, now=self.life)
+            model.infer(1, size=self.loads[key])
+            model.infer(requests, size=1000, now=self.load_number)
             model.fail(failures)
             model.hit(hits)
 
+    def check(self) -> None:
+        """Read no files."""
+
+    async def close(self) -> None:
+        """Do nothing: there is no connection."""
+
     async def extensions(self) -> Sequence[str]:
         """Return the required extension."""
-        self._refuse()
+        self._raise_failure()
         return ["statistics"]
 
-    async def statistics(self, model: str = "") -> Sequence[bytes]:
-        """Return the statistics of all models or of one."""
-        self._refuse()
+    async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
+        """Return the statistics of all models or of one; no test asks for one version."""
+        assert not version
+        self._raise_failure()
         if self.namespaced and not model:
             raise PollError("unknown_model", f"{UNKNOWN_MODEL_PREFIX}'/r::a'")
-        if model in self.mute:
+        if model in self.failing:
             raise PollError("http_500", model)
         if model and not any(name == model for name, _ in self.models):
             raise PollError("unknown_model", f"requested model {model!r} is not available")
@@ -90,12 +97,12 @@ class Server:
 
     async def ready(self) -> Sequence[str]:
         """Return the names of all models."""
-        self._refuse()
+        self._raise_failure()
         return sorted({name for name, _ in self.models})
 
     async def config(self, model: str) -> ModelConfig:
         """Return a constant configuration."""
-        self._refuse()
+        self._raise_failure()
         return ModelConfig(instances=1, has_cache=model == "c")
 
     def version_of(self, piece: bytes) -> ModelVersion:
@@ -104,40 +111,25 @@ class Server:
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """Decode as over HTTP."""
-        return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
+        return triton_statistics.read(piece, has_cache=has_cache)
 
-    def _refuse(self) -> None:
+    def _raise_failure(self) -> None:
         if self.cause:
-            raise PollError(self.cause, "as told")
+            raise PollError(self.cause, "every query fails")
 
 
-class NoConnection:
-    """A connection without sockets."""
-
-    def open(self) -> None:
-        """Do nothing."""
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
+@dataclasses.dataclass
 class Seen:
-    """Counts that polls have found for one version, by load."""
+    """Counts that polls have found for one version, and the last of them with its load."""
 
-    def __init__(self) -> None:
-        self.total = 0
-        self.life = self.count = 0
+    total: int = 0
+    load: int = 0
+    count: int = 0
 
-    def observe(self, life: int, count: int) -> None:
+    def observe(self, load: int, count: int) -> None:
         """Record the count of one load."""
-        self.total += count - (self.count if life == self.life else 0)
-        self.life, self.count = life, count
-
-    def copy(self) -> Seen:
-        """Return a copy."""
-        found = Seen()
-        found.total, found.life, found.count = self.total, self.life, self.count
-        return found
+        self.total += count - (self.count if load == self.load else 0)
+        self.load, self.count = load, count
 
 
 class Histories(RuleBasedStateMachine):
@@ -160,12 +152,10 @@ class Histories(RuleBasedStateMachine):
         self.loop.close()
 
     def _attach(self) -> None:
-        self.triton = TritonSource(
+        self.triton = TritonPoller(
             flag("http://t:8000"),
             self.server,
-            NoConnection(),
             ServerFeed(self.fed.intake, "triton t"),
-            pytest.fail,
             has_failures=True,
         )
 
@@ -209,9 +199,9 @@ class Histories(RuleBasedStateMachine):
     @rule(name=NAMES)
     def poll_without(self, name: str) -> None:
         """Poll while the query for one model fails: it keeps its counts, all others are seen."""
-        self.server.mute = {name}
+        self.server.failing = {name}
         self._poll()
-        self.server.mute = set()
+        self.server.failing = set()
         names = {model for model, _ in self.server.models}
         if not self._is_one_by_one or name not in names:
             self._see(self.server.models.keys(), self.shown)
@@ -229,7 +219,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         """Save a snapshot."""
-        seen = {key: one.copy() for key, one in self.seen.items()}
+        seen = {key: dataclasses.replace(one) for key, one in self.seen.items()}
         self.saved = self.fed.snapshot(), seen, set(self.shown)
 
     @precondition(lambda self: self.saved is not None)
@@ -238,8 +228,11 @@ class Histories(RuleBasedStateMachine):
         """Restart the exporter from its last snapshot."""
         assert self.saved is not None
         snapshot, seen, shown = self.saved
-        self.fed = self.fed.reborn(snapshot)
-        self.seen, self.shown = {key: one.copy() for key, one in seen.items()}, set(shown)
+        self.fed = self.fed.restarted(snapshot)
+        self.seen, self.shown = (
+            {key: dataclasses.replace(one) for key, one in seen.items()},
+            set(shown),
+        )
         self._attach()
 
     @invariant()
@@ -253,10 +246,17 @@ class Histories(RuleBasedStateMachine):
             found[named["model"], named["version"]] = value
 
         assert found == {key: self.seen[key].total for key in self.shown}
+        assert self.fed.rejected == {}
+
+    @invariant()
+    def replaced_statistics_are_freed(self) -> None:
+        """One piece is remembered for each version."""
+        models = self.triton._models
+        assert len(models._by_piece) == len(models)
 
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced
-        queries = self.triton._statistics_poll.queries
+        queries = self.triton._queries
         self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
         self.loop.run_until_complete(self.triton._poll())
         more = True
@@ -269,9 +269,9 @@ class Histories(RuleBasedStateMachine):
         """Record an answer with ``found`` after ``before``."""
         for key in found:
             count = self.server.models[key].stages["success"][0]
-            self.seen.setdefault(key, Seen()).observe(self.server.lives[key], count)
+            self.seen.setdefault(key, Seen()).observe(self.server.loads[key], count)
         for key in set(before) - set(found):
-            self.seen[key].life = 0
+            self.seen[key].load = 0
             self.shown.discard(key)
         self.shown.update(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 from exporters import Start, until
 from pages import parse
 from sidestep.app import Exporter
+from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions
-from sidestep.metrics.description_limits import check
+from sidestep.metrics.description_limits import check_engines
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton import queries as triton_queries
+from sidestep_adapters.triton.http import HttpApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
 from sidestep_adapters.triton.queries import ATTEMPTS, Queries
@@ -53,7 +56,7 @@ async def test_sums_beyond_64_bits_break_no_snapshot(start: Start, tmp_path: Pat
         bad = Model().told("bad", "1")
         bad["response_stats"] = {str(i): {"success": {"count": BIG, "ns": 1}} for i in range(3)}
         good = server.models["good", "1"].told("good", "1")
-        server.say(BULK, answer(json.dumps({"model_stats": [bad, good]}).encode()))
+        server.respond(BULK, answer(json.dumps({"model_stats": [bad, good]}).encode()))
         flags = {"triton": flag(server), "state_dir": str(tmp_path / "state")}
         async with start(**flags) as exporter:
             await until(lambda: shown(exporter) == {"good": 3})
@@ -98,8 +101,8 @@ async def test_a_long_duplicate_name_is_cut_in_the_log(
 ) -> None:
     """The log line stays short."""
     async with tritons() as server:
-        told = [Model().told("q" * 100_000, "1"), Model().told("q" * 100_000, "1")]
-        server.say(BULK, answer(json.dumps({"model_stats": told}).encode()))
+        entries = [Model().told("q" * 100_000, "1"), Model().told("q" * 100_000, "1")]
+        server.respond(BULK, answer(json.dumps({"model_stats": entries}).encode()))
         async with start(triton=flag(server)):
             await until(lambda: "twice" in caplog.text)
 
@@ -125,7 +128,7 @@ async def test_many_models_leave_capacity_for_others(
         await until(lambda: registry.limited["engines"] > 0)
 
         assert len(shown(exporter)) == registry.parts == 30
-        check(registry, 0, [EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})])
+        check_engines(registry, 0, [EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})])
 
 
 async def test_a_server_gets_the_labels_of_the_next_exporter(start: Start, tmp_path: Path) -> None:
@@ -179,6 +182,21 @@ async def test_an_oversized_configuration_is_ignored(start: Start) -> None:
 
             assert "_tag0" not in page
             assert "sidestep_triton_instances{" not in page
+
+
+async def test_cancelled_queries_end_before_the_connection_is_closed() -> None:
+    """No request follows."""
+    names = [f"m{number}" for number in range(40)]
+    async with tritons(*names) as server:
+        api = HttpApi(Target(server.url))
+        asking = asyncio.ensure_future(Queries(api, (), "s", RateLimitedLog(log)).configs(names))
+        await until(lambda: server.asked.total() > 0)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        running = [task for task in asyncio.all_tasks() if "triton/queries" in repr(task)]
+        await api.close()
+
+        assert running == []
 
 
 class Slow:

@@ -21,8 +21,8 @@ def flag(server: Triton, *options: str) -> str:
 
 def recorded(server: Triton) -> None:
     """Make ``server`` send the recorded answers."""
-    server.say(STATS, recording("stats_all.http"))
-    server.say(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
+    server.respond(STATS, recording("stats_all.http"))
+    server.respond(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
 
 
 async def families(exporter: Exporter) -> dict[str, Family]:
@@ -93,11 +93,21 @@ async def test_other_families_are_passed_through(start: Start) -> None:
     assert len(successes) == 7
 
 
+async def test_the_page_is_read_once_a_second_at_most(start: Start) -> None:
+    """Short intervals are for statistics, whose last counts would be lost."""
+    async with tritons("a") as server:
+        server.respond(PAGE, answer(b"x 1\n", kind="text/plain"))
+        async with start(triton=(flag(server),)):
+            await until(lambda: server.asked[STATS] >= 40 and server.asked[PAGE] > 0)
+
+    assert 2 * server.asked[PAGE] <= server.asked[STATS]
+
+
 async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None:
     """One server with a page decides for all."""
     async with tritons("a") as one, tritons("b") as other:
         recorded(one)
-        one.say(STATS, answer(b'{"model_stats": [{"name": "a", "version": "1"}]}'))
+        one.respond(STATS, answer(b'{"model_stats": [{"name": "a", "version": "1"}]}'))
         other.models["b", "1"].fail(3)
         flags = (flag(one, "label.pod=x"), f"{other.url},interval=0.05,label.pod=y")
         async with start(triton=flags) as exporter:
@@ -110,11 +120,11 @@ async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None
     assert {dict(labels)["pod"]: value for (_, labels), value in failed.items()} == {"x": 0, "y": 3}
 
 
-@pytest.mark.parametrize("said", [b"", b"<html>"])
-async def test_an_invalid_page_does_not_affect_statistics(start: Start, said: bytes) -> None:
+@pytest.mark.parametrize("response", [b"", b"<html>"])
+async def test_an_invalid_page_does_not_affect_statistics(start: Start, response: bytes) -> None:
     """Pages are polled separately."""
     async with tritons("a") as server:
-        server.say(PAGE, answer(said, kind="text/html"))
+        server.respond(PAGE, answer(response, kind="text/html"))
         async with start(triton=(flag(server),)) as exporter:
             await until(lambda: len(exporter.registry.engines) == 2)
             ours = await families(exporter)

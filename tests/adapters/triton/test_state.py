@@ -8,11 +8,11 @@ import pytest
 
 from intakes import Fed
 from pages import parse
-from sidestep.engines.items import Item
 from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.state import CONNECT_LIMIT, STALE_AFTER, ServerState
 
 SERVER = EngineInfo("triton/t", "triton", {})
@@ -27,18 +27,15 @@ class Polls:
         self.fed = Fed()
         self.fed.now = 1000.0
         self.feed = ServerFeed(self.fed.intake, "triton t")
-        self.log = logging.getLogger("sidestep.triton")
-        self.state = ServerState(self.feed, "triton t", 1.0, self._tell, self.log)
-
-    def _tell(self, item: Item) -> None:
-        self.feed.tell(SERVER, item)
+        lines = RateLimitedLog(logging.getLogger("sidestep.triton"))
+        self.state = ServerState(self.feed, SERVER, "triton t", 1.0, lines)
 
     def good(self) -> None:
         """Succeed with statistics of one model, in which an instance was idle."""
         now = self.fed.now
         self.state.poll_started(now)
         self.state.statistics_received(now)
-        self.feed.tell(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
+        self.feed.apply(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
         self.state.succeeded(now, 0.01, 1)
         self.wait(1.0)
 
@@ -52,7 +49,7 @@ class Polls:
         """Let time pass."""
         until = self.fed.now + seconds
         while self.fed.now < until:
-            self.fed.pass_time(0.5)
+            self.fed.advance(0.5)
             self.state.expire(self.fed.now)
             while self.fed.intake.busy:
                 self.fed.intake.work()
@@ -157,13 +154,13 @@ def test_a_query_keeps_the_server_up_only_once_connected() -> None:
     """Until then it may not have arrived."""
     polls = Polls()
     polls.good()
-    heard = polls.feed._stream.seen_at
+    seen_at = polls.feed._stream.seen_at
     polls.state.poll_started(polls.fed.now)
     polls.wait(CONNECT_LIMIT - 0.5)
-    assert polls.feed._stream.seen_at == heard
+    assert polls.feed._stream.seen_at == seen_at
     polls.wait(1.0)
 
-    assert polls.feed._stream.seen_at > heard
+    assert polls.feed._stream.seen_at > seen_at
 
 
 def test_a_flapping_failure_is_logged_once_a_minute(

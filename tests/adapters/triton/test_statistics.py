@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import DATA
+from sidestep.engines.triton.fields import EXTENSION
 from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelStats, Responses, Timed
-from sidestep.errors import WireError
+from sidestep.errors import PollError, WireError
 from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import (
@@ -20,7 +22,6 @@ from sidestep_adapters.triton.statistics import (
     ModelVersion,
     read,
     split,
-    translate,
     version_of,
 )
 
@@ -40,18 +41,14 @@ def recorded(name: str) -> bytes:
 
 def stats(body: bytes, *, has_cache: bool = False) -> dict[tuple[str, str], ModelStats]:
     """Return statistics by model and version."""
-    found: dict[tuple[str, str], ModelStats] = {}
-    for piece in split(body):
-        model = read(piece)
-        assert (model.name, model.version) == (version_of(piece).name, version_of(piece).version)
-        found[model.name, model.version] = translate(model, has_cache=has_cache)
-    return found
+    versions = {version_of(piece): read(piece, has_cache=has_cache) for piece in split(body)}
+    return {(version.name, version.version): found for version, found in versions.items()}
 
 
 def one(**fields: Any) -> ModelStats:
     """Return a model with ``fields`` only."""
     piece = json.dumps({"name": "m", "version": "1", **fields}).encode()
-    return translate(read(piece), has_cache=False)
+    return read(piece, has_cache=False)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -64,15 +61,15 @@ def test_recorded_answers_are_read_whole(name: str) -> None:
     assert len(ours) == len(theirs) > 0
     for model in theirs:
         mine = ours[model["name"], model["version"]]
-        told = model["inference_stats"]
+        numbers = model["inference_stats"]
         assert mine.last_inference == model["last_inference"]
         assert mine.inference_count == model["inference_count"]
         assert mine.execution_count == model["execution_count"]
         for field in TIMED:
-            assert getattr(mine.inference_stats, field) == Timed(**told[field])
+            assert getattr(mine.inference_stats, field) == Timed(**numbers[field])
         for field in ("cache_hit", "cache_miss"):
-            is_used = told["cache_hit"]["count"] or told["cache_miss"]["count"]
-            expected = Timed(**told[field]) if is_used else None
+            is_used = numbers["cache_hit"]["count"] or numbers["cache_miss"]["count"]
+            expected = Timed(**numbers[field]) if is_used else None
             assert getattr(mine.inference_stats, field) == expected
         assert mine.batch_stats == tuple(
             Batch(
@@ -88,21 +85,27 @@ def test_recorded_answers_are_read_whole(name: str) -> None:
         assert (mine.response_stats is None) is (not model["response_stats"])
 
 
-def test_a_recorded_load_has_the_expected_counts() -> None:
-    """It has requests, executions by size, a used cache, an ensemble and failures."""
-    found = stats(recorded("stats_all.http"))
+def paths(found: Any, before: str = "") -> Iterator[str]:
+    """Yield the paths of all numbers and strings in JSON statistics."""
+    match found:
+        case dict():
+            for name, below in found.items():
+                yield from paths(below, f"{before}.{name}")
+        case list():
+            for each in found:
+                yield from paths(each, f"{before}[]")
+        case _:
+            yield before
 
-    batched = found["dynbatch", "1"]
-    assert (batched.inference_stats.success.count, batched.inference_stats.fail.count) == (63, 0)
-    assert {b.batch_size: b.count for b in batched.batch_stats} == {1: 11, 2: 25, 3: 1, 8: 1}
-    assert (batched.inference_count, batched.execution_count) == (72, 38)
-    assert batched.inference_stats.cache_hit is None
-    cached = found["cached", "1"].inference_stats
-    assert (cached.cache_hit, cached.cache_miss) == (Timed(4, 18106), Timed(1, 50775))
-    assert found["ens", "1"].inference_stats.fail.count == 6
-    raiser = stats(recorded("stats_raiser.json"))["raiser", "1"]
-    assert (raiser.inference_count, raiser.execution_count) == (2, 4)
-    assert raiser.inference_stats.fail.count == 2
+
+def test_the_fields_are_those_of_a_real_server() -> None:
+    """The list of fields behind docs/triton-fields.md has every recorded field and no other."""
+    models = [model for name in RECORDED for model in json.loads(recorded(name))["model_stats"]]
+    for model in models:
+        responses = model["response_stats"].items()
+        model["response_stats"] = [{"key": key, **found} for key, found in responses]
+
+    assert {path.removeprefix("[].") for path in paths(models)} == set(EXTENSION)
 
 
 def test_the_busy_time_is_of_executions() -> None:
@@ -124,17 +127,12 @@ def test_later_responses_are_combined() -> None:
         fail=Timed(2, 50_619_312),
         empty_response=Timed(4, 16_795),
         cancel=Timed(1, 23_172_182),
+        first_compute_infer=Timed(5, 100_475_842),
+        first_compute_output=Timed(5, 26_228_036),
+        next_compute_infer=Timed(23, 381_797_923),
+        next_compute_output=Timed(19, 99_371_979),
     )
     assert found.memory_usage == (Memory("CPU", 0, 123_456_789), Memory("GPU", 1, 5_368_709_120))
-
-
-def test_many_models_fit_into_one_answer() -> None:
-    """They are 500 ensembles and one base model."""
-    found = stats(recorded("stats_501_models.json"))
-
-    assert len(found) == 501
-    assert sum(each.inference_stats.success.count for each in found.values()) == 1000
-    assert found["base", "1"].inference_stats.success.count == 500
 
 
 def test_an_unused_cache_has_counters() -> None:
@@ -152,7 +150,7 @@ def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
         inference_stats=InferenceStats(success=Timed(0, 5))
     )
     assert version_of(b'{"name": "m"}') == ModelVersion("m", "")
-    assert translate(read(b'{"execution_count": 3, "name": "m"}'), has_cache=False) == ModelStats(
+    assert read(b'{"execution_count": 3, "name": "m"}', has_cache=False) == ModelStats(
         execution_count=3
     )
 
@@ -197,6 +195,7 @@ PLACES = [
     lambda x: {"batch_stats": [{"batch_size": 1, "compute_output": {"count": 1, "ns": x}}]},
     lambda x: {"response_stats": {"0": {"success": {"count": x, "ns": 1}}}},
     lambda x: {"response_stats": {"7": {"cancel": {"count": 1, "ns": x}}}},
+    lambda x: {"response_stats": {"7": {"compute_output": {"count": x, "ns": 1}}}},
     lambda x: {"memory_usage": [{"type": "GPU", "byte_size": x}]},
 ]
 
@@ -225,7 +224,7 @@ def test_an_invalid_count_is_rejected(place: Any, number: object) -> None:
     ],
 )
 def test_an_invalid_model_is_rejected(fields: dict[str, Any]) -> None:
-    """It has a batch size twice, too many entries, or a name that is no label value."""
+    """A model with a repeated batch size, too many entries, or a name that is no label value is rejected."""
     with pytest.raises(WireError):
         one(**fields)
 
@@ -240,15 +239,17 @@ def test_an_invalid_model_is_rejected(fields: dict[str, Any]) -> None:
         b'{"model_stats": {}}',
         b'{"model_stats": [',
         b'{"model_stats": []} x',
-        b'{"model_stats":' + b"[" * 100_000,
+        b'{"model_stats":' + b"[" * 200_000,
         b"<html></html>",
-        b"\xff\xfe",
+        bytes(range(256)),
         b'{"model_stats": [{"name": "\xff"}]}',
+        b'{"model_stats": [{"version": "1"}]}',
+        b'{"model_stats": [1]}',
     ],
 )
 def test_an_invalid_answer_is_rejected(body: bytes) -> None:
-    """It is truncated, of another kind, or deeply nested."""
-    with pytest.raises(WireError):
+    """An answer that is truncated, of another kind, or deeply nested is rejected."""
+    with pytest.raises(PollError):
         [version_of(piece) for piece in split(body)]
 
 
@@ -258,22 +259,22 @@ def test_any_bytes_are_an_answer_or_rejected(body: bytes) -> None:
     for data in (body, b'{"model_stats": [' + body + b"]}"):
         try:
             for piece in split(data):
-                translate(read(piece), has_cache=False)
-        except WireError:
+                read(piece, has_cache=False)
+        except (PollError, WireError):
             pass
 
 
 def test_a_recorded_configuration_is_read() -> None:
-    """It has one instance on the CPU, and a response cache."""
-    assert triton_config.config(recorded("model_config_cached.http")) == ModelConfig(
+    """The recorded configuration has one instance on the CPU, and a response cache."""
+    assert triton_config.decode_config(recorded("model_config_cached.http")) == ModelConfig(
         instances=1, has_cache=True
     )
-    assert "statistics" in triton_config.extensions(recorded("v2_metadata.http"))
+    assert "statistics" in triton_config.decode_extensions(recorded("v2_metadata.http"))
 
 
 def config(**fields: Any) -> ModelConfig:
     """Return a model's configuration with ``fields`` only."""
-    return triton_config.config(json.dumps(fields).encode())
+    return triton_config.decode_config(json.dumps(fields).encode())
 
 
 def test_instances_are_counted_for_each_gpu() -> None:
@@ -298,7 +299,7 @@ def test_an_ensemble_executes_nothing_itself() -> None:
 
 
 def test_valid_metric_tags_are_labels() -> None:
-    """They have the underscore that Triton puts before them."""
+    """Valid tags become labels with Triton's underscore, at most 16; others are dropped."""
     tags = {"team": "blue", "my-tag": "x", "_hidden": "x", "": "x", "long": "x" * 257, "nl": "a\nb"}
 
     assert config(metric_tags=tags).tags == {"_team": "blue"}
@@ -308,8 +309,8 @@ def test_valid_metric_tags_are_labels() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"metric_tags": 5}', b"<html>"])
 def test_another_answer_is_no_configuration(body: bytes) -> None:
     """The model is exposed without."""
-    with pytest.raises(WireError):
-        triton_config.config(body)
+    with pytest.raises(PollError):
+        triton_config.decode_config(body)
 
 
 def test_only_ready_models_are_queried() -> None:
@@ -321,4 +322,4 @@ def test_only_ready_models_are_queried() -> None:
         {"name": "c"},
     ]
 
-    assert triton_config.ready(json.dumps(index).encode()) == ["b"]
+    assert triton_config.decode_ready(json.dumps(index).encode()) == ["b"]

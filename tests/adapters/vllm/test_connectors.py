@@ -1,40 +1,20 @@
-"""KV connector payloads become families with the meaning that vLLM gives them."""
+"""Families of KV connector payloads, with the meaning that vLLM gives them."""
 
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.catalog import buckets
-from sidestep.catalog.model import check
-from sidestep.engines.items import decode_item, encode_item
-from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.connector_rows import ROWS
 from sidestep.protocol.limits import MAX_FAMILIES, MAX_OBSERVATIONS
 from sidestep.protocol.self_described import Family, Samples
 from sidestep_adapters.vllm.connectors import FEATURES, families
-
-REFERENCE = Path(__file__).parents[3].parent / "shared" / "reference" / "vllm" / "metrics.json"
-GROUPS = (
-    "nixl",
-    "mooncake",
-    "mooncake_store",
-    "hisparse",
-    "umbp",
-    "simple_kv_offload",
-    "hf3fs",
-    "kv_offload",
-    "kv_offload_tiering",
-    "sleep_ops",
-    "rl",
-    "websocket",
-    "parser",
-)
 
 NIXL: dict[str, Any] = {
     "transfer_duration": [0.02, 0.5],
@@ -164,7 +144,91 @@ PAYLOADS: dict[str, dict[str, Any]] = {
 EVERY = pytest.mark.parametrize(("connector", "payload"), PAYLOADS.items(), ids=PAYLOADS)
 
 
-def shown(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[float]]]:
+LOAD, STORED = ("CPU_to_GPU",), ("GPU_to_CPU",)
+PUT_OK, PUT_ERROR = ("save_put", "ok"), ("save_put", "error")
+EXPECTED: dict[str, dict[str, dict[tuple[str, ...], float | list[float]]]] = {
+    "NixlConnector": {
+        "nixl_xfer_time_seconds": {(): [0.02, 0.5]},
+        "nixl_post_time_seconds": {(): [0.001, 0.002]},
+        "nixl_bytes_transferred": {(): [4096.0, 1048576.0]},
+        "nixl_num_descriptors": {(): [12.0, 300.0]},
+        # Failures of transfers, handshakes and notifications are one counter.
+        "nixl_num_failed_transfers_total": {(): 4.0},
+        "nixl_num_failed_notifications_total": {(): 2.0},
+        "nixl_num_kv_expired_reqs_total": {(): 1.0},
+    },
+    "MooncakeConnector": {
+        "mooncake_xfer_time_seconds": {(): [0.02]},
+        "mooncake_bytes_transferred": {(): [4096.0]},
+        "mooncake_num_descriptors": {(): [12.0]},
+        "mooncake_num_failed_transfers_total": {(): 2.0},
+        "mooncake_num_failed_recvs_total": {(): 1.0},
+        "mooncake_num_kv_expired_reqs_total": {(): 1.0},
+    },
+    # Running tasks are not a metric.
+    "HF3FSKVConnector": {
+        "hf3fs_save_duration_seconds": {(): [0.1]},
+        "hf3fs_load_duration_seconds": {(): [0.2, 0.3]},
+        "hf3fs_num_failed_save_total": {(): 2.0},
+        "hf3fs_num_failed_load_total": {(): 0.0},
+    },
+    # The last of several readings in one step is a gauge's value.
+    "HiSparseConnector": {
+        "hisparse_cache_hits_total": {(): 15.0},
+        "hisparse_cache_misses_total": {(): 3.0},
+        "hisparse_host_to_device_bytes_total": {(): 4096.0},
+        "hisparse_host_cache_usage_perc": {(): 0.5},
+        "hisparse_pending_page_transfers": {(): 4.0},
+        "hisparse_host_block_lifetime_seconds": {(): [12.5]},
+        "hisparse_host_block_idle_before_evict_seconds": {(): [2.5]},
+        "hisparse_host_block_reuse_gap_seconds": {(): [0.5, 0.25]},
+    },
+    # A sum of 0 is exposed as well.
+    "MooncakeStoreConnector": {
+        "mooncake_store_operation_time_seconds": {PUT_OK: [0.5, 0.25], PUT_ERROR: [2.0]},
+        "mooncake_store_operation_total": {PUT_OK: 2.0, PUT_ERROR: 1.0},
+        "mooncake_store_operation_keys_total": {PUT_OK: 5.0, PUT_ERROR: 1.0},
+        "mooncake_store_operation_bytes_total": {PUT_OK: 5120.0, PUT_ERROR: 0.0},
+        "mooncake_store_operation_failed_keys_total": {PUT_OK: 0.0, PUT_ERROR: 1.0},
+    },
+    "UMBPStoreConnector": {
+        "umbp_transfer_submitted_total": {("load",): 4.0, ("save",): 2.0},
+        "umbp_transfer_completed_total": {("load",): 3.0, ("save",): 2.0},
+        "umbp_transfer_failed_total": {("load",): 1.0, ("save",): 0.0},
+        "umbp_transfer_bytes_total": {("load",): 4096.0, ("save",): 2048.0},
+    },
+    # Deprecated families have the direction as a label.
+    "OffloadingConnector": {
+        "kv_offload_load_bytes_total": {(): 3e6},
+        "kv_offload_load_time_total": {(): 0.25},
+        "kv_offload_load_size": {(): [1e6, 2e6]},
+        "kv_offload_store_bytes_total": {(): 500.0},
+        "kv_offload_cpu_cache_usage_perc": {(): 0.5},
+        "kv_offload_tiering_chunk_hits_total": {("0:primary",): 7.0, ("1:fs",): 2.0},
+        # Sent as tier, result; the row's order is sorted.
+        "kv_offload_tiering_promotion_latency_seconds": {("success", "1:fs"): [0.1, 0.2]},
+        "kv_offload_tiering_active_promotion_jobs": {("1:fs",): 3.0},
+        "kv_offload_total_bytes_total": {LOAD: 3e6, STORED: 500.0},
+        "kv_offload_total_time_total": {LOAD: 0.25},
+        "kv_offload_size": {LOAD: [1e6, 2e6]},
+        "kv_offload_config_info": {
+            ("2", "1073741824", "None", "100", "0:primary"): 1.0,
+            ("", "", "", "", "1:fs"): 1.0,
+        },
+    },
+    "SimpleCPUOffloadConnector": {
+        "simple_kv_offload_save_outcomes_total": {("stored",): 4.0, ("dropped_cpu_full",): 1.0},
+        "simple_kv_offload_load_blocks_total": {(): 9.0},
+        "simple_kv_offload_used_blocks": {(): 3.0},
+        "simple_kv_offload_pending_store_blocks": {(): 0.0},
+        # Sent as backend, page_cache, lazy_offload, capacity_blocks.
+        "simple_kv_offload_info": {("cpu", "128", "true", "false"): 1.0},
+    },
+}
+"""Values by connector, family and own label values."""
+
+
+def values_of(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[float]]]:
     """Return values or observations by family and own label values."""
     return {
         family.name.removeprefix("vllm:"): {
@@ -179,119 +243,15 @@ def shown(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[f
 
 def sent(found: list[Family]) -> list[Family]:
     """Return the families after encoding and decoding."""
-    item = decode_item(encode_item(Samples(0, 1.0, found)))
+    item = DIALECTS.decode(encode_item(Samples(0, 1.0, found)))
     assert isinstance(item, Samples)
     return item.families
 
 
-def test_nixl() -> None:
-    """Failures of transfers, handshakes and notifications are one counter; empty lists add nothing."""
-    assert shown(families(NIXL, "NixlConnector")) == {
-        "nixl_xfer_time_seconds": {(): [0.02, 0.5]},
-        "nixl_post_time_seconds": {(): [0.001, 0.002]},
-        "nixl_bytes_transferred": {(): [4096.0, 1048576.0]},
-        "nixl_num_descriptors": {(): [12.0, 300.0]},
-        "nixl_num_failed_transfers_total": {(): 4.0},
-        "nixl_num_failed_notifications_total": {(): 2.0},
-        "nixl_num_kv_expired_reqs_total": {(): 1.0},
-    }
-
-
-def test_mooncake() -> None:
-    """Mooncake's lists become its histograms and sums of increments."""
-    assert shown(families(MOONCAKE, "MooncakeConnector")) == {
-        "mooncake_xfer_time_seconds": {(): [0.02]},
-        "mooncake_bytes_transferred": {(): [4096.0]},
-        "mooncake_num_descriptors": {(): [12.0]},
-        "mooncake_num_failed_transfers_total": {(): 2.0},
-        "mooncake_num_failed_recvs_total": {(): 1.0},
-        "mooncake_num_kv_expired_reqs_total": {(): 1.0},
-    }
-
-
-def test_hf3fs() -> None:
-    """Failures of 3FS are plain numbers; running tasks are not a metric."""
-    assert shown(families(HF3FS, "HF3FSKVConnector")) == {
-        "hf3fs_save_duration_seconds": {(): [0.1]},
-        "hf3fs_load_duration_seconds": {(): [0.2, 0.3]},
-        "hf3fs_num_failed_save_total": {(): 2.0},
-        "hf3fs_num_failed_load_total": {(): 0.0},
-    }
-
-
-def test_hisparse() -> None:
-    """The last of several readings in one step is the gauge's value."""
-    assert shown(families(HISPARSE, "HiSparseConnector")) == {
-        "hisparse_cache_hits_total": {(): 15.0},
-        "hisparse_cache_misses_total": {(): 3.0},
-        "hisparse_host_to_device_bytes_total": {(): 4096.0},
-        "hisparse_host_cache_usage_perc": {(): 0.5},
-        "hisparse_pending_page_transfers": {(): 4.0},
-        "hisparse_host_block_lifetime_seconds": {(): [12.5]},
-        "hisparse_host_block_idle_before_evict_seconds": {(): [2.5]},
-        "hisparse_host_block_reuse_gap_seconds": {(): [0.5, 0.25]},
-    }
-
-
-def test_mooncake_store() -> None:
-    """Records are summed by operation and status; a sum of 0 is exposed as well."""
-    ok, error = ("save_put", "ok"), ("save_put", "error")
-
-    assert shown(families(STORE, "MooncakeStoreConnector")) == {
-        "mooncake_store_operation_time_seconds": {ok: [0.5, 0.25], error: [2.0]},
-        "mooncake_store_operation_total": {ok: 2.0, error: 1.0},
-        "mooncake_store_operation_keys_total": {ok: 5.0, error: 1.0},
-        "mooncake_store_operation_bytes_total": {ok: 5120.0, error: 0.0},
-        "mooncake_store_operation_failed_keys_total": {ok: 0.0, error: 1.0},
-    }
-
-
-def test_umbp() -> None:
-    """Each outcome is a family, each operation a child of it."""
-    assert shown(families(UMBP, "UMBPStoreConnector")) == {
-        "umbp_transfer_submitted_total": {("load",): 4.0, ("save",): 2.0},
-        "umbp_transfer_completed_total": {("load",): 3.0, ("save",): 2.0},
-        "umbp_transfer_failed_total": {("load",): 1.0, ("save",): 0.0},
-        "umbp_transfer_bytes_total": {("load",): 4096.0, ("save",): 2048.0},
-    }
-
-
-def test_offloading() -> None:
-    """Self-described families get their labels from the catalogue, deprecated ones by direction."""
-    load, store = ("CPU_to_GPU",), ("GPU_to_CPU",)
-
-    assert shown(families(OFFLOAD, "OffloadingConnector")) == {
-        "kv_offload_load_bytes_total": {(): 3e6},
-        "kv_offload_load_time_total": {(): 0.25},
-        "kv_offload_load_size": {(): [1e6, 2e6]},
-        "kv_offload_store_bytes_total": {(): 500.0},
-        "kv_offload_cpu_cache_usage_perc": {(): 0.5},
-        "kv_offload_tiering_chunk_hits_total": {("0:primary",): 7.0, ("1:fs",): 2.0},
-        # Sent as tier, result; shown in the order of the row, which is sorted.
-        "kv_offload_tiering_promotion_latency_seconds": {("success", "1:fs"): [0.1, 0.2]},
-        "kv_offload_tiering_active_promotion_jobs": {("1:fs",): 3.0},
-        "kv_offload_total_bytes_total": {load: 3e6, store: 500.0},
-        "kv_offload_total_time_total": {load: 0.25},
-        "kv_offload_size": {load: [1e6, 2e6]},
-        "kv_offload_config_info": {
-            ("2", "1073741824", "None", "100", "0:primary"): 1.0,
-            ("", "", "", "", "1:fs"): 1.0,
-        },
-    }
-
-
-def test_simple_cpu_offload() -> None:
-    """The info metric's values arrive in the engine's order and leave in that of the row."""
-    found = families(SIMPLE, "SimpleCPUOffloadConnector")
-
-    assert shown(found) == {
-        "simple_kv_offload_save_outcomes_total": {("stored",): 4.0, ("dropped_cpu_full",): 1.0},
-        "simple_kv_offload_load_blocks_total": {(): 9.0},
-        "simple_kv_offload_used_blocks": {(): 3.0},
-        "simple_kv_offload_pending_store_blocks": {(): 0.0},
-        "simple_kv_offload_info": {("cpu", "128", "true", "false"): 1.0},
-    }
-    assert found[-1].labels == ["backend", "capacity_blocks", "lazy_offload", "page_cache"]
+@pytest.mark.parametrize("connector", EXPECTED)
+def test_payloads_become_families(connector: str) -> None:
+    """Lists of a counter are summed, those of a histogram are observations."""
+    assert values_of(families(PAYLOADS[connector], connector)) == EXPECTED[connector]
 
 
 def test_deprecated_offload_families_ignore_labelled_series() -> None:
@@ -353,7 +313,7 @@ def test_nothing_of_the_payload_is_kept(connector: str, payload: dict[str, Any])
 
 @EVERY
 def test_families_survive_the_wire(connector: str, payload: dict[str, Any]) -> None:
-    """All values fit the wire's types."""
+    """Values of every family fit the wire's types."""
     found = families(payload, connector)
 
     assert sent(found) == found
@@ -362,13 +322,13 @@ def test_families_survive_the_wire(connector: str, payload: dict[str, Any]) -> N
 def test_feature_of_a_connector_is_one_of_its_rows() -> None:
     """Every feature a hello may name for a connector opens some of the connector's rows."""
     for connector, feature in FEATURES.items():
-        found = {family.name for family in families(_payload_of(connector), connector)}
+        found = {family.name for family in families(PAYLOADS.get(connector, NIXL), connector)}
 
         assert found & {row.name for row in ROWS if row.feature == feature}
 
 
 def test_a_family_outside_the_catalogue_describes_itself() -> None:
-    """It is sent with help, bounds and numbered labels."""
+    """Families of other tiers are sent with help, bounds and numbered labels."""
     payload = {
         "types": {"vllm:kvcr_op_seconds": "histogram", "vllm:kvcr_bytes": "counter"},
         "data": {
@@ -426,7 +386,7 @@ def test_negative_increments_are_left_out() -> None:
     """The engine would raise."""
     found = families({"num_failed_recvs": [1, -5, 2]}, "MooncakeConnector")
 
-    assert shown(found) == {"mooncake_num_failed_recvs_total": {(): 3.0}}
+    assert values_of(found) == {"mooncake_num_failed_recvs_total": {(): 3.0}}
 
 
 def test_many_observations_are_several_samples() -> None:
@@ -456,40 +416,6 @@ def test_families_are_limited() -> None:
     payload = {"types": dict.fromkeys(names, "gauge"), "data": {name: {(): 1} for name in names}}
 
     assert len(sent(families(payload, "OffloadingConnector"))) == MAX_FAMILIES
-
-
-def test_rows_can_work() -> None:
-    """The table passes its own check, and every help is a sentence."""
-    assert check(ROWS) == ROWS
-    assert [row.name for row in ROWS if not row.help.endswith(".")] == []
-
-
-@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not part of the repository")
-def test_rows_equal_the_reference() -> None:
-    """Names, kinds, labels and bounds are those of the engine."""
-    reference = [
-        family for family in json.loads(REFERENCE.read_text()) if family["group"] in GROUPS
-    ]
-
-    def bounds_of(name: str) -> list[float]:
-        row = next(row for row in ROWS if row.name == name)
-        return list(row.bounds or buckets.VLLM.get(row.buckets, ()))
-
-    assert [
-        (row.name, row.kind, list(row.labels), bounds_of(row.name), row.status) for row in ROWS
-    ] == [
-        (
-            family["name"],
-            family["type"],
-            sorted(family["labels"]),
-            [float(bound) for bound in family["buckets"] or []],
-            "deprecated" if "deprecated" in family["state"] else "live",
-        )
-        for family in reference
-    ]
-    assert [row.name for row in FRONT_END] == [
-        family["name"] for family in reference if family["group"] in GROUPS[-4:]
-    ]
 
 
 numbers = st.integers() | st.floats() | st.booleans() | st.none()
@@ -543,7 +469,3 @@ def _spoil(value: object) -> None:
         for inner in value:
             _spoil(inner)
         value[:] = [-1.0, *value]
-
-
-def _payload_of(connector: str) -> dict[str, Any]:
-    return PAYLOADS.get(connector, NIXL)

@@ -1,13 +1,9 @@
-"""The front end's own families are read from prometheus_client's registry, as they grow."""
+"""The front end's own families, read from prometheus_client's registry as increases."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.engines.items import decode_item, encode_item
+from python_programs import run_python
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.connector_rows import FRONT_END
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.vllm.frontend import FrontendTap
@@ -25,20 +23,8 @@ SLEEP = "vllm:sleep_mode_operation_duration_seconds"
 
 
 def sleep_duration(registry: CollectorRegistry) -> Histogram:
-    """The histogram that vLLM's sleep routes register."""
+    """Register the histogram of vLLM's sleep routes."""
     return Histogram(SLEEP, "Help.", ["operation"], buckets=BOUNDS[SLEEP], registry=registry)
-
-
-def python(program: str, **environment: str) -> str:
-    """Return the output of ``program`` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )
-    return done.stdout
 
 
 def test_histogram_grows_by_bucket_counts() -> None:
@@ -168,7 +154,7 @@ def test_registry_of_another_shape() -> None:
 
 def test_process_registry_is_found_when_it_is_loaded() -> None:
     """The tap imports neither prometheus_client nor vLLM, and finds them once imported."""
-    printed = python(
+    printed = run_python(
         """
         import sys
         from sidestep_adapters.vllm.frontend import FrontendTap
@@ -211,7 +197,7 @@ def test_multiprocess_mode_gives_own_values(tmp_path: Path) -> None:
     """
 
     printed = [
-        json.loads(python(program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))) for _ in range(2)
+        json.loads(run_python(program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))) for _ in range(2)
     ]
 
     own = {
@@ -237,7 +223,7 @@ def test_deltas_add_up(steps: list[list[float]]) -> None:
         for seconds in observations:
             duration.labels("sleep").observe(seconds)
         found = tap.families()
-        item = decode_item(encode_item(Samples(0, 1.0, found)))
+        item = DIALECTS.decode(encode_item(Samples(0, 1.0, found)))
         assert isinstance(item, Samples)
         assert item.families == found
         for family in found:

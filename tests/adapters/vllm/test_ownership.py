@@ -1,4 +1,4 @@
-"""With a tapped core every field of a step has one owner, which alone sends it."""
+"""Owners of a step's fields: with a tapped core, the core or the front end sends each field."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from typing import Any
 
 import pytest
 
-from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
+from sidestep.engines.vllm.wire import CacheStats, FrontEndLatencies, SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.vllm.description import describe
-from sidestep_adapters.vllm.ownership import FRONT_END, SCHEDULER_MODULE, UNOWNED, Role, is_tapped
+from sidestep_adapters.vllm.ownership import FRONT_END_FIELDS, SCHEDULER_MODULE, Role, is_tapped
 from sidestep_adapters.vllm.stats import VllmTap
 
-NUMBERS = {
-    "scheduler": [
-        name
-        for name, default in zip(
-            SchedulerStats.__struct_fields__, SchedulerStats.__struct_defaults__, strict=True
-        )
+STRUCTS: dict[str, Any] = {"scheduler": SchedulerStats, "iteration": IterationStats}
+
+
+def numbers(part: str) -> dict[str, float]:
+    """Return the names and defaults of a part's numbers."""
+    struct = STRUCTS[part]
+    return {
+        name: default
+        for name, default in zip(struct.__struct_fields__, struct.__struct_defaults__, strict=True)
         if isinstance(default, int | float)
-    ],
-    "iteration": [
-        name
-        for name, default in zip(
-            IterationStats.__struct_fields__, IterationStats.__struct_defaults__, strict=True
-        )
-        if isinstance(default, int | float)
-    ],
-}
+    }
 
 
 def stats(part: str) -> Any:
     """Return an object in which every number is 1."""
-    return SimpleNamespace(**dict.fromkeys(NUMBERS[part], 1))
+    return SimpleNamespace(**dict.fromkeys(numbers(part), 1))
 
 
 def sent(role: Role, *records: tuple[Any, Any, Any]) -> list[VllmStep]:
@@ -47,14 +42,12 @@ def sent(role: Role, *records: tuple[Any, Any, Any]) -> list[VllmStep]:
 
 
 def non_defaults(steps: list[VllmStep], part: str) -> set[str]:
-    """Return the fields of a part that differ from their defaults."""
-    structs = [getattr(step, part) for step in steps]
+    """Return the numbers of a part that differ from their defaults."""
     return {
         name
-        for struct in structs
-        if struct is not None
-        for name, default in zip(struct.__struct_fields__, struct.__struct_defaults__, strict=True)
-        if isinstance(default, int | float) and getattr(struct, name) != default
+        for step in steps
+        for name, default in numbers(part).items()
+        if getattr(getattr(step, part), name, default) != default
     }
 
 
@@ -66,29 +59,59 @@ def test_each_number_is_sent_by_its_owner_only() -> None:
     core = sent("core", (stats("scheduler"), None, None))
 
     assert set() == non_defaults(front_end, "scheduler")
-    assert FRONT_END["iteration"] == non_defaults(front_end, "iteration")
-    assert set(NUMBERS["scheduler"]) == non_defaults(core, "scheduler")
+    assert set(FRONT_END_FIELDS) == non_defaults(front_end, "iteration")
+    assert numbers("scheduler").keys() == non_defaults(core, "scheduler")
     assert set() == non_defaults(core, "iteration")
     assert CacheStats(False, 1, 2, 1) == front_end[0].mm_cache
-    assert FRONT_END["iteration"] <= set(NUMBERS["iteration"])
-    assert FRONT_END["mm_cache"] <= set(CacheStats.__struct_fields__)
+    assert set(FRONT_END_FIELDS) <= numbers("iteration").keys()
 
 
 def test_a_front_end_without_a_tapped_core_sends_all() -> None:
     """Nothing is left out."""
     steps = sent("alone", (stats("scheduler"), stats("iteration"), None))
 
-    assert set(NUMBERS["scheduler"]) == non_defaults(steps, "scheduler")
-    assert set(NUMBERS["iteration"]) == non_defaults(steps, "iteration")
+    assert numbers("scheduler").keys() == non_defaults(steps, "scheduler")
+    assert numbers("iteration").keys() == non_defaults(steps, "iteration")
 
 
 def test_a_front_end_without_own_values_sends_nothing() -> None:
     """A step costs the serving loop almost nothing."""
     iteration = stats("iteration")
-    for name in FRONT_END["iteration"]:
-        setattr(iteration, name, 0)
+    vars(iteration).update(dict.fromkeys(FRONT_END_FIELDS, 0))
 
     assert [] == sent("front_end", (stats("scheduler"), iteration, None), (None, None, None))
+
+
+def test_a_front_end_sends_what_users_waited() -> None:
+    """First tokens and ends of requests, with the time at which it measured them."""
+    finished = SimpleNamespace(e2e_latency=4.0, queued_time=1.0, finish_reason=0)
+    iteration = SimpleNamespace(
+        iteration_timestamp=100.0,
+        time_to_first_tokens_iter=[1.5, 2.5],
+        finished_requests=[finished],
+        num_generation_tokens=3,
+    )
+
+    (step,) = sent("front_end", (stats("scheduler"), iteration, None))
+
+    assert step.front_end == FrontEndLatencies(100.0, [1.5, 2.5], [4.0])
+    assert step.iteration is None
+    assert step.scheduler is None
+
+
+def test_many_first_tokens_of_a_step_are_split() -> None:
+    """No value of a step with more first tokens than an item holds is lost."""
+    waited = [float(number) for number in range(MAX_OBSERVATIONS + 1)]
+    iteration = SimpleNamespace(
+        iteration_timestamp=100.0, time_to_first_tokens_iter=waited, finished_requests=[]
+    )
+
+    steps = sent("front_end", (None, iteration, None))
+
+    found = [step.front_end for step in steps if step.front_end is not None]
+    assert [False, True] == [step.more for step in steps]
+    assert waited == [value for one in found for value in one.time_to_first_tokens]
+    assert {100.0} == {one.iteration_timestamp for one in found}
 
 
 def test_iteration_details_have_no_owner() -> None:
@@ -99,7 +122,6 @@ def test_iteration_details_have_no_owner() -> None:
     (core,) = sent("core", (scheduler, None, None))
     (alone,) = sent("alone", (scheduler, None, None))
 
-    assert UNOWNED == {"iteration_details"}
     assert core.scheduler is not None
     assert core.scheduler.iteration_details is None
     assert alone.scheduler is not None
@@ -128,8 +150,8 @@ DerivedScheduler.__module__ = SCHEDULER_MODULE
         ("nothing", False),
     ],
 )
-def test_the_configuration_says_whether_the_core_is_tapped(chosen: Any, ours: bool) -> None:
-    """The scheduler's name or class decides; both sides then describe the engine the same way."""
+def test_the_scheduler_class_decides_whether_the_core_is_tapped(chosen: Any, ours: bool) -> None:
+    """The class, given by name or as an object, counts for the core's and a front end's description."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(served_model_name="m", max_model_len=100),
         scheduler_config=SimpleNamespace(scheduler_cls=chosen),
@@ -139,7 +161,7 @@ def test_the_configuration_says_whether_the_core_is_tapped(chosen: Any, ours: bo
     description = describe(config, [0])
 
     assert ours is is_tapped(config)
-    assert ours is description.tapped
+    assert description.role == ("front_end" if ours else "alone")
     features = {"engine_core", "kv_cache_metrics"} if ours else {"iteration_details"}
     assert features == set(description.features)
     assert description.core_stream != description.stream

@@ -1,18 +1,18 @@
-"""The events that the tap makes of a scheduler's calls; the objects are shaped like vLLM's."""
+"""Events that the tap makes of a scheduler's calls; the objects are shaped like vLLM's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from sidestep.engines.items import decode_item, encode_item
-from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep.protocol.request_events import (
+    ALL_KNOWN,
     MAX_EVENTS,
     PREEMPTED,
     RUNNING,
@@ -27,9 +27,9 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
+E = TypeVar("E", bound=Event)
 ABORT = FINISH_REASONS.index("abort")
 
 
@@ -46,12 +46,16 @@ class Bench:
         """Return the items pushed since the last call, after encoding and decoding."""
         self.tap.flush()
         pushed, self.pushed[:] = self.pushed[:], []
-        made = [decode_item(encode_item(item)) for make in pushed for item in make()]
+        made = [DIALECTS.decode(encode_item(item)) for make in pushed for item in make()]
         return [item for item in made if isinstance(item, RequestEvents)]
 
     def events(self) -> list[Event]:
         """Return the events of ``items``."""
         return [event for item in self.items() for event in item.events]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Return the events of ``items`` that have this type."""
+        return [event for event in self.events() if isinstance(event, kind)]
 
     def ask(self, name: str, stamp: float = 1.0, **more: Any) -> Any:
         """Queue a request."""
@@ -112,7 +116,7 @@ class Bench:
 
 
 def test_a_request_from_queue_to_end() -> None:
-    """Its events come in order, by number, with the engine's own timestamps."""
+    """Events of a request come in order, by number, with the engine's own timestamps."""
     bench = Bench()
     request = bench.ask("a", 1.0)
     batch = bench.schedule("a", a=7)
@@ -148,7 +152,7 @@ def test_a_batch_equal_to_its_output_is_left_out() -> None:
     bench.update(bench.schedule(a=1, b=1), {"a": 1, "b": 1})
     bench.update(bench.schedule(a=3, b=1), {"a": 2, "b": 1})
 
-    first, second = (event for event in bench.events() if isinstance(event, Iteration))
+    first, second = bench.of(Iteration)
 
     assert (None, [], [1, 2], []) == (
         first.scheduled,
@@ -164,13 +168,13 @@ def test_a_batch_equal_to_its_output_is_left_out() -> None:
 
 
 def test_api_servers_have_an_output_each_in_one_step() -> None:
-    """Each has its own timestamp."""
+    """The outputs of different API servers have timestamps of their own."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
     bench.update(bench.schedule(a=1, b=1), {"a": 1}, {"b": 1})
 
-    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+    (step,) = bench.of(Iteration)
 
     assert [(3.0, [1]), (4.0, [2])] == [(o.stamp, o.requests) for o in step.outputs]
 
@@ -192,7 +196,7 @@ def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once()
 
 
 def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
-    """Its number is not valid any more."""
+    """A request's number ends with the request."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -200,13 +204,13 @@ def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
     bench.tap.freed(bench.requests["a"])
     bench.update(batch, {"b": 1})
 
-    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+    (step,) = bench.of(Iteration)
 
     assert ([2], [2]) == (step.scheduled, step.tokens)
 
 
 def test_a_preempted_request_is_scheduled_again() -> None:
-    """It is listed as resumed or, by another model runner, as new."""
+    """A batch lists the request as resumed or, with another model runner, as new."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -230,7 +234,7 @@ def test_parallel_samples_are_recognised_by_their_ids(name: str, lone: bool) -> 
     bench.ask("1_y")
     bench.schedule()
 
-    one, other, another = (event for event in bench.events() if isinstance(event, Queued))
+    one, other, another = bench.of(Queued)
 
     assert (one.group == 0) is lone
     assert lone or (one.group, 0, 1) == (other.group, one.sample, other.sample)
@@ -261,7 +265,7 @@ def test_a_requests_options_are_sent_at_its_end() -> None:
 
 
 def test_a_request_whose_queued_event_was_dropped_gets_a_number() -> None:
-    """Its tokens count."""
+    """Tokens of such a request count."""
     bench = Bench()
     bench.ask("a")
     bench.schedule()
@@ -275,7 +279,7 @@ def test_a_request_whose_queued_event_was_dropped_gets_a_number() -> None:
 
 
 def test_an_invalid_event_drops_only_itself() -> None:
-    """It is reported, in either thread; the other events are sent."""
+    """Failures in either thread are reported; the other events are sent."""
     bench = Bench()
     bench.ask("a", num_prompt_tokens="many", lora_request=SimpleNamespace())
     bench.ask("b", events=[])
@@ -316,7 +320,7 @@ def test_a_sessions_next_input_follows_its_last_output() -> None:
 
 
 def test_the_end_of_a_sessions_input_is_no_abort() -> None:
-    """VLLM ends it as an abort; another request's abort stays one."""
+    """The engine ends the session as an abort; another request's abort stays one."""
     bench = Bench()
     for name in "ab":
         bench.ask(name, get_finished_reason=lambda: ABORT)
@@ -325,7 +329,7 @@ def test_the_end_of_a_sessions_input_is_no_abort() -> None:
     bench.tap.session_closed("nobody")
     bench.tap.freed(bench.requests["b"])
 
-    ends = [event for event in bench.events() if isinstance(event, Finished)]
+    ends = bench.of(Finished)
 
     assert [0, ABORT] == [end.reason for end in ends]
 
@@ -342,7 +346,7 @@ def test_cached_tokens_of_a_remote_prefill_are_reported() -> None:
     for number, given in enumerate(params):
         bench.tap.freed(bench.ask(str(number), kv_transfer_params=given))
 
-    ends = [event for event in bench.events() if isinstance(event, Finished)]
+    ends = bench.of(Finished)
 
     assert [3, None, None, None] == [end.cached_tokens for end in ends]
 
@@ -368,6 +372,33 @@ def test_resync_replaces_the_source() -> None:
     assert {1} == bench.tap.events._requests.keys()
 
 
+def test_a_tick_names_until_when_all_requests_are_known() -> None:
+    """A tick names the start of a step that is still running, since later requests are not read yet."""
+    tap = Bench().tap
+    idle = tap.tick(1.0, 101.0)
+    batch = SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(req_ids=[])
+    )
+    tap.scheduled(batch, {}, 1.5)
+    busy = [tap.tick(now, 100.0 + now) for now in (2.0, 3.0, 4.0)]
+    tap.update_started()
+    tap.update_finished(batch, {})
+
+    known = [item.known_until for item in (idle, *busy, tap.tick(5.0, 105.0))]
+    assert known == [101.0, 101.5, 101.5, 101.5, 105.0]
+    tap.close()
+    assert tap.tick(6.0, 106.0).known_until == ALL_KNOWN
+
+
+def test_a_stopped_process_knows_no_requests_of_its_pause() -> None:
+    """The publisher's thread may run before the scheduler has read what arrived meanwhile."""
+    tap = Bench().tap
+
+    known = [tap.tick(now, 100.0 + now).known_until for now in (1.0, 20.0, 22.0, 24.0, 25.0)]
+
+    assert known == [101.0, 101.0, 101.0, 101.0, 125.0]
+
+
 def test_resync_without_requests_sends_an_empty_item() -> None:
     """A new source discards the requests that the exporter still tracks."""
     bench = Bench()
@@ -378,7 +409,7 @@ def test_resync_without_requests_sends_an_empty_item() -> None:
 
 
 def test_current_state_has_the_live_requests() -> None:
-    """Each has its state and what is needed to time the rest; ended ones are left out."""
+    """Live requests have their state and arrival; ended requests are left out."""
     bench = Bench()
     states = {"a": "WAITING", "b": "RUNNING", "c": "PREEMPTED", "d": "RUNNING"}
     for name, state in states.items():
@@ -398,51 +429,6 @@ def test_current_state_has_the_live_requests() -> None:
     assert before[0].source == item.source
 
 
-def blocks(tap: BlockTap, *calls: tuple[str, int]) -> None:
-    """Call the block pool's methods, given by the end of their names."""
-    for name, number in calls:
-        block = SimpleNamespace(block_id=number)
-        getattr(tap, f"on_block_{name}")(block)
-
-
-def test_block_events_come_in_order() -> None:
-    """All events of a sampled block are sent, at the rate in force, once per flush."""
-    pushed: list[BlockEvents] = []
-    tap = BlockTap(pushed.append)
-    tap.flush(1.0)
-    blocks(tap, ("allocated", 4), ("accessed", 4), ("evicted", 4), ("allocated", 4))
-    blocks(tap, ("accessed", 9), ("evicted", 9))
-    tap.reset()
-    blocks(tap, ("evicted", 4))
-    tap.flush(0.5)
-    tap.flush(0.5)
-
-    (item,) = pushed
-    assert bytes([ALLOCATED, TOUCHED, EVICTED, ALLOCATED, RESET]) == item.kinds
-    assert [4, 4, 4, 4, 0] == item.blocks
-    assert sorted(item.stamps) == item.stamps
-    assert 1.0 == item.rate
-
-
-def test_blocks_are_sampled_at_the_exporters_rate() -> None:
-    """About that share of allocations is sampled, evenly over the blocks; none at 0."""
-    pushed: list[BlockEvents] = []
-    tap = BlockTap(pushed.append)
-    shares = []
-    for rate in (0.0, 0.01, 0.25):
-        tap.flush(rate)
-        pushed.clear()
-        for birth in range(40_000):
-            blocks(tap, ("evicted", birth % 500), ("allocated", birth % 500))
-        tap.flush(rate)
-        shares.append(sum(item.kinds.count(ALLOCATED) for item in pushed) / 40_000)
-        assert {rate} >= {item.rate for item in pushed}
-        assert all(len(item.kinds) <= MAX_OBSERVATIONS for item in pushed)
-
-    assert shares[0] == 0.0
-    assert shares[1:] == pytest.approx([0.01, 0.25], rel=0.15)
-
-
 def test_an_old_release_reports_cached_prompt_tokens_only() -> None:
     """The rest was computed; without the number no prompt is counted."""
     bench = Bench()
@@ -455,7 +441,7 @@ def test_an_old_release_reports_cached_prompt_tokens_only() -> None:
     bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
     bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
 
-    first, second = (event for event in bench.events() if isinstance(event, Iteration))
+    first, second = bench.of(Iteration)
 
     assert [Prompt(1, 4, 3)] == first.prompts
     assert [] == second.prompts
@@ -472,44 +458,6 @@ def test_a_step_is_timed_by_its_own_batch() -> None:
     bench.update(kept, {"a": 1})
     bench.update(lost, {"a": 1})
 
-    first, second = (event for event in bench.events() if isinstance(event, Iteration))
+    first, second = bench.of(Iteration)
 
     assert (started + 1, second.stamp) == (first.started, second.started)
-
-
-def test_after_a_drop_other_blocks_are_sampled() -> None:
-    """They have another source from the next flush on; earlier events have the old one."""
-    pushed: list[BlockEvents] = []
-    tap = BlockTap(pushed.append)
-    tap.flush(1.0)
-    blocks(tap, ("allocated", 4))
-    tap.resample = True
-    tap.flush(1.0)
-    blocks(tap, ("accessed", 4), ("evicted", 4), ("allocated", 5))
-    tap.flush(1.0)
-
-    first, second = pushed
-    assert [[4], [5]] == [first.blocks, second.blocks]
-    assert first.source != second.source
-
-
-def test_block_events_that_cannot_be_pushed_are_dropped() -> None:
-    """They are not sent twice either."""
-    failing = True
-    pushed: list[BlockEvents] = []
-
-    def push(item: BlockEvents) -> None:
-        if failing:
-            raise RuntimeError
-        pushed.append(item)
-
-    tap = BlockTap(push)
-    tap.flush(1.0)
-    blocks(tap, ("allocated", 4))
-    with pytest.raises(RuntimeError):
-        tap.flush(1.0)
-    failing = False
-    blocks(tap, ("allocated", 5))
-    tap.flush(1.0)
-
-    assert [[5]] == [item.blocks for item in pushed]

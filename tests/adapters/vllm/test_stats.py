@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep, decode_item, encode_item
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.publisher.translate import printable
-from sidestep_adapters.vllm.description import describe
-from sidestep_adapters.vllm.stats import VllmTap, split
+from sidestep_adapters.vllm.stats import VllmTap, gauges_of, split
 
 
 class Reason(enum.IntEnum):
@@ -33,7 +33,7 @@ class Tier(str, enum.Enum):
 
 
 class Sink:
-    """Takes what a tap pushes, as the publisher thread does."""
+    """A tap and the items that it pushes."""
 
     def __init__(self, *, later: bool = False, **options: Any) -> None:
         self.pushed: list[Any] = []
@@ -42,13 +42,13 @@ class Sink:
         self.tap = VllmTap(self.push, self.failures.append, [0, 1], **options)
 
     def push(self, item: Any) -> None:
-        """Make deferred items at once, unless ``later`` is set."""
+        """Make deferred items at once unless ``later`` is set, as the publisher thread does."""
         self.pushed += item() if callable(item) and not self.later else [item]
 
     def sent(self) -> list[Any]:
         """Return what the exporter would decode."""
         made = [m for item in self.pushed for m in (item() if callable(item) else [item])]
-        return [decode_item(encode_item(item)) for item in made]
+        return [DIALECTS.decode(encode_item(item)) for item in made]
 
 
 def scheduler(**fields: Any) -> SimpleNamespace:
@@ -84,9 +84,9 @@ def test_fields_are_read_by_name() -> None:
 
 
 def test_items_own_their_values() -> None:
-    """What the engine does to its objects after the call changes nothing.
+    """Changes that the engine makes to its objects after the call have no effect.
 
-    Of what it makes anew for every step only the numbers are copied at the call.
+    Of objects that it makes for every step only the numbers are copied at the call.
     """
     sink = Sink(later=True, connector="NixlConnector")
     stats = scheduler(kv_connector_stats={"num_failed_transfers": [1]})
@@ -129,7 +129,7 @@ class Slotted:
 
 
 def test_objects_with_slots_are_read_and_left_alone() -> None:
-    """They cannot be copied whole; the engine's own list stays unchanged."""
+    """Objects without a ``__dict__`` are not copied; the engine's own list stays unchanged."""
     sink = Sink()
     output = Slotted()
     sink.tap.record(None, output, None, 0)
@@ -141,7 +141,7 @@ def test_objects_with_slots_are_read_and_left_alone() -> None:
 
 
 def test_connector_stats_are_sent_one_family_per_item() -> None:
-    """They are copied on the step's thread and translated on the publisher thread."""
+    """A payload is copied on the step's thread and translated on the publisher thread."""
     sink = Sink(connector="NixlConnector")
     sink.tap.record(
         scheduler(kv_connector_stats={"transfer_duration": [0.1, 0.2]}), iteration(), None, 0
@@ -154,7 +154,7 @@ def test_connector_stats_are_sent_one_family_per_item() -> None:
 
 
 def test_a_step_without_output_or_without_the_scheduler_is_a_step() -> None:
-    """Either part may be missing."""
+    """A missing part stays missing."""
     sink = Sink()
     sink.tap.record(scheduler(), None, None, 0)
     sink.tap.record(None, iteration(), None, 0)
@@ -213,12 +213,12 @@ def test_an_oversized_step_is_split() -> None:
 
 
 def test_a_step_that_fits_is_not_split() -> None:
-    """It is one item."""
+    """A small step is one item."""
     assert len(split(VllmStep(0, 0.0, 0.0))) == 1
 
 
 def test_an_old_releases_call_names_the_engine_third() -> None:
-    """VLLM 0.10 has no multimodal cache to report."""
+    """Releases as old as 0.10 have no multimodal cache to report."""
     sink = Sink()
     sink.tap.record(scheduler(), iteration(), 1)
     (step,) = sink.sent()
@@ -239,16 +239,6 @@ def test_values_over_the_wires_limits_are_cut_and_counted() -> None:
     assert len(step.scheduler.kv_cache_eviction_events[0].reuse_gaps_seconds) == 64
     assert step.iteration.num_generation_tokens == 3
     assert len(sink.failures) == 1
-
-
-def test_long_names_do_not_merge_engines() -> None:
-    """The distinguishing end of an identity is kept."""
-    model = SimpleNamespace(served_model_name="m" * 400, max_model_len=10)
-    description = describe(SimpleNamespace(model_config=model), [0, 1])
-    first, second = description.engine_infos
-
-    assert first.id != second.id
-    assert max(len(first.id), len(description.stream)) <= 256
 
 
 junk: st.SearchStrategy[Any] = st.recursive(
@@ -285,7 +275,7 @@ class Hostile:
 
 
 def test_objects_that_raise_are_counted() -> None:
-    """Each record counts once; the engine continues."""
+    """Failing records count once each, and nothing is raised."""
     sink = Sink()
     sink.tap.record(Hostile(), Hostile(), None, 0)
     sink.tap.record(scheduler(), None, None, 99)
@@ -295,7 +285,7 @@ def test_objects_that_raise_are_counted() -> None:
 
 
 def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
-    """VLLM reports both without an engine."""
+    """The engine index of a rejection is 0, as vLLM does not report one."""
     sink = Sink()
     sink.tap.record_sleep_state(1, 2)
     sink.tap.record_admission_rejection("max_num_queued_reqs")
@@ -305,7 +295,7 @@ def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
 
 
 def test_a_diffusion_models_numbers_have_their_own_field() -> None:
-    """VLLM sends them in the struct of speculative decoding."""
+    """The numbers arrive in the struct of speculative decoding."""
     sink = Sink(diffusion=True)
     sink.tap.record(scheduler(spec_decoding_stats=SimpleNamespace(num_drafts=4)), None, None, 0)
     (step,) = sink.sent()
@@ -314,59 +304,19 @@ def test_a_diffusion_models_numbers_have_their_own_field() -> None:
     assert step.scheduler.diffusion_stats.num_drafts == 4
 
 
-def config(**fields: Any) -> SimpleNamespace:
-    """Return the minimal VllmConfig of any release."""
-    model = SimpleNamespace(served_model_name="tiny", max_model_len=100)
-    return SimpleNamespace(**{"model_config": model, **fields})
+def test_the_state_that_is_sent_again_has_every_gauge() -> None:
+    """An idle engine's gauge would otherwise become 0 after a restart of the exporter."""
+    rows = [row for row in DIALECTS["vllm"].rows if row.kind == "gauge"]
+    paths = [row.source.split(".") for row in rows if isinstance(row.source, str)]
+    read = {
+        path[1].removesuffix("[]").removesuffix("{}") for path in paths if path[0] == "scheduler"
+    }
+    # Properties are computed from fields.
+    names = read & {*SchedulerStats.__struct_fields__}
+    stats = SchedulerStats()
+    for name in names:
+        setattr(stats, name, object())
+    again = gauges_of(stats)
 
-
-def test_the_oldest_configuration_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options that a release lacks are off."""
-    monkeypatch.setenv("SIDESTEP_NAMESPACE", "ns")
-    monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
-    description = describe(config(), [0, 1])
-    first, second = description.engine_infos
-
-    assert description.features == ()
-    assert description.stream == "ns/tiny/engine0/api0"
-    assert (first.id, second.id) == ("ns/tiny/0", "ns/tiny/1")
-    assert first.labels == {"engine": "0", "model_name": "tiny"}
-    assert first.bounds["request_tokens"] == [1, 2, 5, 10, 20, 50, 100]
-
-
-def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has the catalogue's name, and what it needs to start at 0."""
-    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    description = describe(
-        config(
-            speculative_config=SimpleNamespace(num_speculative_tokens=2),
-            lora_config=SimpleNamespace(max_loras=4),
-            kv_transfer_config=SimpleNamespace(
-                is_kv_consumer=True,
-                kv_connector="MultiConnector",
-                kv_connector_extra_config={"connectors": [{"kv_connector": "NixlConnector"}]},
-            ),
-            parallel_config=SimpleNamespace(_api_process_rank=3),
-            observability_config=SimpleNamespace(
-                kv_cache_metrics=True,
-                custom_histogram_buckets={"request_latency": [1.0, 2.0]},
-            ),
-        ),
-        [2],
-    )
-    (info,) = description.engine_infos
-
-    assert set(description.features) == {
-        "spec_decode", "nan_check", "lora", "kv_consumer", "kv_cache_metrics", "nixl",
-    }  # fmt: skip
-    assert description.stream.endswith("/engine2/api3")
-    assert info.closed == {"position": ["0", "1"]}
-    assert info.info == {"lora": {"max_lora": "4"}}
-    assert info.bounds["request_latency"] == [1.0, 2.0]
-
-
-@given(st.text(max_size=400))
-def test_label_values_are_printable_and_short(text: str) -> None:
-    """Any model name becomes a valid label value."""
-    assert printable(text).isprintable()
-    assert len(printable(text)) <= 256
+    assert {"num_running_reqs", "kv_cache_usage"} <= names
+    assert [name for name in names if getattr(again, name) is not getattr(stats, name)] == []

@@ -35,8 +35,10 @@ LINES = [
 
 
 @pytest.mark.parametrize(("line", "name", "labels", "text"), LINES)
-def test_a_sample_says(line: bytes, name: str, labels: dict[str, str], text: bytes) -> None:
-    """Its series and its value, blanks and escapes wherever the format lets them be."""
+def test_a_sample_line_is_parsed(
+    line: bytes, name: str, labels: dict[str, str], text: bytes
+) -> None:
+    """With blanks and escapes wherever the format allows them."""
     found = parse_head(line)
 
     assert (found.name, parser.unescape_labels(found.labels)) == (name, labels)
@@ -84,15 +86,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD, ids=[repr(line)[:30] for line, _ in BAD])
-def test_a_line_that_is_none_has_a_reason(line: bytes, reason: str) -> None:
-    """And nothing else happens."""
+def test_an_invalid_line_is_refused_with_a_reason(line: bytes, reason: str) -> None:
+    """By a WireError."""
     with pytest.raises(WireError) as error:
         parse_value(line[parse_head(line).end :])
     assert error.value.reason == reason
 
 
 def test_comments() -> None:
-    """HELP with its two escapes, TYPE in any case; all others are nobody's business."""
+    """HELP with its two escapes, TYPE in any case; other comments are ignored."""
     assert parse_comment(rb"# HELP a b \n \\n \" \t") == (False, "a", 'b \n \\n \\" \\t')
     assert parse_comment(b"#HELP a") == (False, "a", "")
     assert parse_comment(b" #\tTYPE  a \t Counter ") == (True, "a", "counter")
@@ -119,8 +121,8 @@ def test_comments() -> None:
         (b"1 61005", b"1 61.005"),
     ],
 )
-def test_openmetrics_counts_in_seconds(stamped: bytes, expected: bytes) -> None:
-    """Without losing a millisecond."""
+def test_timestamps_are_converted_to_seconds(stamped: bytes, expected: bytes) -> None:
+    """Exactly."""
     assert timestamp_in_seconds(stamped) == expected
 
 
@@ -140,7 +142,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_line_takes_long(line: bytes) -> None:
-    """Time grows with its length only: what backtracks twice would take seconds."""
+    """Quadratic backtracking would take seconds."""
     started = time.perf_counter()
     with pytest.raises(WireError):
         _ = parse_comment(line) or parse_value(line[parse_head(line).end :])
@@ -149,8 +151,8 @@ def test_no_line_takes_long(line: bytes) -> None:
 
 
 @given(st.binary(max_size=60) | st.text('a1{}="\\n#, .eE+-', max_size=30).map(str.encode))
-def test_any_bytes_are_a_line_or_have_a_reason(line: bytes) -> None:
-    """And what is one is as much as Python makes of it."""
+def test_any_bytes_are_parsed_or_refused(line: bytes) -> None:
+    """A parsed value equals the one that Python reads."""
     try:
         found = parse_head(line)
         text = parse_value(line[found.end :])

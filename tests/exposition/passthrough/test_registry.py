@@ -27,12 +27,12 @@ B: Labels = (("pod", "b"),)
 
 
 def lines(text: str) -> list[str]:
-    """Samples."""
+    """Return the samples."""
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-def test_a_family_of_two_pages_is_one_block() -> None:
-    """With the first one's HELP, and the samples of both; one that both have is the first's."""
+def test_a_family_of_two_pages_is_merged() -> None:
+    """With the HELP of the first page; a sample of both pages is that of the first."""
     passing = Passing((), ())
     passing.take('# HELP a First.\n# TYPE a gauge\na 1\na{x="1"} 2\n')
     passing.take('# HELP a Other.\n# TYPE a gauge\na{x="1",y=""} 3\na{x="2"} 4\nb 5\n', 1)
@@ -43,8 +43,8 @@ def test_a_family_of_two_pages_is_one_block() -> None:
     assert [passing.left_out(at) for at in (0, 1)] == [{}, {"other_target": 1}]
 
 
-def test_labels_tell_targets_apart() -> None:
-    """Then nothing is lost, and each page's text is its own."""
+def test_labels_distinguish_targets() -> None:
+    """All samples of both are exposed."""
     page = page_of_engine("page_triton")
     passing = Passing(A, B)
     passing.take(page)
@@ -64,8 +64,8 @@ def test_labels_tell_targets_apart() -> None:
         "# TYPE a_bucket gauge\na_bucket 1\n",
     ],
 )
-def test_of_two_kinds_the_first_stands(second: str) -> None:
-    """And of names that one family's samples and another have."""
+def test_the_first_page_wins_a_conflict_of_kinds(second: str) -> None:
+    """Also of names that are samples of one family and another family."""
     first = '# TYPE a gauge\na 1\n# TYPE b histogram\nb_bucket{le="+Inf"} 1\n'
     passing = Passing((), ())
     passing.take(first)
@@ -75,8 +75,8 @@ def test_of_two_kinds_the_first_stands(second: str) -> None:
     assert passing.left_out(1) == {"other_target": 1}
 
 
-def test_when_the_first_goes_the_other_shows_it() -> None:
-    """Whoever comes back first in order has it again."""
+def test_another_page_replaces_a_hidden_one() -> None:
+    """The first page has the family again when it returns."""
     passing = Passing((), ())
     passing.take("a 1\n")
     passing.take("# TYPE a counter\na 2\n", 1)
@@ -91,8 +91,8 @@ def test_when_the_first_goes_the_other_shows_it() -> None:
     assert found == [["a 1"], ["a 2"], ["a 3"]]
 
 
-def test_what_is_ours_comes_from_us_alone() -> None:
-    """By family and by any name that one takes; it comes back when it is ours no more."""
+def test_the_exporters_own_names_are_left_out() -> None:
+    """By family and by any name that it takes, as long as it is the exporter's own."""
     page = (
         "# TYPE a_total counter\na_total 1\n# TYPE b histogram\nb_sum 1\n"
         "# TYPE c_created gauge\nc_created 1\n# TYPE d gauge\nd 1\nprocess_x 1\n"
@@ -106,8 +106,8 @@ def test_what_is_ours_comes_from_us_alone() -> None:
     assert lines(passing.show()) == ["a_total 1", "b_sum 1", "c_created 1", "d 1"]
 
 
-def test_a_source_can_leave_families_out() -> None:
-    """Those that it has from elsewhere."""
+def test_a_source_can_exclude_families() -> None:
+    """They are counted as excluded."""
     passing = Passing()
     page = passing.passed.page((), {"nv_inference_count", "my_lat_seconds"})
     text = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
@@ -120,8 +120,8 @@ def test_a_source_can_leave_families_out() -> None:
     assert passing.passed.left_out(page) == {"excluded": 7 + 6}
 
 
-def test_pages_that_are_read_at_the_same_time() -> None:
-    """Whichever is read to its end first: both are shown."""
+def test_pages_are_read_concurrently() -> None:
+    """Both are exposed."""
     passing = Passing(A, B)
     page = page_of_engine("page_triton_custom")
     readings = [passing.page(at).update([page.encode()]) for at in (0, 1)]
@@ -134,27 +134,27 @@ def test_pages_that_are_read_at_the_same_time() -> None:
 
 
 def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
-    """Its answer came later than what had it hidden."""
+    """The response arrived after the page was hidden."""
     passing = Passing()
-    for slices in (1, 2):
+    for slices, text in ((1, "a 1"), (1, "a 2"), (2, "a 3")):
         passing.take("a 1\n")
-        reading = passing.page().update([b"a 1\n"])
+        reading = passing.page().update([f"{text}\n".encode()])
         for _ in range(slices):
             next(reading)
         passing.page().hide()
         for _ in reading:
             pass
-        assert lines(passing.show()) == ["a 1"]
+        assert lines(passing.show()) == [text]
 
 
 def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The families as programs get them."""
+    """Return the families in the form of JSON."""
     found = json_families(passing.passed, names)
     return [{**head, "samples": [one for one in told if one]} for head, told in found]
 
 
-def test_values_for_programs() -> None:
-    """Numbers with their labels; one item for each histogram and summary, as for our own."""
+def test_families_as_json() -> None:
+    """Numbers with their labels; each histogram and summary is one item."""
     passing = Passing()
     passing.take(
         page_of_engine("page_triton_custom")
@@ -198,15 +198,15 @@ PAGE = st.lists(
     min_size=1,
     max_size=9,
 ).map(lambda found: "".join(f"{line}\n" for line in ["c 1", *found]))
-"""Of which each has a sample."""
+"""Pages with at least one sample."""
 GIVEN = st.sampled_from([(), A, B, (("x", "1"),), (("pod", "a"), ("x", "2"))])
 
 
 @given(st.lists(st.tuples(GIVEN, PAGE), min_size=1, max_size=4), st.data())
-def test_whatever_pages_come_together_make_a_page(
+def test_any_pages_merge_to_a_valid_page(
     found: list[tuple[Labels, str]], data: st.DataObject
 ) -> None:
-    """No family twice, no series twice, nothing lost without a reason; in any order of polls."""
+    """No family or series is repeated, and every lost sample is counted, in any order of polls."""
     passing = Passing(*(labels for labels, _ in found))
     for at in data.draw(st.permutations(range(len(found)))):
         passing.take(found[at][1], at)
@@ -226,8 +226,8 @@ def test_whatever_pages_come_together_make_a_page(
 
 
 @pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not here")
-def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
-    """GPUs, summaries, the backends of vLLM and TensorRT-LLM: all that statistics do not feed."""
+def test_all_families_of_triton_servers_pass_through() -> None:
+    """GPUs, summaries, the backends of vLLM and TensorRT-LLM."""
     reference = json.loads(REFERENCE.read_text())
     families = reference["native_metrics"] + reference["backend_metrics"]
     page = "".join(family_text(row["name"], row["type"], row["labels"]) for row in families)
@@ -244,7 +244,7 @@ def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
 
 
 def family_text(name: str, kind: str, labels: list[str]) -> str:
-    """One family with one group of samples."""
+    """Return one family with one group of samples."""
     pairs = ",".join(f'{label}="{label} 0"' for label in labels if label != "quantile")
     outer = f"{{{pairs}}}" if pairs else ""
     inner = f"{pairs}," if pairs else ""
@@ -256,7 +256,7 @@ def family_text(name: str, kind: str, labels: list[str]) -> str:
 
 
 def numbers(page: Mapping[str, Family]) -> dict[tuple[str, object], float]:
-    """Samples by name and labels, bounds and quantiles as Python writes them.
+    """Return the samples by name and labels, with bounds as Python writes them.
 
     The reader of text calls every counter ``_total``, and leaves out what is called ``_created``.
     """
@@ -279,8 +279,8 @@ def _as_numbers(labels: Labels) -> Labels:
     "name",
     ["page_triton", "page_triton_custom", "page_triton_responses", "page_sglang", "page_main"],
 )
-def test_protobuf_says_the_same(name: str) -> None:
-    """Of every kind that real exporters have; a histogram that was classic is so there, too."""
+def test_protobuf_has_the_same_samples(name: str) -> None:
+    """Protobuf has the samples of all kinds that real exporters have; histograms stay classic."""
     passing = Passing(A)
     passing.take(page_of_engine(name))
     made = b"".join(part for piece in passthrough_pieces(passing.passed) for part in piece)
@@ -291,8 +291,8 @@ def test_protobuf_says_the_same(name: str) -> None:
     assert kinds == {name: family.kind for name, family in text.items()}
 
 
-def test_protobuf_has_times_and_plain_labels() -> None:
-    """Milliseconds as the page has them, and label values without their escapes."""
+def test_protobuf_has_timestamps_and_unescaped_labels() -> None:
+    """Timestamps are in milliseconds."""
     passing = Passing()
     passing.take('# TYPE a gauge\na{x="1\\n\\"\\\\"} NaN 1234\na 2\n')
     (family,) = families(b"".join(p for piece in passthrough_pieces(passing.passed) for p in piece))

@@ -1,4 +1,4 @@
-"""The engine's page against the exporter's, once both have come to rest."""
+"""Comparison of an engine's own page with the exporter's, once both are idle."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Protocol
 
 import pages
 import sglang_pages
+from exporters import until
 from pages import ENGINES, Family, comparable
 from real_engines.load import Answer, reasons
-from real_engines.processes import ExporterProcess, until
+from real_engines.processes import ExporterProcess
 
 Found = list[tuple[str, str]]
 
 TOLERANCE = 1e-9
-"""Relative. Sums of floats are added per batch here, one by one in the engine."""
+"""Relative tolerance: the exporter adds floats per batch, the engine one by one."""
 SETTLE = 30.0
 QUEUES = (
     "vllm:num_requests_running",
@@ -37,64 +38,64 @@ OBSERVED = {
     "steps": "vllm:iteration_tokens_total",
     "evictions": "vllm:kv_block_lifetime_seconds",
 }
-"""Figures of a report, from families that the page has."""
+"""Families of the figures in a report."""
 
 
 class Page(dict[str, Family]):
-    """Families by name; short in the report of a failed assertion."""
+    """Families by name, with a short representation for failed assertions."""
 
     def __repr__(self) -> str:
         return f"<page of {len(self)} families>"
 
 
 def parse(text: str) -> Page:
-    """The families of a page."""
+    """Parse a page into its families."""
     return Page(pages.parse(text))
 
 
 def value(page: Page, family: str, /, **labels: str) -> float:
-    """The sum of the samples of a counter or gauge that have ``labels``."""
+    """Return the sum of a counter's or gauge's samples that have ``labels``."""
     return _sum(page, family, (f"{family}_total", family), labels)
 
 
 def count(page: Page, histogram: str, /, **labels: str) -> float:
-    """How many values a histogram has seen."""
+    """Return the number of observations of a histogram's series that have ``labels``."""
     return _sum(page, histogram, (f"{histogram}_count",), labels)
 
 
 def total(page: Page, histogram: str, /, **labels: str) -> float:
-    """The sum of the values a histogram has seen."""
+    """Return the sum of the observations of a histogram's series that have ``labels``."""
     return _sum(page, histogram, (f"{histogram}_sum",), labels)
 
 
 def labels_of(page: Page, family: str) -> list[dict[str, str]]:
-    """Labels of a family's samples; none where the page does not have it."""
+    """Return the labels of a family's samples, or nothing if the page does not have it."""
     known = page.get(family)
     return [] if known is None else [dict(labels) for _, labels in known.samples]
 
 
 def engine_families(page: Page) -> Page:
-    """The engine's own families, whoever shows them."""
+    """Return the engine's families of a page."""
     return Page((name, family) for name, family in page.items() if name.startswith(ENGINES))
 
 
 def shape(page: Page) -> dict[str, tuple[str, set[object]]]:
-    """Families, types, sample names and label sets of the engine: its page without values."""
+    """Return type, sample names and label sets of the engine's families: a page without values."""
     found = engine_families(page).items()
     return {name: (family.kind, set(comparable(family))) for name, family in found}
 
 
 def idle(page: Page) -> bool:
-    """Whether no request runs or waits."""
+    """Return whether no request runs or waits."""
     return not any(value(page, family) for family in QUEUES)
 
 
 def all_differences(
     theirs: Page, ours: Page, since: Page | None = None, *, apart: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What differs on either page; families ``apart`` are looked at elsewhere.
+    """Yield each family that differs, and how, except those in ``apart``.
 
-    ``since``: their page before, of an engine that counts some things while it is idle.
+    ``since`` is an earlier page of the engine, for families that grow while it is idle.
     """
     yield from (
         (name, what)
@@ -104,16 +105,16 @@ def all_differences(
 
 
 class Shown(Protocol):
-    """What has a metrics page: a server, or a program."""
+    """A server or program with a metrics page."""
 
     async def page(self) -> str:
-        """It, as it is now."""
+        """Fetch the page."""
 
 
 async def settled(
     server: Shown, exporter: ExporterProcess, *, apart: Collection[str] = ()
 ) -> tuple[Page, Page, Found]:
-    """Both pages and what differs: at once when they agree, and else after a while."""
+    """Return both pages and their differences, as soon as there are none or after ``SETTLE`` seconds."""
     first: Page | None = None
     theirs = Page()
     ours = Page()
@@ -135,7 +136,7 @@ async def settled(
 
 
 async def settled_alone(exporter: ExporterProcess, condition: Callable[[Page], bool]) -> Page:
-    """The exporter's page as soon as ``condition`` holds for it, and else after a while."""
+    """Return the exporter's page, as soon as it meets ``condition`` or after ``SETTLE`` seconds."""
     ours = Page()
 
     async def met() -> bool:
@@ -149,7 +150,7 @@ async def settled_alone(exporter: ExporterProcess, condition: Callable[[Page], b
 
 
 def assert_nothing_refused(ours: Page) -> None:
-    """The exporter took all that was sent, and the sender had nothing to complain of."""
+    """Assert that the exporter accepted everything, and that the sender dropped nothing."""
     for family in (
         "sidestep_rejected",
         "sidestep_lost_items",
@@ -162,13 +163,13 @@ def assert_nothing_refused(ours: Page) -> None:
 
 
 def assert_complete(answers: list[Answer]) -> None:
-    """Every completion was accepted, and came to its end or was left by the client."""
+    """Assert that every completion was accepted, and either finished or left by its client."""
     assert [200] * len(answers) == [answer.status for answer in answers]
     assert all(answer.reasons or answer.left for answer in answers)
 
 
 def report(run: str, page: Page, answers: list[Answer], **more: object) -> None:
-    """One line of figures, seen with ``pytest -s``."""
+    """Print one line of figures, seen with ``pytest -s``."""
     found = engine_families(page).values()
     figures = {
         "families": len(found),

@@ -1,4 +1,4 @@
-"""Completions that bring an engine into every state its metrics tell of, and what came back."""
+"""Completions that bring an engine into all states that its metrics show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAIN_ENVIRON = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """A completion to ask for; ``leave`` a stream after so many chunks, if at all."""
+    """A completion request; its client leaves the stream after ``leave`` chunks unless that is 0."""
 
     prompt: str
     tokens: int
@@ -50,7 +50,7 @@ class Ask:
 
 @dataclasses.dataclass
 class Answer:
-    """What the client saw of a completion: times are monotonic seconds."""
+    """A completion as its client saw it; times are monotonic seconds."""
 
     status: int = 0
     error: str = ""
@@ -64,23 +64,23 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """By its status, or in a stream that had begun."""
+        """True if the request was refused, by its status or within the stream."""
         return self.status != 200 or bool(self.error)
 
     @property
     def seconds(self) -> float:
-        """From question to end."""
+        """Duration of the completion."""
         return self.ended_at - self.asked_at
 
 
 class Client:
-    """Asks one server; ``seed`` makes its prompts the same in every run."""
+    """A client of one server; ``seed`` makes its prompts reproducible."""
 
     def __init__(self, base: str, seed: int = 7) -> None:
         self.base = base
         self._random = random.Random(seed)
         timeout = aiohttp.ClientTimeout(total=300)
-        # A connection a request: the server closes idle ones, maybe just as one is used again.
+        # One connection per request: the server may close an idle one just as it is used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
 
@@ -91,11 +91,11 @@ class Client:
         await self._session.close()
 
     def text(self, tokens: int) -> str:
-        """A random prompt; a character is a token."""
+        """Return a random prompt; each character is a token."""
         return "".join(self._random.choices(string.ascii_lowercase + " ", k=tokens))
 
     async def ask(self, ask: Ask) -> Answer:
-        """One completion, in chunks or in one piece."""
+        """Request one completion."""
         body = {
             "model": ask.model,
             "prompt": ask.prompt,
@@ -127,18 +127,18 @@ class Client:
         return answer
 
     async def ask_all(self, asks: Iterable[Ask]) -> list[Answer]:
-        """All at once."""
+        """Request completions concurrently."""
         return list(await asyncio.gather(*map(self.ask, asks)))
 
     async def mixed(
         self, *, leave: bool = True, stop_strings: bool = True, streams: int = 1
     ) -> list[Answer]:
-        """Everything that moves a metric: 71 accepted completions, 1 refused as too long.
+        """Request 71 completions that move every metric, and one that is refused as too long.
 
-        Whether a request that its client leaves counts as finished is a race;
-        without ``leave`` the engine's totals are the clients'. A request that ends by a
-        stop string runs on in the engine's core until the front end's abort is there.
-        One of ``streams`` comes as a stream, as does what a client leaves.
+        Whether a request counts as finished when its client disconnects is a race;
+        without ``leave`` the engine's totals equal the clients'. A request that ends by a
+        stop string continues in the engine's core until the front end aborts it.
+        One of ``streams`` completions is streamed, and those that a client leaves.
         """
         text, plain = self.text, {"ignore_eos": True}
         shared = text(200)
@@ -184,10 +184,10 @@ class Client:
 
 
 def reasons(answers: Iterable[Answer]) -> Counter[str]:
-    """Completions by how they ended, parallel samples one by one."""
+    """Count completions by finish reason, parallel samples one by one."""
     return Counter(reason for answer in answers for reason in answer.reasons)
 
 
 def generated(answers: Iterable[Answer]) -> int:
-    """Tokens, by the server's own account to its clients."""
+    """Return the generated tokens that the server reported to its clients."""
     return sum(answer.tokens for answer in answers)

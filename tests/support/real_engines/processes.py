@@ -1,14 +1,12 @@
-"""Processes that a test runs: a server, an exporter, and how they are waited for."""
+"""Processes of engines and exporters that a test runs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,40 +16,24 @@ from typing import Self
 
 import aiohttp
 
+from exporters import until
+from pages import get
+from ports import free_port
+
 START = 300.0
 """Seconds until an engine must answer; it takes 15 to 45 on an idle machine."""
 STOP = 90.0
 ROOT = Path(__file__).parents[3]
 CODE = [str(ROOT / "exporter"), str(ROOT / "adapters")]
-"""This checkout's, whichever one the interpreters have installed."""
+"""This checkout's packages, whatever the interpreters have installed."""
 FOREIGN = ("SIDESTEP_", "VLLM_", "SGLANG_", "PROMETHEUS_", "PYTHONPATH", "COV_")
-"""What a test's processes do not inherit."""
-
-
-async def until(
-    condition: Callable[[], bool | Awaitable[bool]], timeout: float = 60.0, what: str = ""
-) -> None:
-    """Return when ``condition`` holds.
-
-    Raises:
-        AssertionError: It did not within ``timeout`` seconds.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            while True:
-                holds = condition()
-                if not (holds if isinstance(holds, bool) else await holds):
-                    await asyncio.sleep(0.05)
-                    continue
-                return
-    except TimeoutError:
-        raise AssertionError(f"not within {timeout:.0f} s: {what or condition}") from None
+"""Prefixes of variables that processes do not inherit."""
 
 
 class Process:
-    """A child in a process group of its own; what it prints goes to ``log``.
+    """A child in a process group of its own, whose output goes to ``log``.
 
-    It runs this checkout's code, after what a PYTHONPATH in ``environ`` has.
+    This checkout's code follows any PYTHONPATH in ``environ``.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -70,25 +52,25 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the child, and of its group."""
+        """Process id of the child and of its group."""
         return self._child.pid
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def code(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Exit code, or None while the child runs."""
         return self._child.poll()
 
     def send(self, number: int) -> None:
-        """Send a signal to the child alone."""
+        """Send a signal to the child, not to its group."""
         self._child.send_signal(number)
 
     async def ready(self, condition: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """Wait for ``condition``; an early end fails at once, with what was printed last."""
+        """Wait for ``condition``; fail at once, with the last output, if the child ends before."""
 
         async def ended_or_ready() -> bool:
             assert self.code is None, f"ended with {self.code}:\n{self.output[-6000:]}"
@@ -100,14 +82,14 @@ class Process:
             raise AssertionError(f"{error}\n{self.output[-6000:]}") from None
 
     async def stop(self, number: int = signal.SIGTERM, timeout: float = STOP) -> int:
-        """Ask it to end and wait; its exit code."""
+        """Send a signal, wait for the end and return the exit code."""
         if self.code is None:
             self.send(number)
             await until(lambda: self.code is not None, timeout, f"end of {self._child.args!r}")
         return self._child.wait()
 
     def alive(self) -> list[int]:
-        """Processes of its group that still run."""
+        """Return the processes of its group that still run."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -117,8 +99,17 @@ class Process:
                         found.append(int(entry.name))
         return found
 
+    def titled(self, text: str) -> list[int]:
+        """Return the processes of its group that run and have ``text`` in their command line."""
+        found = []
+        for pid in self.alive():
+            with contextlib.suppress(OSError):
+                if text in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                    found.append(pid)
+        return found
+
     def kill(self) -> None:
-        """End whatever is left of its group."""
+        """Kill all that is left of its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._child.wait()
@@ -139,11 +130,12 @@ class Process:
 
 
 class ExporterProcess(Process):
-    """``sidestep serve`` on a port that it chooses itself."""
+    """``sidestep serve`` on a free port."""
 
     def __init__(self, endpoint: str, log: Path, *more: str) -> None:
         self._logged = log.stat().st_size if log.exists() else 0
-        flags = ["--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint, *more]
+        flags = ["--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint]
+        flags += ["--shutdown.linger", "0", *more]
         super().__init__([sys.executable, "-m", "sidestep", "serve", *flags], {}, log)
         self.url = ""
 
@@ -159,12 +151,12 @@ class ExporterProcess(Process):
         return self
 
     async def page(self) -> str:
-        """Its metrics page."""
-        return await fetch(self.url)
+        """Fetch the metrics page."""
+        return await get(self.url)
 
 
 class Server(Process):
-    """An engine that serves HTTP at ``base``, its own metrics page included."""
+    """An engine that serves HTTP at ``base``, with a metrics page of its own."""
 
     def __init__(
         self, base: str, command: Sequence[str], environ: Mapping[str, str], log: Path
@@ -173,7 +165,7 @@ class Server(Process):
         self.base = base
 
     async def started(self) -> Self:
-        """Wait until it takes requests."""
+        """Wait until it accepts requests."""
 
         async def healthy() -> bool:
             try:
@@ -189,17 +181,17 @@ class Server(Process):
         return self
 
     async def page(self) -> str:
-        """The engine's own metrics page."""
-        return await fetch(f"{self.base}/metrics")
+        """Fetch the engine's own metrics page."""
+        return await get(f"{self.base}/metrics")
 
 
 class VllmServer(Server):
-    """An OpenAI server on the tiny model.
+    """vLLM's OpenAI server on the tiny model.
 
     Args:
         python: The interpreter of vLLM's environment.
-        arguments: Beyond those that every server here gets.
-        command: Start ``vllm serve``, which alone knows data parallelism.
+        arguments: Arguments in addition to those of every server.
+        command: Start ``vllm serve``, which data parallelism requires.
     """
 
     def __init__(
@@ -228,7 +220,7 @@ class VllmServer(Server):
 
 
 def engine_environ(home: Path) -> dict[str, str]:
-    """For a vLLM without network, on this machine's CPU, that leaves nothing behind."""
+    """Return the environment of a vLLM on the CPU without network."""
     return {
         **offline(home),
         "VLLM_NO_USAGE_STATS": "1",
@@ -240,7 +232,7 @@ def engine_environ(home: Path) -> dict[str, str]:
 
 
 def offline(home: Path) -> dict[str, str]:
-    """For any engine: it fetches nothing, writes under ``home``, computes in one thread."""
+    """Return the environment of any engine: no network, files under ``home``, one thread."""
     return {
         "HOME": str(home),
         "TMPDIR": str(home),
@@ -251,24 +243,8 @@ def offline(home: Path) -> dict[str, str]:
 
 
 def at_start(home: Path, code: str) -> str:
-    """A folder for PYTHONPATH whose code every interpreter runs first."""
+    """Make a folder for PYTHONPATH whose code every interpreter runs at its start."""
     folder = home / "start"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
     return str(folder)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def fetch(url: str) -> str:
-    """The body at ``url``."""
-    timeout = aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
-        answer.raise_for_status()
-        return await answer.text()

@@ -1,4 +1,4 @@
-"""A request to a real SGLang server."""
+"""Requests to a real SGLang server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import aiohttp
 
 
 async def post(url: str) -> None:
-    """Ask the server to do something."""
+    """Send an empty POST request, as SGLang's control endpoints take it."""
     async with aiohttp.ClientSession() as session, session.post(url) as answer:
         answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""Runs of a real SGLang that bring its metrics into every state, for tests and for recordings."""
+"""Runs of a real SGLang that bring its metrics into all states, for tests and recordings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from real_engines.load import Answer, Ask, Client
 from real_engines.sglang_server import RETRACTING, TWO_RANKS, TWO_RANKS_ENVIRON
 
 CUSTOM_LABELS = "x-custom-labels"
-"""A header with labels of a request."""
+"""Header with the custom labels of a request."""
 BOUNDS = {
     "sglang:time_to_first_token_seconds": "0.01 0.1 1.0",
     "sglang:inter_token_latency_seconds": "0.005 0.05 0.5",
@@ -22,12 +22,12 @@ BOUNDS = {
     "sglang:generation_tokens_histogram": "92.0 96.0 98.0 100.0 102.0 104.0 108.0",
     "sglang:eviction_duration_seconds": "0.0001 0.01",
 }
-"""Histograms whose bounds ``LABELLED`` has set otherwise, and to what."""
+"""Bounds that ``LABELLED`` sets, by histogram."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Arguments and environ of a server, and what it is asked."""
+    """Arguments and environment of a server, and the load on it."""
 
     load: Callable[[Client], Awaitable[list[Answer]]]
     arguments: Sequence[str] = ()
@@ -35,12 +35,12 @@ class Run:
 
 
 async def mixed(client: Client) -> list[Answer]:
-    """Every other completion as a stream."""
+    """Request the mixed load, every second completion as a stream."""
     return await client.mixed(streams=2)
 
 
 async def labelled(client: Client) -> list[Answer]:
-    """Sixty completions of four priorities, or none, for nobody or one of two teams."""
+    """Request sixty completions with different priorities and custom labels."""
     teams: list[dict[str, str]] = [
         {},
         {"team": "red"},

@@ -1,4 +1,4 @@
-"""A real SGLang on this machine's CPU: how it is started, and the feeds that it publishes."""
+"""A real SGLang on the CPU, and the streams that it publishes."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from real_engines.processes import ROOT, Process, Server, free_port, offline
+from ports import free_port
+from real_engines.processes import ROOT, Process, Server, offline
 
 INSTALLED = ROOT / "build/sglang-venv/bin/python"
 """The interpreter of the environment that tools/setup_sglang.sh makes."""
 STAND_INS = Path(__file__).with_name("sglang_stand_ins")
-"""Packages that SGLang imports and that this machine cannot have; on PYTHONPATH."""
+"""Folder of packages that SGLang imports and that cannot be installed without a GPU."""
 TWO_RANKS = ["--dp-size", "2"]
 TWO_RANKS_ENVIRON = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-"""A core for each: by itself SGLang places a rank on every NUMA node, of which there may be one."""
+"""A core for each rank: by default SGLang needs a NUMA node per rank."""
 POOL = 4096
 """Tokens of KV cache: few enough that a mixed load evicts blocks."""
 RETRACTING = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
-"""An environ in which SGLang admits more requests than will fit, and has to retract some."""
+"""Environment in which SGLang admits too many requests, and has to retract some."""
 
 
 class Sharing(Process):
-    """A process that takes along what SGLang shared in memory: SGLang leaves it behind."""
+    """A process that deletes SGLang's files in shared memory, which SGLang leaves behind."""
 
     _shared: frozenset[Path] = frozenset()
 
     async def ready(self, condition: Callable[[], Awaitable[bool]], timeout: float) -> None:
-        """See ``Process``; from then on it is known what is shared."""
+        """Wait as ``Process`` does, then record which files are shared."""
         await super().ready(condition, timeout)
         self._shared = frozenset(path for pid in self.alive() for path in shared_files(pid))
 
     def kill(self) -> None:
-        """End whatever is left of it, and what it shared."""
+        """Kill all that is left of its group, and delete the shared files."""
         super().kill()
         for path in self._shared:
             path.unlink(missing_ok=True)
@@ -52,13 +53,12 @@ class Sharing(Process):
 class SglangServer(Sharing, Server):
     """SGLang's server on the tiny model.
 
-    Its schedulers and its detokenizer are in its process group: they end with it.
+    Its schedulers and its detokenizer are in its process group and end with it.
 
     Args:
         python: The interpreter of SGLang's environment.
-        arguments: Beyond those that every server here gets.
+        arguments: Arguments in addition to those of every server.
         environ: A PYTHONPATH in it comes after the stand-ins.
-        metrics: Whether SGLang shows a page of its own.
     """
 
     def __init__(
@@ -68,8 +68,6 @@ class SglangServer(Sharing, Server):
         home: Path,
         arguments: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-        *,
-        metrics: bool = True,
     ) -> None:
         port = free_port()
         flags = shlex.split(
@@ -79,10 +77,8 @@ class SglangServer(Sharing, Server):
             f" --grammar-backend none --disable-overlap-schedule --disable-cuda-graph"
             f" --mem-fraction-static 0.1 --max-total-tokens {POOL} --max-running-requests 16"
             # Without it the scheduler of an idle server keeps a core busy.
-            f" --sleep-on-idle"
+            f" --sleep-on-idle --enable-metrics"
         )
-        if metrics:
-            flags.append("--enable-metrics")
         command = [str(python), "-m", "sglang.launch_server", *flags, *arguments]
         settings = {**sglang_environ(home), **(environ or {})}
         paths = [str(STAND_INS), *filter(None, [settings.get("PYTHONPATH")])]
@@ -92,12 +88,12 @@ class SglangServer(Sharing, Server):
 
 
 def interpreter() -> Path:
-    """Of SGLang's environment, which may be elsewhere."""
+    """Return the Python of SGLang's environment, which a variable may set."""
     return Path(os.environ.get("SIDESTEP_SGLANG_PYTHON", INSTALLED))
 
 
 def shared_files(pid: int) -> Iterator[Path]:
-    """SGLang's files in shared memory that a process has open."""
+    """Yield SGLang's files in shared memory that a process has open."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             path = link.readlink()
@@ -106,7 +102,7 @@ def shared_files(pid: int) -> Iterator[Path]:
 
 
 def sglang_environ(home: Path) -> dict[str, str]:
-    """For an SGLang without network and without kernels, that leaves nothing behind."""
+    """Return the environment of an SGLang on the CPU without network and kernels."""
     return {
         **offline(home),
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -118,7 +114,7 @@ def sglang_environ(home: Path) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Feeds:
-    """Where a server publishes what it does; each rank has a port, or a socket file, of its own."""
+    """Endpoints of a server's streams; each rank has a port, or a socket file, of its own."""
 
     kv_port: int
     load_port: int
@@ -126,13 +122,13 @@ class Feeds:
 
     @classmethod
     def chosen(cls, home: Path, ranks: int = 1) -> Self:
-        """Free ports, and a path in ``home``."""
+        """Choose free ports, and a path in ``home``."""
         first = free_ports(2 * ranks)
         return cls(first, first + ranks, home / "forward")
 
     @property
     def flags(self) -> list[str]:
-        """Arguments that make a server publish all of them."""
+        """Arguments that make a server publish all streams."""
         kv_events = {
             "publisher": "zmq",
             "endpoint": f"tcp://127.0.0.1:{self.kv_port}",
@@ -142,7 +138,7 @@ class Feeds:
         return [
             "--kv-events-config",
             json.dumps(kv_events),
-            # Of this one SGLang binds wildcard addresses only.
+            # SGLang binds this endpoint to wildcard addresses only.
             "--load-publish-endpoint",
             f"tcp://0.0.0.0:{self.load_port}",
             "--enable-forward-pass-metrics",
@@ -150,21 +146,9 @@ class Feeds:
             f"ipc://{self.forward_pass_path}",
         ]
 
-    def kv_events(self, rank: int = 0) -> str:
-        """Endpoint of a rank's block events."""
-        return f"tcp://127.0.0.1:{self.kv_port + rank}"
-
-    def load(self, rank: int = 0) -> str:
-        """Endpoint of a rank's load."""
-        return f"tcp://127.0.0.1:{self.load_port + rank}"
-
-    def forward_pass(self, rank: int = 0) -> str:
-        """Endpoint of a rank's forward passes; SGLang appends the rank."""
-        return f"ipc://{self.forward_pass_path}.{rank}"
-
 
 class Message(NamedTuple):
-    """One that a feed carried, its payload decoded."""
+    """A message of a stream with its payload decoded."""
 
     topic: str
     number: int
@@ -172,7 +156,7 @@ class Message(NamedTuple):
 
 
 class Listener:
-    """Keeps what a feed carries, from where it has caught up with it on."""
+    """A subscriber that keeps all messages of a stream."""
 
     def __init__(self, endpoint: str) -> None:
         self.heard: list[Message] = []
@@ -202,7 +186,7 @@ class Listener:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on now."""
+    """Return the first of ``count`` consecutive ports that nothing listens on now."""
     while True:
         first = free_port()
         try:

@@ -1,7 +1,7 @@
-"""A model small enough for a test: its configuration, and a tokenizer with one token a byte.
+"""A model for tests: its configuration, and a tokenizer with one token a byte.
 
-There is no weight file: the engine is started with ``--load-format dummy``. As
-every byte is a token, a prompt of so many ASCII characters is so many tokens.
+There is no weight file: the engine is started with ``--load-format dummy``. Every
+ASCII character of a prompt is one token.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_adapter(folder: Path) -> Path:
-    """Write a LoRA adapter of the model's query projections, all zeros, into ``folder``."""
+    """Write a LoRA adapter of the query projections, all zeros, into ``folder``."""
     folder.mkdir(parents=True)
     _write(
         folder / "adapter_config.json",
@@ -86,7 +86,7 @@ def make_adapter(folder: Path) -> Path:
 
 
 def _zeros(shapes: dict[str, tuple[int, int]]) -> bytes:
-    """A safetensors file: length of the header, the header in JSON, the tensors."""
+    """Return a safetensors file: length of the header, the header in JSON, the tensors."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -117,7 +117,7 @@ def _tokenizer(vocabulary: list[str]) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> list[str]:
-    """A printable character for every byte, as byte-level BPE writes them (GPT-2's table)."""
+    """Return a printable character for every byte, as byte-level BPE does (GPT-2's table)."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in shown]
     return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]

@@ -1,8 +1,7 @@
-"""Calls of Triton over gRPC; runs with the interpreter of Triton's environment.
+"""Calls of Triton over gRPC, run with the interpreter of Triton's environment.
 
-``triton_calls.py HOST:PORT`` reads a list of calls as JSON, each a list of its name and arguments,
-and writes the list of their outcomes: ``["load", model]``, ``["unload", model]``, and
-``["stream", model, counts]``, a request for each number of responses, all in one stream.
+``triton_calls.py HOST:PORT`` reads a JSON list of calls and writes the list of their outcomes. Calls are
+``["load", model]``, and ``["stream", model, counts]``: one stream with a request for each number of responses.
 """
 
 from __future__ import annotations
@@ -21,19 +20,13 @@ LIMIT = 30.0
 
 
 def load(client: triton.InferenceServerClient, model: str) -> bool:
-    """Load a model, or load it anew."""
+    """Load or reload a model."""
     client.load_model(model, client_timeout=LIMIT)
     return bool(client.is_model_ready(model))
 
 
-def unload(client: triton.InferenceServerClient, model: str) -> bool:
-    """Unload a model."""
-    client.unload_model(model, client_timeout=LIMIT)
-    return True
-
-
 def stream(client: triton.InferenceServerClient, model: str, counts: list[int]) -> dict[str, Any]:
-    """How many responses each request got, and the errors: one of them says not whose it is."""
+    """Return the number of responses to each request, and the errors, which name no request."""
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number, count in enumerate(counts):
@@ -59,11 +52,11 @@ def stream(client: triton.InferenceServerClient, model: str, counts: list[int]) 
     return {"responses": responses, "errors": errors}
 
 
-CALLS: dict[str, Callable[..., Any]] = {"load": load, "unload": unload, "stream": stream}
+CALLS: dict[str, Callable[..., Any]] = {"load": load, "stream": stream}
 
 
 def run(address: str, calls: list[list[Any]]) -> list[Any]:
-    """Their outcomes, in their order."""
+    """Return the outcomes of calls, in order."""
     client = triton.InferenceServerClient(address)
     try:
         return [CALLS[name](client, *arguments) for name, *arguments in calls]

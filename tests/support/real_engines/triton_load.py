@@ -1,4 +1,4 @@
-"""Requests that bring Triton's figures into every state, and what their clients saw."""
+"""Requests that bring Triton's metrics into all states."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CALLS = Path(__file__).with_name("triton_calls.py")
 UNBATCHED = ("raising", "refusing", "slow", "late")
 """Models whose tensors have no dimension for the batch."""
 NEWEST = {"cached": "3"}
-"""The version that answers where none is asked for, if it is not 1."""
+"""Version that answers requests without a version, if it is not 1."""
 STREAMS = (3, 1, 0, 5, -1)
-"""Responses that ``mixed`` wants of the decoupled model; for a negative number it is an error."""
+"""Responses that ``mixed`` requests of the decoupled model; a negative number is an error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """An inference; ``values`` are the first numbers of its rows, of which its batch is made."""
+    """An inference request; each of ``values`` is the first number of a row of its batch."""
 
     model: str
     values: Sequence[float] = (1.0,)
@@ -34,7 +34,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What came back; ``status`` is 0 where nothing did."""
+    """The answer to a request; ``status`` is 0 if there was none."""
 
     ask: Ask
     status: int
@@ -47,11 +47,11 @@ class Answer:
 
 
 class Client:
-    """Asks the server at ``place``, whichever of its lives it is in."""
+    """A client of the server at ``place``, across its restarts."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        # A connection a request: an idle one would hold up Triton's end.
+        # One connection per request: an idle one would delay Triton's shutdown.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=60)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -63,7 +63,7 @@ class Client:
         await self._session.close()
 
     async def ask(self, ask: Ask) -> Answer:
-        """One inference."""
+        """Send one request."""
         rows = [[value, 0.0] for value in ask.values]
         batched = ask.model not in UNBATCHED
         tensor = {
@@ -81,23 +81,28 @@ class Client:
         return Answer(ask, status, answer.get("error", ""))
 
     async def ask_all(self, asks: Iterable[Ask]) -> list[Answer]:
-        """At once."""
+        """Send requests concurrently."""
         return list(await asyncio.gather(*map(self.ask, asks)))
 
     async def ask_in_turn(self, asks: Iterable[Ask]) -> list[Answer]:
-        """One after the other."""
+        """Send requests one after the other."""
         return [await self.ask(ask) for ask in asks]
 
     async def load(self, model: str) -> None:
-        """Load a model, or load it anew; until then a thread of Triton's HTTP port is deaf."""
+        """Load or reload a model; a thread of Triton's HTTP port is blocked until then."""
         await self._repository(model, "load")
 
     async def unload(self, model: str) -> None:
         """Unload a model, and wait until it is gone."""
         await self._repository(model, "unload")
 
+    async def states(self) -> dict[str, str]:
+        """Return the state of each model whose versions have one, as the repository API reports it."""
+        _, found = await self._post("/v2/repository/index", {})
+        return {model["name"]: model["state"] for model in found if "state" in model}
+
     async def call(self, *calls: Sequence[Any]) -> list[Any]:
-        """Outcomes of calls over gRPC: see ``triton_calls``."""
+        """Return the outcomes of calls over gRPC: see ``triton_calls``."""
         command = [str(self.place.python), str(CALLS), f"127.0.0.1:{self.place.grpc}"]
         pipe = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -107,11 +112,11 @@ class Client:
         return outcomes
 
     async def mixed(self) -> list[Answer]:
-        """Every model in every way, but the slow ones; not the same in two runs."""
+        """Send requests to every model except the slow ones; results differ between runs."""
         answers = await asyncio.gather(
             self.ask_in_turn(Ask("batched", [1.0] * size) for size in (1, 3, 8)),
             self.ask_all(Ask("batched", [2.0] * (1 + turn % 3)) for turn in range(30)),
-            # With an entry's first request under way, others would compute it too.
+            # In turn: concurrent requests would all miss the cache.
             self.ask_in_turn(Ask("cached", [4.0], "1") for _ in range(5)),
             self.ask_in_turn(Ask("cached", [turn % 4, 1.0]) for turn in range(7)),
             self.ask_in_turn(Ask("refusing", [value]) for value in (1, -1, 2, -2, 3)),
@@ -124,7 +129,7 @@ class Client:
             ),
             self._streams(),
         )
-        # In the crowd, all of these may have been turned away.
+        # Under load, all requests of these models may have been rejected.
         alone = await self.ask_in_turn(Ask(model) for model in ("queued", "chain", "chain"))
         return [*(answer for some in answers for answer in some), *alone]
 
@@ -140,14 +145,14 @@ class Client:
         status, answer = await self._post(f"/v2/repository/models/{model}/{verb}", {})
         assert status == 200, answer
 
-    async def _post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    async def _post(self, path: str, body: object) -> tuple[int, Any]:
         async with self._session.post(self.place.base + path, json=body) as response:
             text = await response.text()
             return response.status, json.loads(text) if text else {}
 
 
 def statuses(answers: Iterable[Answer]) -> dict[str, Counter[int]]:
-    """How often each model answered what."""
+    """Count the answers of each model by status."""
     found: dict[str, Counter[int]] = {}
     for answer in answers:
         found.setdefault(answer.ask.model, Counter())[answer.status] += 1
@@ -155,5 +160,5 @@ def statuses(answers: Iterable[Answer]) -> dict[str, Counter[int]]:
 
 
 def succeeded(answers: Iterable[Answer]) -> Counter[tuple[str, str]]:
-    """How many requests each model version has answered, by the clients' account."""
+    """Count the answered requests of each model version, as their clients saw them."""
     return Counter(answer.of for answer in answers if answer.status == 200)

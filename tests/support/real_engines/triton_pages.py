@@ -1,4 +1,4 @@
-"""The exporter's page against Triton's own page and statistics, and over time."""
+"""Comparison of the exporter's page with Triton's own page and statistics, and over time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Self
 
 import aiohttp
 
+from exporters import until
 from pages import Labels
 from real_engines.comparison import Found, Page, parse, value
-from real_engines.processes import ExporterProcess, until
+from real_engines.processes import ExporterProcess
 from real_engines.triton_server import TritonServer, Versions
 
 SUCCESS = "nv_inference_request_success"
@@ -34,7 +35,7 @@ DURATIONS = {
     "nv_cache_hit_duration_per_model": "nv_cache_num_hits_per_model",
     "nv_cache_miss_duration_per_model": "nv_cache_num_misses_per_model",
 }
-"""And what has as many observations, or more: Triton rounds each of them down."""
+"""Durations, by the family that counts their observations: Triton rounds each one down."""
 PASSED = (
     FAILURE,
     "nv_inference_pending_request_count",
@@ -43,18 +44,21 @@ PASSED = (
     "nv_cache_num_lookups",
     "nv_cache_num_misses",
 )
-"""Families that only Triton's own page has, and that rest when the server does."""
+"""Families of Triton's own page that do not change while the server is idle."""
 BATCH = "sidestep_triton_batch_size"
 STATES = ("up", "stale", "down")
-STAGES = ("input", "infer", "output")
+STAGES = ("compute_input", "compute_infer", "compute_output")
 EXACT = 1e-13
-"""Relative: floats made of whole nanoseconds, and Unix times to the millisecond."""
+"""Relative tolerance of floats made of whole nanoseconds, and of Unix times in milliseconds."""
+
+PERIOD = 0.1
+"""Seconds between two scrapes of a ``Sampler``."""
 
 Samples = dict[tuple[str, Labels], float]
 
 
 def samples(page: Page, family: str, *, without: Iterable[str] = ()) -> Samples:
-    """A family's samples, those that only labels ``without`` tell apart summed."""
+    """Return a family's samples, summed over the labels ``without``."""
     found: Samples = {}
     for (name, labels), number in (page[family].samples if family in page else {}).items():
         kept = tuple((label, text) for label, text in labels if text and label not in without)
@@ -63,9 +67,9 @@ def samples(page: Page, family: str, *, without: Iterable[str] = ()) -> Samples:
 
 
 def differences(theirs: Page, ours: Page, *, passed: bool) -> Iterator[tuple[str, str]]:
-    """What our page has otherwise than Triton's own, where it must be the same.
+    """Yield each family that should equal the one on Triton's page and does not, and how.
 
-    ``passed``: whether the exporter shows what only Triton's own page has, too.
+    ``passed``: the exporter exposes the families of Triton's own page, too.
     """
     for name in COUNTS:
         yield from _unequal(name, samples(theirs, name), samples(ours, name))
@@ -87,7 +91,7 @@ def _unequal(family: str, theirs: Samples, ours: Samples) -> Iterator[tuple[str,
 
 
 def _unrounded(family: str, theirs: Page, ours: Page, counted: str) -> Iterator[tuple[str, str]]:
-    """Each observation may have lost up to a microsecond in Triton, and never gained one."""
+    """Yield durations beyond Triton's rounding: it drops up to a microsecond per observation."""
     native, kept = samples(theirs, family), samples(ours, family)
     if native.keys() != kept.keys():
         yield family, f"has {sorted(kept)}, not {sorted(native)}"
@@ -99,14 +103,14 @@ def _unrounded(family: str, theirs: Page, ours: Page, counted: str) -> Iterator[
 
 
 def strayed(statistics: Versions, ours: Page) -> Iterator[tuple[str, str]]:
-    """What our page has otherwise than Triton's statistics say, in families that are our own."""
+    """Yield each of the exporter's own families that contradicts Triton's statistics, and how."""
     expected = _expected(statistics)
     families = {name.removesuffix("_total") for name, _ in expected} | {BATCH}
     shown: Samples = {}
     for family in families:
         for (name, labels), number in samples(ours, family).items():
             if not name.endswith("_bucket"):
-                # Tags of a model are not in its statistics.
+                # A model's tags are not in its statistics.
                 kept = tuple((n, text) for n, text in labels if not n.startswith("_"))
                 shown[name, kept] = number
     for key in expected.keys() | shown.keys():
@@ -116,40 +120,41 @@ def strayed(statistics: Versions, ours: Page) -> Iterator[tuple[str, str]]:
 
 
 def _expected(statistics: Versions) -> Samples:
-    """By sample name and labels."""
+    """Return the expected samples of the exporter's own families."""
     found: Samples = {("sidestep_triton_model_versions", ()): len(statistics)}
     for (model, version), stats in statistics.items():
-        for name, number, size in _expected_of(stats):
-            own = {"batch_size": str(size)} if size else {}
+        for name, number, own in _expected_of(stats):
             labels = {"model": model, "version": version, **own}
             found[f"sidestep_triton_{name}", tuple(sorted(labels.items()))] = number
     return found
 
 
-def _expected_of(stats: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
-    """Name, number and batch size of each sample of a version; 0 for those of none."""
+def _expected_of(stats: Mapping[str, Any]) -> Iterator[tuple[str, float, Mapping[str, str]]]:
+    """Yield name, value and own labels of each sample of a version."""
     counts = _executions(stats)
-    seconds = {
-        batch["batch_size"]: sum(batch[f"compute_{stage}"]["ns"] for stage in STAGES) / 1e9
-        for batch in stats["batch_stats"]
-    }
-    for size, count in counts.items():
-        yield "batch_executions_total", count, size
-        yield "batch_seconds_total", seconds[size], size
-    yield "batch_size_count", stats["execution_count"], 0
-    yield "batch_size_sum", sum(size * count for size, count in counts.items()), 0
+    busy = 0.0
+    for batch in stats["batch_stats"]:
+        size = {"batch_size": str(batch["batch_size"])}
+        seconds = {stage: batch[stage]["ns"] / 1e9 for stage in STAGES}
+        busy += sum(seconds.values())
+        yield "batch_executions_total", counts[batch["batch_size"]], size
+        yield "batch_seconds_total", sum(seconds.values()), size
+        for stage, number in seconds.items():
+            yield "batch_stage_seconds_total", number, {**size, "stage": stage}
+    yield "batch_size_count", stats["execution_count"], {}
+    yield "batch_size_sum", sum(size * count for size, count in counts.items()), {}
     if stats["name"] != "chain":
-        # Executions of an ensemble are its members'.
-        yield "busy_seconds_total", sum(seconds.values()), 0
-        yield "instances", 1, 0
+        # An ensemble's executions are counted by its members.
+        yield "busy_seconds_total", busy, {}
+        yield "instances", 1, {}
     failed = stats["inference_stats"]["fail"]
-    yield "failed_requests_total", failed["count"], 0
-    yield "failed_request_seconds_total", failed["ns"] / 1e9, 0
-    yield "last_inference_timestamp_seconds", stats["last_inference"] / 1e3, 0
+    yield "failed_requests_total", failed["count"], {}
+    yield "failed_request_seconds_total", failed["ns"] / 1e9, {}
+    yield "last_inference_timestamp_seconds", stats["last_inference"] / 1e3, {}
 
 
 def _executions(stats: Mapping[str, Any]) -> dict[int, int]:
-    """Of each batch size."""
+    """Return the executions of each batch size."""
     return {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
 
 
@@ -171,13 +176,13 @@ async def settled(
     native: bool = True,
     passed: bool = False,
 ) -> tuple[Page, Found]:
-    """Our page, and what differs: at once when nothing does, and else after a while.
+    """Return the exporter's page and its differences, as soon as there are none or after a while.
 
     Args:
-        server: At rest, or about to be.
-        exporter: One that polls it.
-        models: To ask for one by one; otherwise Triton is asked for all at once.
-        native: Whether Triton shows a page of its own that can be compared.
+        server: A server that is idle, or soon will be.
+        exporter: An exporter that polls it.
+        models: Models to poll one by one; none to poll all at once.
+        native: Compare Triton's own page, too.
         passed: See ``differences``.
     """
     ours = Page()
@@ -198,15 +203,15 @@ async def settled(
 
 
 def state(page: Page) -> str:
-    """What the server is, by the page; empty: it says nothing."""
+    """Return the server's state by the page, or an empty string if the page has none."""
     family = "sidestep_triton_state"
     found = [state for state in STATES if value(page, family, state=state) == 1]
     assert len(found) == (family in page), page[family]
     return found[0] if found else ""
 
 
-async def reached(exporter: ExporterProcess, wanted: str, timeout: float = 20.0) -> Page:
-    """The page when the server's state is ``wanted``."""
+async def reached(exporter: ExporterProcess, wanted: str) -> Page:
+    """Wait until the server's state is ``wanted``, and return the page."""
     page = Page()
 
     async def has() -> bool:
@@ -214,12 +219,12 @@ async def reached(exporter: ExporterProcess, wanted: str, timeout: float = 20.0)
         page = parse(await exporter.page())
         return state(page) == wanted
 
-    await until(has, timeout, f"state {wanted}")
+    await until(has, 20.0, f"state {wanted}")
     return page
 
 
 def answered(page: Page) -> Counter[tuple[str, str]]:
-    """Requests that each model version has answered, by the page."""
+    """Count the answered requests of each model version by the page."""
     found: Counter[tuple[str, str]] = Counter()
     for (_, labels), number in samples(page, SUCCESS).items():
         of = dict(labels)
@@ -228,20 +233,19 @@ def answered(page: Page) -> Counter[tuple[str, str]]:
 
 
 class Sampler:
-    """Looks at a page all the time: nothing that counts may ever be less than it was.
+    """A scraper in the background that records every counter which decreases.
 
-    What disappears and comes back has to come back with no less.
+    A series that disappears must not come back with a lower value.
 
     Attributes:
-        exporter: Whose page; another one's or nobody's from now on.
-        looks: How many.
-        shrunk: What was less than before.
-        states: Those of the server, one after the other.
+        exporter: Exporter to scrape; None for a pause.
+        looks: Scrapes so far.
+        shrunk: Decreases so far.
+        states: States of the server, in order.
     """
 
-    def __init__(self, period: float = 0.1) -> None:
+    def __init__(self) -> None:
         self.exporter: ExporterProcess | None = None
-        self.period = period
         self.looks = 0
         self.shrunk: list[str] = []
         self.states: list[str] = []
@@ -264,15 +268,15 @@ class Sampler:
                     self.take(parse(await exporter.page()))
                 except aiohttp.ClientError:
                     assert exporter is not self.exporter or exporter.code is not None
-            await asyncio.sleep(self.period)
+            await asyncio.sleep(PERIOD)
 
     def check(self) -> None:
-        """Nothing has shrunk, in enough looks to tell."""
+        """Assert that no counter has decreased, over enough scrapes."""
         assert self.shrunk == []
         assert self.looks > 20
 
     def take(self, page: Page) -> None:
-        """One look."""
+        """Compare a page with the highest values so far."""
         self.looks += 1
         found = state(page)
         if found and self.states[-1:] != [found]:
@@ -286,5 +290,5 @@ class Sampler:
 
 
 def _is_ours(family: str) -> bool:
-    """Whether the exporter counts it, whatever it passes on of Triton's own page."""
+    """Return whether the exporter counts a family itself."""
     return family in COUNTS or family in DURATIONS or family.startswith("sidestep_triton_")

@@ -1,4 +1,4 @@
-"""A real Triton on this machine's CPU: where it is, its lives, its models and its own figures."""
+"""A real Triton on the CPU, its models and its own metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import os
 import shutil
 import signal
-import socket
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
@@ -16,25 +15,27 @@ from typing import Any, NamedTuple, Self
 
 import aiohttp
 
-from real_engines.processes import ROOT, ExporterProcess, Process, fetch
+from pages import get
+from ports import free_ports
+from real_engines.processes import ROOT, ExporterProcess, Process
 
 INSTALLED = ROOT / "build/triton-venv/bin/python"
 """The interpreter of the environment that tools/setup_triton.sh makes."""
 SOURCES = Path(__file__).with_name("triton_models")
 VERSIONS: Mapping[str, Sequence[int]] = {"cached": (1, 3)}
-"""Of models that have not just version 1."""
+"""Versions of models that have others than version 1."""
 MODELS = ("batched", "cached", "chain", "queued", "raising", "refusing", "streaming")
-"""Those that a mixed load asks; the others are slow."""
+"""Models of the mixed load; the others are slow."""
 START = 60.0
-"""Seconds until Triton must answer; it takes 1 and a half, and one more for each Python model."""
+"""Seconds until Triton must answer; it takes 1.5, and 1 for each Python model."""
 EXIT = 45.0
-"""Seconds until it must have ended: of itself it gives up waiting after 30."""
+"""Seconds until it must have ended; it stops waiting for requests after 30."""
 
 Versions = dict[tuple[str, str], dict[str, Any]]
 
 
 class Ended(NamedTuple):
-    """How a process ended: ``seconds`` from the signal to the end."""
+    """Exit code of a process, and ``seconds`` from the signal to the end."""
 
     code: int
     seconds: float
@@ -42,7 +43,7 @@ class Ended(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a server is, in all its lives: its folder, and a port for each protocol."""
+    """Folder and ports of a server, which stay the same across restarts."""
 
     python: Path
     home: Path
@@ -52,7 +53,7 @@ class Place:
 
     @classmethod
     def chosen(cls, python: Path, home: Path, *more: str) -> Self:
-        """Free ports, and a model repository in ``home``; ``more`` models beside ``MODELS``."""
+        """Choose free ports, and make a model repository in ``home`` with ``MODELS`` and ``more``."""
         place = cls(python, home, *free_ports(3))
         for name in (*MODELS, *more):
             place.add(name, VERSIONS.get(name, (1,)))
@@ -65,7 +66,7 @@ class Place:
 
     @property
     def grpc_target(self) -> str:
-        """The gRPC API, as the exporter is told of it."""
+        """Address of the gRPC API in the form of the exporter's flag."""
         return f"grpc://127.0.0.1:{self.grpc}"
 
     @property
@@ -75,16 +76,16 @@ class Place:
 
     @property
     def repository(self) -> Path:
-        """A copy of the models: Triton writes beside what it imports."""
+        """Model repository; a copy, as Triton writes beside what it imports."""
         return self.home / "models"
 
     @property
     def shared(self) -> str:
-        """What the names of its files in shared memory begin with."""
+        """Prefix of the names of its files in shared memory."""
         return f"sidestep-triton-{self.http}-"
 
     def add(self, name: str, versions: Sequence[int], repository: Path | None = None) -> None:
-        """A model of ``SOURCES``, or more versions of one that is there."""
+        """Add a model of ``SOURCES`` to the repository, or versions of one that is there."""
         model = (repository or self.repository) / name
         model.mkdir(parents=True, exist_ok=True)
         source = SOURCES / name / "config.pbtxt"
@@ -93,24 +94,24 @@ class Place:
         for version in versions:
             folder = model / str(version)
             folder.mkdir()
-            # An ensemble has nothing in its folder, but must have one.
+            # An ensemble needs a folder, even an empty one.
             if "python" in source.read_text():
                 shutil.copy(SOURCES / "model.py", folder)
-                # Bytecode in a folder of that name would be a change of the model to Triton.
+                # A file of this name prevents bytecode, which Triton would take for a change of the model.
                 (folder / "__pycache__").touch()
 
     def touch(self, name: str) -> None:
-        """Make Triton find a model's files changed."""
+        """Make Triton see a model's files as changed."""
         os.utime(self.repository / name / "1/model.py")
 
 
 class TritonServer(Process):
-    """One life of the server at ``place``.
+    """One process of the server at ``place``.
 
     Args:
-        models: To load at the start; others of the repository by ``Client.load``.
-        arguments: Beyond those that every server here gets, and after them.
-        headers: Without which some of its API is closed.
+        models: Models to load at the start; ``Client.load`` loads others.
+        arguments: Arguments after those of every server.
+        headers: Headers that a restricted API requires.
     """
 
     def __init__(
@@ -149,11 +150,11 @@ class TritonServer(Process):
         super().__init__(command, environ, place.home / "triton.log")
 
     async def started(self) -> Self:
-        """Wait until all models are loaded: not before then does Triton listen."""
+        """Wait until all models are loaded; Triton does not listen before."""
 
         async def healthy() -> bool:
             with contextlib.suppress(aiohttp.ClientError):
-                await fetch(f"{self.place.base}/v2/health/ready")
+                await get(f"{self.place.base}/v2/health/ready")
                 return True
             return False
 
@@ -161,13 +162,13 @@ class TritonServer(Process):
         return self
 
     async def page(self) -> str:
-        """Triton's own metrics page."""
-        return await fetch(self.place.page)
+        """Fetch Triton's own metrics page."""
+        return await get(self.place.page)
 
     async def statistics(self, *models: str) -> Versions:
-        """Triton's statistics by model and version; of all models, or one by one."""
+        """Fetch Triton's statistics by model and version, of all models at once or one by one."""
         found: list[dict[str, Any]] = []
-        # An idle connection would hold up Triton's end.
+        # An idle connection would delay Triton's shutdown.
         headers = {"Connection": "close", **self.headers}
         async with aiohttp.ClientSession(headers=headers) as session:
             for path in [f"{model}/stats" for model in models] or ["stats"]:
@@ -183,44 +184,35 @@ class TritonServer(Process):
         return Ended(code, time.monotonic() - begun)
 
     def kill(self) -> None:
-        """End whatever is left of it, and what it shared in memory."""
+        """Kill all that is left of its group, and delete its shared files."""
         super().kill()
         for left in self.shared():
             left.unlink(missing_ok=True)
 
     def shared(self) -> list[Path]:
-        """Its files in shared memory."""
+        """Return its files in shared memory."""
         return list(Path("/dev/shm").glob(f"{self.place.shared}*"))
 
 
 def exporter_of(target: str, home: Path, name: str = "exporter", *more: str) -> ExporterProcess:
-    """An exporter that polls ``target``, often."""
+    """Return an exporter that polls ``target`` five times a second."""
     flags = ["--triton", often(target), *more] if target else more
     return ExporterProcess(ingest(home, name), home / f"{name}.log", *flags)
 
 
 def ingest(home: Path, name: str) -> str:
-    """Where the exporter of that name listens."""
+    """Return the ingest endpoint of the exporter of that name."""
     return f"ipc://{home}/{name}.ipc"
 
 
 def often(target: str) -> str:
-    """Five times a second, or as often as ``target`` says."""
+    """Set an interval of 0.2 s unless ``target`` has one."""
     where, *options = target.split(",")
     return target if "interval=" in target else ",".join([where, "interval=0.2", *options])
 
 
-def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 def interpreter() -> Path:
-    """Of Triton's environment, which may be elsewhere."""
+    """Return the Python of Triton's environment, which a variable may set."""
     return Path(os.environ.get("SIDESTEP_TRITON_PYTHON", INSTALLED))
 
 

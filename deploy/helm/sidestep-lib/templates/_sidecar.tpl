@@ -1,6 +1,7 @@
 {{/*
 What a chart adds to its engine's pod, each a list's items; docs/kubernetes.md shows where:
-sidestep.initContainers, sidestep.volumes, sidestep.env, sidestep.volumeMounts, sidestep.supplementalGroups.
+sidestep.initContainers, sidestep.volumes, sidestep.env, sidestep.volumeMounts, sidestep.supplementalGroups,
+sidestep.terminationGracePeriodSeconds.
 */}}
 {{- define "sidestep.image" -}}
 {{- $image := (index .Values "sidestep-lib").image -}}
@@ -65,6 +66,7 @@ seccompProfile:
     - --ingest.endpoint=ipc:///run/sidestep/ingest/ingest.ipc
     - --ingest.ipc-group=65532
     - --state.dir=/var/lib/sidestep/state
+    - --shutdown.linger={{ $sidestep.lingerSeconds }}
     - --limits.memory-soft={{ $sidestep.memory.soft }}
     - --limits.memory-hard={{ $sidestep.memory.hard }}
     {{- if $sidestep.forward.endpoint }}
@@ -114,20 +116,11 @@ seccompProfile:
     httpGet: {path: /-/ready, port: sidestep}
     periodSeconds: 1
     failureThreshold: 60
-  readinessProbe:
-    httpGet: {path: /-/ready, port: sidestep}
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 6
   livenessProbe:
     httpGet: {path: /-/healthy, port: sidestep}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
-  lifecycle:
-    preStop:
-      exec:
-        command: [sleep, {{ $sidestep.drainSeconds | quote }}]
   {{- end }}
   securityContext:
     {{- include "sidestep.securityContext" . | nindent 4 }}
@@ -194,4 +187,10 @@ seccompProfile:
 
 {{- define "sidestep.supplementalGroups" -}}
 - 65532
+{{- end -}}
+
+{{- /* The engine ends first; the exporter then lingers, and takes up to 2 s for its last snapshot. */}}
+{{- define "sidestep.terminationGracePeriodSeconds" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
+{{ add $sidestep.engineStopSeconds $sidestep.lingerSeconds 2 }}
 {{- end -}}

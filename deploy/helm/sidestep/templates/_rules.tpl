@@ -18,10 +18,10 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: engines up: {{ $value }}, fewer than for most of the last hour"
           description: >-
-            An engine said goodbye or has been silent for 30 s and has not come back. SGLang's processes count
-            one by one.
+            An engine has stopped, or has sent nothing for 30 s, and has not come back. Each process of SGLang
+            counts as one.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
-      # An exporter that went with its pod says nothing here; engines that drained before they ended had nothing in flight.
+      # An exporter that went with its pod has no series here; engines that drained before they ended had nothing in flight.
       - alert: InferenceModelDown
         expr: |-
           (
@@ -36,16 +36,35 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }}: no engine is up, and the last one had {{ $value }} requests in flight"
           description: >-
-            All engines of the model are gone or silent while their exporters still answer. Requests were in
-            flight at the end, so this was no scale-down of idle engines.
+            All engines of the model have stopped or are silent, and their exporters still respond. Requests
+            were in flight, so this was no scale-down of idle engines.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceModelDown.md
+      # All exporters of the model went with it: no target is left that could report an engine as down.
+      - alert: InferenceModelAbsent
+        expr: |-
+          (
+            max by (cluster, namespace, job, model_name) (last_over_time(model:requests_running:sum[30m])) > 0
+          )
+          unless on (cluster, namespace, job, model_name) model:requests_running:sum
+          unless on (cluster, namespace, job, model_name) (
+            last_over_time(instance_model:requests_in_flight:sum[30m])
+            and on (cluster, namespace, job, instance) instance:up:max
+          )
+        for: 3m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.model_name }}: no exporter reports it any more, and its engines had {{ $value }} requests running"
+          description: >-
+            All targets that reported the model are gone. Requests were running, so this was no scale-down of
+            idle engines.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceModelAbsent.md
       - alert: InferenceEngineRestarting
         expr: changes(sidestep_engine_restarts_total[1h]) >= 3
         labels: {severity: warning}
         annotations:
           summary: "{{ $labels.instance }}: engine {{ $labels.engine }} of {{ $labels.model_name }} came back as a new process {{ $value }} times in an hour"
           description: >-
-            The engine ends and is started again: a crash loop, memory, or a probe that kills it.
+            The engine ends and is started again: it crashes, runs out of memory, or a probe kills it.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
       - alert: InferenceDecodeStalled
         expr: |-
@@ -55,10 +74,10 @@ groups:
         for: 2m
         labels: {severity: critical}
         annotations:
-          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: {{ $value }} requests run and no token is made"
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: {{ $value }} requests are running and no token is computed"
           description: >-
-            For five minutes requests were in the batch and neither a prompt token was computed nor one
-            generated. The engine's processes live, but its steps do not end.
+            For five minutes requests were in the batch, no prompt token was computed and none was generated.
+            The engine's processes are alive, but its steps do not end.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceDecodeStalled.md
       - alert: InferenceQueueGrowing
         expr: |-
@@ -67,9 +86,9 @@ groups:
         for: 10m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: {{ $value }} requests wait, more than run, and the queue grows"
+          summary: "{{ $labels.model_name }}: {{ $value }} requests are waiting, more than are running, and the queue grows"
           description: >-
-            More arrives than the engines finish. Time to first token grows with the queue until clients give
+            Requests arrive faster than the engines finish them. TTFT grows with the queue until clients give
             up.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceQueueGrowing.md
       # It goes on for a while: a load at the knee is above 1 and below it by turns.
@@ -79,10 +98,10 @@ groups:
         keep_firing_for: 15m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: asked for {{ $value | humanizePercentage }} of what its engines can serve"
+          summary: "{{ $labels.model_name }}: the load is {{ $value | humanizePercentage }} of what its engines can serve"
           description: >-
-            As much arrives as all engines of the model can do together, or more: queues grow until load falls or
-            engines are added.
+            Requests arrive as fast as all engines of the model can serve them, or faster. Queues grow until the
+            load falls or engines are added.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSaturated.md
       - alert: InferenceKVCachePressure
         expr: |-
@@ -93,8 +112,7 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }} on {{ $labels.instance }}: KV cache {{ $value | humanizePercentage }} full and requests are preempted"
           description: >-
-            Requests lose their place in the batch for want of KV memory and are computed again: work is done
-            twice.
+            Requests are preempted because the KV cache is full, and are computed again: the work is done twice.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceKVCachePressure.md
       - alert: InferenceCacheThrashing
         expr: |-
@@ -111,10 +129,10 @@ groups:
         for: 15m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: KV blocks live for {{ $value | humanizeDuration }} only, and prefixes are not found any more"
+          summary: "{{ $labels.model_name }}: KV blocks are evicted after {{ $value | humanizeDuration }}, and the prefix-cache hit rate has fallen"
           description: >-
-            Cached blocks are handed out again before anybody comes back for them: a tenth of the usual life or
-            less, and half of the usual hit ratio or less.
+            Cached blocks are evicted before they are used again: lifetimes are a tenth of the usual or less,
+            and the hit rate is half of the usual or less.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceCacheThrashing.md
       - alert: InferenceAbortRatioHigh
         expr: |-
@@ -125,28 +143,42 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }}: {{ $value | humanizePercentage }} of requests are aborted"
           description: >-
-            Clients leave before their answer is complete: because it takes too long, or by a limit of their
-            own.
+            Clients disconnect before their response is complete: it takes too long, or they reach a limit of
+            their own.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceAbortRatioHigh.md
       - alert: InferenceLoadImbalance
         expr: |-
-          max by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
-            > 1.5 * avg by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
-          and max by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
-            - avg by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m])) > 4
+          max by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:avg15m)
+            > 1.5 * avg by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:avg15m)
+          and max by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:avg15m)
+            - avg by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:avg15m) > 4
         for: 15m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: one engine has {{ $value | humanize }} requests, half again the mean or more"
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: one engine has {{ $value | humanize }} requests, 1.5 times the mean or more"
           description: >-
-            Data-parallel ranks, or engines behind one exporter, have unequal work: the fullest queues while
-            others idle.
+            Data-parallel ranks, or engines behind one exporter, have unequal load: requests wait at the fullest
+            engine while others are idle.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceLoadImbalance.md
+      - alert: InferenceLoadImbalance
+        expr: |-
+          max by (cluster, namespace, job, model_name, dialect, engine_type) (instance_model:requests_in_flight:avg15m)
+            > 1.5 * avg by (cluster, namespace, job, model_name, dialect, engine_type) (instance_model:requests_in_flight:avg15m)
+          and max by (cluster, namespace, job, model_name, dialect, engine_type) (instance_model:requests_in_flight:avg15m)
+            - avg by (cluster, namespace, job, model_name, dialect, engine_type) (instance_model:requests_in_flight:avg15m) > 4
+        for: 15m
+        labels: {severity: warning, across: instances}
+        annotations:
+          summary: "{{ $labels.model_name }}: the engines behind one exporter have {{ $value | humanize }} requests, 1.5 times the mean or more"
+          description: >-
+            The pods of the model have unequal load: requests wait at the fullest pod while others are idle.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceLoadImbalance.md
 
   - name: sidestep-objectives-alerts
     rules:
-      # Ten bad requests (tokens) at least in the long window: one slow request at night is no outage. 30 is the
-      # recording group's interval in seconds.
+      # Ten bad requests at least in the long window: one slow request at night is no outage. Of gaps between tokens a
+      # single request has hundreds, so these need ten requests, finished or running. 30 is the recording group's
+      # interval in seconds.
       - alert: InferenceSLOBurn
         expr: |-
           (
@@ -154,13 +186,20 @@ groups:
             and model:slo_errors:ratio_rate5m > on (slo) group_left () 14.4 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[1h]) * 30 >= 10
+          unless (
+            max_over_time(model:slo_errors:rate5m{slo=~"inter_token.*"}[1h])
+            unless on (cluster, namespace, job, model_name) (
+              sum_over_time(model:requests:rate5m[1h]) * 30 >= 10
+              or max_over_time(model:requests_running:sum[1h]) >= 10
+            )
+          )
           unless model:slo_replaced:rate5m
         for: 2m
         labels: {severity: critical, long: 1h, short: 5m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 1h"
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1h"
           description: >-
-            The error budget of 30 days is used 14.4 times too fast over 1h and over 5m.
+            The error budget of 30 days is being spent 14.4 times too fast over 1h and over 5m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
       - alert: InferenceSLOBurn
         expr: |-
@@ -169,13 +208,20 @@ groups:
             and model:slo_errors:ratio_rate30m > on (slo) group_left () 6 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[6h]) * 30 >= 10
+          unless (
+            max_over_time(model:slo_errors:rate5m{slo=~"inter_token.*"}[6h])
+            unless on (cluster, namespace, job, model_name) (
+              sum_over_time(model:requests:rate5m[6h]) * 30 >= 10
+              or max_over_time(model:requests_running:sum[6h]) >= 10
+            )
+          )
           unless model:slo_replaced:rate5m
         for: 15m
         labels: {severity: critical, long: 6h, short: 30m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 6h"
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 6h"
           description: >-
-            The error budget of 30 days is used 6 times too fast over 6h and over 30m.
+            The error budget of 30 days is being spent 6 times too fast over 6h and over 30m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
       - alert: InferenceSLOBurn
         expr: |-
@@ -184,13 +230,20 @@ groups:
             and model:slo_errors:ratio_rate2h > on (slo) group_left () 3 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[1d]) * 30 >= 10
+          unless (
+            max_over_time(model:slo_errors:rate5m{slo=~"inter_token.*"}[1d])
+            unless on (cluster, namespace, job, model_name) (
+              sum_over_time(model:requests:rate5m[1d]) * 30 >= 10
+              or max_over_time(model:requests_running:sum[1d]) >= 10
+            )
+          )
           unless model:slo_replaced:rate5m
         for: 1h
         labels: {severity: warning, long: 1d, short: 2h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 1d"
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1d"
           description: >-
-            The error budget of 30 days is used 3 times too fast over 1d and over 2h.
+            The error budget of 30 days is being spent 3 times too fast over 1d and over 2h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
       - alert: InferenceSLOBurn
         expr: |-
@@ -199,13 +252,20 @@ groups:
             and model:slo_errors:ratio_rate6h > on (slo) group_left () 1 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[3d]) * 30 >= 10
+          unless (
+            max_over_time(model:slo_errors:rate5m{slo=~"inter_token.*"}[3d])
+            unless on (cluster, namespace, job, model_name) (
+              sum_over_time(model:requests:rate5m[3d]) * 30 >= 10
+              or max_over_time(model:requests_running:sum[3d]) >= 10
+            )
+          )
           unless model:slo_replaced:rate5m
         for: 3h
         labels: {severity: warning, long: 3d, short: 6h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 3d"
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 3d"
           description: >-
-            The error budget of 30 days is used 1 times too fast over 3d and over 6h.
+            The error budget of 30 days is being spent 1 times too fast over 3d and over 6h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
       # Neither by a bound in the rules nor by the exporter.
       - alert: InferenceSLOUnmeasured
@@ -235,7 +295,8 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }}: the objective {{ $labels.slo }} has no target"
           description: >-
-            The exporter counts what meets it, and no slo:objective:ratio says how much should: its alerts cannot fire.
+            The exporter counts the requests that meet it, but no slo:objective:ratio is recorded for it: its
+            alerts cannot fire.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
 
   - name: sidestep-triton-alerts
@@ -250,7 +311,7 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: a Triton server cannot be reached"
           description: >-
-            Polls find nobody on its port. Requests were served in the last half hour.
+            Polls cannot connect to its port. Requests were served in the last half hour.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
       - alert: TritonServerDown
         expr: sidestep_triton_state{state="down"} == 1
@@ -259,17 +320,17 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: a Triton server cannot be reached"
           description: >-
-            Polls find nobody on its port.
+            Polls cannot connect to its port.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
       - alert: TritonServerSlow
         expr: sidestep_triton_state{state="stale"} == 1
         for: 10m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: a Triton server does not answer polls in time"
+          summary: "{{ $labels.instance }}: a Triton server does not respond to polls in time"
           description: >-
-            It is there and takes longer than a second for its statistics, or answers something else. A model
-            that is loaded over HTTP does that.
+            It takes longer than a second to send its statistics, or its response is invalid. Loading a model
+            over HTTP causes this.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerSlow.md
       - alert: TritonQueueing
         expr: |-
@@ -281,7 +342,7 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }}: requests wait {{ $value | humanizeDuration }} in Triton's queue, most of their time"
           description: >-
-            The model's instances are busy for longer than requests are computed.
+            Requests spend more time in the queue than in computation: all instances of the model are busy.
           runbook_url: https://sidestep.example/docs/runbooks/TritonQueueing.md
 
   - name: sidestep-alerts
@@ -293,7 +354,8 @@ groups:
         annotations:
           summary: "The exporter {{ $labels.instance }} cannot be scraped"
           description: >-
-            Its engines are not seen; they go on serving, and keep or add up what they have to tell.
+            Metrics of its engines are missing. The engines keep serving; their plugins hold or fold records
+            until the exporter is back.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepDown.md
       - alert: SidestepMostlyDown
         expr: |-
@@ -304,37 +366,40 @@ groups:
         annotations:
           summary: "{{ $labels.job }}: only {{ $value | humanizePercentage }} of exporters can be scraped"
           description: >-
-            Most engines are not seen, and no other alert about them can fire.
+            Metrics of most engines are missing, and no other alert about these engines can fire.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepMostlyDown.md
-      # A counter that begins above 0 has no increase: it is new, then.
+      # A counter that begins above 0, or that grew while it was not scraped, has no increase. It is compared with the
+      # hour that ended 15 minutes ago: with one moment of it, old counts would fire again after a gap in scrapes.
       - alert: SidestepCountsLost
         expr: |-
           increase(sidestep_lost_items_total[15m]) > 0
           or increase(sidestep_stream_push_dropped_total[15m]) > 0
-          or (sidestep_stream_push_dropped_total > 0 unless sidestep_stream_push_dropped_total offset 15m)
           or increase(sidestep_subscription_lost_messages_total[15m]) > 0
+          or sidestep_lost_items_total > max_over_time(sidestep_lost_items_total[1h] offset 15m)
+          or (sidestep_stream_push_dropped_total > 0 unless sidestep_stream_push_dropped_total <= max_over_time(sidestep_stream_push_dropped_total[1h] offset 15m))
+          or sidestep_subscription_lost_messages_total > max_over_time(sidestep_subscription_lost_messages_total[1h] offset 15m)
         labels: {severity: warning}
         annotations:
           summary: "{{ $labels.instance }}: {{ $value | humanize }} items are missing from its counters"
           description: >-
-            Dropped by the engine's side, held by nobody any more, or missed in a stream that an engine
-            publishes {{ or $labels.stream $labels.subscription }}.
+            They were dropped or lost by a sender, or missed in an engine's own stream: {{ or $labels.stream
+            $labels.subscription }}.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepCountsLost.md
       - alert: SidestepRejecting
         expr: |-
           increase(sidestep_rejected_total[15m]) > 0
-          or (sidestep_rejected_total > 0 unless sidestep_rejected_total offset 15m)
+          or (sidestep_rejected_total > 0 unless sidestep_rejected_total <= max_over_time(sidestep_rejected_total[1h] offset 15m))
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: messages or items are refused: {{ $labels.reason }}"
+          summary: "{{ $labels.instance }}: messages or items are rejected: {{ $labels.reason }}"
           description: >-
-            What is refused is not counted. bug is sidestep's own fault; all other reasons are the sender's.
+            Rejected items are not counted. The reason bug is sidestep's own fault; all others are the sender's.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepRejecting.md
       - alert: SidestepAdapterErrors
         expr: increase(sidestep_stream_errors_total[15m]) > 0
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: the plugin of {{ $labels.stream }} cannot read what its engine tells"
+          summary: "{{ $labels.instance }}: the plugin of {{ $labels.stream }} cannot read its engine's statistics"
           description: >-
             {{ $value | humanize }} records could not be translated in 15 minutes, usually after an upgrade of
             the engine.
@@ -344,9 +409,9 @@ groups:
         for: 10m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: {{ $labels.stream }} adds up what it should send one by one"
+          summary: "{{ $labels.instance }}: {{ $labels.stream }} folds items because its ring is full"
           description: >-
-            The sender's ring has been full for ten minutes: counts are right, gauges and intervals in between
+            The sender's ring has been full for ten minutes. Counts are right; gauges and intervals of that time
             are missing.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepFolding.md
       - alert: SidestepLoopLate
@@ -354,17 +419,18 @@ groups:
         for: 5m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: the exporter's loop is {{ $value | humanizeDuration }} late"
+          summary: "{{ $labels.instance }}: the event loop is late by {{ $value | humanizeDuration }}"
           description: >-
-            The exporter has too little CPU for what it is sent: pages come late, and so does what they show.
+            The exporter has too little CPU for its load: pages are late, and so are the values on them.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepLoopLate.md
       - alert: SidestepSeriesLimited
         expr: increase(sidestep_series_limited_total[15m]) > 0
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: the limit {{ $labels.limit }} is hit"
+          summary: "{{ $labels.instance }}: the limit {{ $labels.limit }} is reached"
           description: >-
-            Updates went to the label value __other__ (label_values), or were refused, since there are too many.
+            Updates went to the label value __other__ (label_values), or were rejected, because a limit on
+            series was reached.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSeriesLimited.md
       - alert: SidestepSnapshotUnhealthy
         expr: sidestep_snapshot_healthy == 0
@@ -373,17 +439,17 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: snapshots cannot be written"
           description: >-
-            If the exporter ends now its counters go back to the last snapshot. Senders hold what they have
-            meanwhile.
+            If the exporter ends now, it continues from the last snapshot. Senders hold what they have sent
+            since then, and send it again.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSnapshotUnhealthy.md
       - alert: SidestepSnapshotDamaged
         expr: |-
           sidestep_recovered_total{from="damaged"}
           unless sidestep_recovered_total{from="damaged"}
-            == sidestep_recovered_total{from="damaged"} offset 1h
+            <= max_over_time(sidestep_recovered_total{from="damaged"}[1h] offset 1h)
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: its snapshot was damaged, counters began anew"
+          summary: "{{ $labels.instance }}: its snapshot was damaged, and its counters started at 0"
           description: >-
             The file was set aside as snapshot.damaged in the state directory. To Prometheus this is an ordinary
             counter reset.
@@ -395,16 +461,16 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: no connection to {{ $labels.subscription }}"
           description: >-
-            The stream that an engine publishes by itself is not read; what it tells is missing.
+            The engine's own stream is not read; the metrics that come from it are missing.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSubscriptionDown.md
       - alert: SidestepScrapeTargetDown
         expr: sidestep_scrape_state{state="down"} == 1
         for: 5m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: {{ $labels.target }} gives no page"
+          summary: "{{ $labels.instance }}: {{ $labels.target }} cannot be scraped"
           description: >-
-            The families that are passed on from there are not shown.
+            The target's families are missing from the exporter's page.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepScrapeTargetDown.md
       - alert: SidestepKeysUnchecked
         expr: sidestep_zap_up == 0
@@ -413,16 +479,16 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: engines' keys cannot be checked"
           description: >-
-            No engine that connects anew is let in; those that are connected stay.
+            Engines that connect now are rejected. Connected engines are not affected.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepKeysUnchecked.md
       - alert: SidestepWebConfigStale
         expr: sidestep_web_config_current == 0
         for: 5m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: the web configuration on disk is wrong"
+          summary: "{{ $labels.instance }}: the web configuration on disk is invalid"
           description: >-
-            The last good one stays in force: new passwords and certificates are not.
+            The last valid configuration stays active: new passwords and certificates have no effect.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepWebConfigStale.md`}}
 {{- end -}}
 {{- define "sidestep.rules.recording" -}}
@@ -436,7 +502,7 @@ groups:
 #
 # Labels that a setup does not have (cluster, namespace, pod) are empty, which is none. Every division is by what is
 # above 0: without traffic a ratio has no sample, and no alert can fire on it.
-# Ranks of SGLang that work on the same requests tell the same: one of them counts.
+# Ranks of SGLang that work on the same requests report the same values: one of them counts.
 
 groups:
   - name: sidestep-engines
@@ -456,7 +522,9 @@ groups:
         labels: {dialect: sglang}
       - record: engine:requests_in_flight:sum
         expr: engine:requests_running:sum + engine:requests_waiting:sum
-      # 0 to 1, of the fullest pool; cached blocks that nobody uses count as free.
+      - record: engine:requests_in_flight:avg15m
+        expr: avg_over_time(engine:requests_in_flight:sum[15m])
+      # 0 to 1, of the fullest pool; cached blocks that no request uses count as free.
       - record: engine:kv_cache_usage_ratio:max
         expr: vllm:kv_cache_usage_perc
         labels: {dialect: vllm}
@@ -503,21 +571,6 @@ groups:
         labels: {dialect: sglang}
       - record: engine:prefix_cache_hits:ratio_rate5m
         expr: engine:prefix_cache_hits:rate5m / (engine:prefix_cache_queries:rate5m > 0)
-      # Saturation by the engines' own families, coarser than sidestep_saturation_ratio: what an engine makes now over what
-      # it made while requests waited all the time (the median: rates of a new series are low), times what came over what began.
-      - record: engine:requests_begun:rate5m
-        expr: rate(vllm:time_to_first_token_seconds_count[5m])
-        labels: {dialect: vllm}
-      - record: engine:requests_begun:rate5m
-        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:queue_time_seconds_count[5m]))
-        labels: {dialect: sglang}
-      - record: engine:generation_tokens_queued:rate5m
-        expr: engine:generation_tokens:rate5m and min_over_time(engine:requests_waiting:sum[5m]) > 0
-      - record: engine:saturation:ratio_rate5m
-        expr: |-
-          engine:generation_tokens:rate5m
-          / (quantile_over_time(0.5, engine:generation_tokens_queued:rate5m[6h]) > 0)
-          * (1 + clamp_min(deriv(engine:requests_waiting:sum[5m]), 0) / (engine:requests_begun:rate5m > 0))
 
   - name: sidestep-instances
     interval: 30s
@@ -527,19 +580,25 @@ groups:
         expr: |-
           sum by (cluster, namespace, job, instance, pod) (sidestep_engine_up)
             or sum by (cluster, namespace, job, instance, pod) (sidestep_engines * 0)
-      # Whether a target that is an exporter, by its job's name or by what it showed within a day, can be scraped.
+      # Whether an exporter can be scraped: a target that could be once. One that never could, such as a new pod that
+      # still downloads its model, has no sample. The hour bridges an outage of Prometheus itself.
       - record: instance:up:max
         expr: |-
           max by (cluster, namespace, job, instance, pod) (
-            up{job=~".*sidestep.*"}
-            or up and on (cluster, namespace, job, instance) last_over_time(sidestep_build_info[1d])
+            up
+            and on (cluster, namespace, job, instance, pod) (
+              sidestep_build_info or last_over_time(instance:up:max[1h])
+            )
           )
       - record: instance:requests_running:sum
         expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:requests_running:sum)
       - record: instance:requests_waiting:sum
         expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:requests_waiting:sum)
+      # SGLang's prefill and decode engines (engine_type) have different loads by design.
       - record: instance_model:requests_in_flight:sum
-        expr: sum by (cluster, namespace, job, instance, pod, model_name, dialect) (engine:requests_in_flight:sum)
+        expr: sum by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:sum)
+      - record: instance_model:requests_in_flight:avg15m
+        expr: avg_over_time(instance_model:requests_in_flight:sum[15m])
       - record: instance:kv_cache_usage_ratio:max
         expr: max by (cluster, namespace, job, instance, pod, dialect) (engine:kv_cache_usage_ratio:max)
       - record: instance:generation_tokens:rate5m
@@ -571,7 +630,7 @@ groups:
         expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_running:sum)
       - record: model:requests_waiting:sum
         expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_waiting:sum)
-      # The mean is what an autoscaler acts on: engines that do not know it yet count as the others.
+      # The mean is what an autoscaler acts on: engines of less than a minute count as the others.
       - record: model:saturation:mean
         expr: avg by (cluster, namespace, job, model_name) (sidestep_saturation_ratio)
       - record: model:kv_cache_usage_ratio:max
@@ -605,7 +664,7 @@ groups:
             )
           )
         labels: {dialect: triton}
-      # vLLM tells of a client's abort where its core is tapped (vllm-core.md), else of none.
+      # vLLM reports clients' aborts only if its core is tapped (vllm-core.md).
       - record: model:requests_aborted:rate5m
         expr: sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason="abort"}[5m]))
         labels: {dialect: vllm}
@@ -799,7 +858,7 @@ groups:
       - record: slo:objective:ratio
         expr: vector(0.95)
         labels: {slo: queue}
-      # Any threshold, and one name for all engines: so without dialect. A queue time is told by each rank of SGLang.
+      # Any threshold, and one name for all engines, so no label dialect. Each rank of SGLang reports queue times.
       - record: model:slo_errors:rate5m
         expr: |-
           sum by (cluster, namespace, job, model_name, slo) (
@@ -914,7 +973,7 @@ groups:
             and sum without (le) (rate(sglang:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
           )
         labels: {slo: request_latency, dialect: sglang}
-      # vLLM: failed, or turned away for a full queue. Aborts are the clients'.
+      # vLLM: failed, or rejected because of a full queue. Aborts are the clients'.
       - record: model:slo_errors:rate5m
         expr: |-
           sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason="error"}[5m]))

@@ -8,68 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Combine, Kind, Row, Sampled
+from sidestep.catalog.model import Row, Source
+from sidestep.engines.common_names import common_row
+from sidestep.engines.row_builders import SampledRows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Collector:
-    """One kind of collector; its methods build rows of families that it sends self-described.
+class Collector(SampledRows):
+    """Builder of the rows of one kind of collector."""
 
-    Attributes:
-        shared: See ``Row.shared``.
-        extra_labels: See ``Row.extra_labels``.
-        mirrored: See ``Row.mirrored``.
-    """
-
-    shared: tuple[str, ...]
-    extra_labels: bool = False
-    mirrored: bool = False
+    prefix: str = "sglang:"
 
     @property
     def of_rank(self) -> Collector:
         """The same kind, for values that differ between ranks."""
         return dataclasses.replace(self, mirrored=False)
 
-    def counter(self, name: str, text: str, *own: str, closed: tuple[str, ...] = ()) -> Row:
-        """Return a counter; ``closed`` are the label values that the engine itself starts at 0."""
-        return dataclasses.replace(self._row(name, "counter", text, own), closed=closed)
-
-    def gauge(self, name: str, text: str, *own: str, combine: Combine = "sum") -> Row:
-        """Return a gauge."""
-        return dataclasses.replace(self._row(name, "gauge", text, own), combine=combine)
-
-    def histogram(self, name: str, text: str, bounds: tuple[float, ...] | str, *own: str) -> Row:
-        """Return a histogram; ``bounds`` are its bounds or the name of a bucket family."""
-        return dataclasses.replace(
-            self._row(name, "histogram", text, own),
-            buckets=bounds if isinstance(bounds, str) else "",
-            bounds=() if isinstance(bounds, str) else bounds,
-        )
-
-    def summary(self, name: str, text: str, *own: str) -> Row:
-        """Return a summary, which has a sum and a count only."""
-        return self._row(name, "summary", text, own)
-
-    def _row(self, name: str, kind: Kind, text: str, own: tuple[str, ...]) -> Row:
-        return Row(
-            name=f"sglang:{name}",
-            kind=kind,
-            source=Sampled(),
-            help=text,
-            labels=tuple(sorted((*self.shared, *own))),
-            shared=self.shared,
-            extra_labels=self.extra_labels,
-            mirrored=self.mirrored,
-        )
+    def common(self, name: str, source: Source) -> Row:
+        """Return the row of a family that has the same name for all engines."""
+        return common_row(name, source, self.shared, mirrored=self.mirrored)
 
 
 SCHEDULER = Collector(
-    ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"), mirrored=True
+    shared=("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"), mirrored=True
 )
-TOKENIZER = Collector(("engine_type", "model_name"), extra_labels=True)
-RADIX = Collector(("cache_type", "dp_rank", "pp_rank", "tp_rank"), mirrored=True)
+TOKENIZER = Collector(shared=("engine_type", "model_name"), extra_labels=True)
+RADIX = Collector(shared=("cache_type", "dp_rank", "pp_rank", "tp_rank"), mirrored=True)
 STORAGE = Collector(
-    (
+    shared=(
         "attn_cp_rank",
         "attn_cp_size",
         "dp_rank",
@@ -80,6 +46,6 @@ STORAGE = Collector(
     ),
     mirrored=True,
 )
-ENCODER = Collector(("dp_rank", "model_name"))
-PROCESS = Collector(())
+ENCODER = Collector(shared=("dp_rank", "model_name"))
+PROCESS = Collector(shared=())
 """Metrics of a single process, without a label that identifies it."""

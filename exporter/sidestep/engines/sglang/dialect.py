@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from sidestep.engines.common_names import SGLANG as COMMON_ROWS
+from sidestep.catalog.dialect import ALL_VALUES, KeySeries, Series
+from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.items import SglangStats
 from sidestep.engines.sglang import (
     cache_rows,
+    common_rows,
     legacy_rows,
     process_rows,
     request_rows,
     rows,
     scheduler_rows,
 )
+from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 from sidestep.engines.sglang.handlers import SglangHandlers
-from sidestep.engines.sglang.readers import availability_counts, load_reader
-from sidestep.engines.slo_rows import SGLANG as SLO_ROWS
-from sidestep.engines.vllm.own_rows import REFUSED
+from sidestep.engines.sglang.readers import availability_counts
+from sidestep.engines.sglang.wire import SglangStats
 
 DIALECT: Dialect = Dialect(
     name="sglang",
+    title="SGLang",
     rows=(
         *rows.ROWS,
         *scheduler_rows.ROWS,
@@ -27,13 +29,34 @@ DIALECT: Dialect = Dialect(
         *cache_rows.ROWS,
         *process_rows.ROWS,
         *legacy_rows.ROWS,
-        rows.SATURATION,
-        REFUSED,
-        *SLO_ROWS,
+        # Schedulers have the queues.
+        *shared_rows.saturation(SCHEDULER.shared, mirrored=True),
+        shared_rows.REFUSED_OBSERVATIONS,
+        # Every rank reports queue times.
+        *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
     ),
-    common_rows=COMMON_ROWS,
+    common_rows=common_rows.ROWS,
+    items=(SglangStats,),
     structs=(SglangStats,),
     handlers=SglangHandlers,
+    # Priorities have further series of both queues.
+    key_series=KeySeries(
+        running=Series("sglang:num_running_reqs"),
+        waiting=Series("sglang:num_queue_reqs"),
+        prompt=Series("sglang:realtime_tokens_total", "prefill_compute"),
+        generation=Series("sglang:realtime_tokens_total", "decode"),
+        kv_cache_usage=Series("sglang:token_usage"),
+        preemptions=Series("sglang:num_retracted_requests_total"),
+        begun=Series("sglang:queue_time_seconds"),
+        slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
+        steps=Series("sglang:cuda_graph_passes_total", ALL_VALUES),
+    ),
+    latencies={
+        "ttft": "sglang:time_to_first_token_seconds",
+        "inter_token": "sglang:inter_token_latency_seconds",
+        "time_per_output_token": "sglang:request_time_per_output_token_seconds",
+        "e2e": "sglang:e2e_request_latency_seconds",
+        "queue": "sglang:queue_time_seconds",
+    },
     availability_counts=availability_counts,
-    load_reader=load_reader,
 )

@@ -7,12 +7,9 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.slo import SLO_HANDLERS
-from sidestep.engines.handlers import Handlers
-from sidestep.engines.items import Item, SglangStats
+from sidestep.engines.handlers import Handlers, is_fresh
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
-from sidestep.engines.sglang.wire import QueueCount
-from sidestep.errors import WireError
+from sidestep.engines.sglang.wire import QueueCount, SglangStats
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
@@ -31,28 +28,18 @@ class SglangHandlers(Handlers):
     HANDLED: ClassVar[Collection[str]] = {
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
-        *SLO_HANDLERS,
     }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read = compile_reader(layout, registry, SglangStats)
-        self._queues = [(name, layout.handled[f"queue:{name}"].slots[0]) for name in QUEUES]
-        self._keys = [
-            (name, layout.handled[f"routing_keys:{name}"].slots[0]) for name in ROUTING_KEYS
-        ]
+        self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
+        self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
+        self.appliers = {SglangStats: self._stats}
 
-    def apply(self, engine: Engine, item: Item) -> None:
-        """Add ``item`` to ``engine``'s series.
-
-        Raises:
-            WireError: The item belongs to another dialect.
-        """
-        if not isinstance(item, SglangStats):
-            raise WireError("bad_item", "an item of another dialect")
-        if item.stamp < engine.gauge_stamp:
+    def _stats(self, engine: Engine, item: SglangStats) -> None:
+        if not is_fresh(engine, item.stamp):
             return
-        engine.gauge_stamp = item.stamp
         self._read(engine, item, True)
         for name, slot in self._queues:
             self._queue(engine.keyed[slot], getattr(item.stats, name))

@@ -8,10 +8,12 @@ seconds. Families that the engine exposes but never fills have no row: see ``DEA
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from sidestep.catalog.model import Combine, Handler, Row
+from sidestep.engines.row_builders import gauge
 from sidestep.engines.sglang.collectors import SCHEDULER
-from sidestep.engines.vllm import own_rows
+from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
 
 DEAD = (
     ("sglang:is_cuda_graph", "nothing sets it; use sglang:cuda_graph_passes_total"),
@@ -38,46 +40,24 @@ QUEUES = (
 """Fields of the stats that count requests in total and by priority."""
 ROUTING_KEYS = ("routing_key_running_req_counts", "routing_key_all_req_counts")
 """Fields that have one number per routing key."""
+_scheduler_gauge = functools.partial(gauge, shared=SCHEDULER.shared, mirrored=True)
 
 
 def _gauge(name: str, text: str, *, combine: Combine = "sum", feature: str = "") -> Row:
-    return Row(
-        name=f"sglang:{name}",
-        kind="gauge",
-        source=f"stats.{name}",
-        help=text,
-        labels=SCHEDULER.shared,
-        shared=SCHEDULER.shared,
-        combine=combine,
-        mirrored=True,
-        feature=feature,
+    return _scheduler_gauge(
+        f"sglang:{name}", f"stats.{name}", text, combine=combine, feature=feature
     )
 
 
 def _queue(name: str, text: str) -> Row:
     """Return a queue's row: the total has an empty priority, and so no such label."""
-    return Row(
-        name=f"sglang:{name}",
-        kind="gauge",
-        source=Handler(f"queue:{name}"),
-        help=text,
-        labels=tuple(sorted((*SCHEDULER.shared, "priority"))),
-        shared=SCHEDULER.shared,
-        mirrored=True,
-        omits_empty_labels=True,
-    )
+    row = _scheduler_gauge(f"sglang:{name}", Handler(f"queue:{name}"), text, own=("priority",))
+    return dataclasses.replace(row, omits_empty_labels=True)
 
 
 def _routing_keys(name: str, text: str) -> Row:
-    return Row(
-        name=f"sglang:{name}",
-        kind="gauge",
-        source=Handler(f"routing_keys:{name}s"),
-        help=text,
-        labels=tuple(sorted((*SCHEDULER.shared, "gt", "le"))),
-        shared=SCHEDULER.shared,
-        mirrored=True,
-    )
+    source = Handler(f"routing_keys:{name}s")
+    return _scheduler_gauge(f"sglang:{name}", source, text, own=("gt", "le"))
 
 
 # The table is laid out by hand: name above text, two lines a row.
@@ -163,6 +143,8 @@ ROWS: tuple[Row, ...] = (
     _gauge("new_token_ratio",
            "Share of a request's possible new tokens for which the scheduler reserves memory, from"
            " 0 to 1.", combine="mean"),
+    _scheduler_gauge(MAX_RUNNING_REQUESTS, "stats.max_running_requests",
+                     "Most requests in the running batch (SGLang's max_running_requests)."),
     # Options.
     _gauge("lora_pool_slots_used", "LoRA adapters in the running batch.", feature="lora"),
     _gauge("lora_pool_slots_total", "LoRA adapters that fit into a batch.", feature="lora"),
@@ -189,8 +171,3 @@ ROWS: tuple[Row, ...] = (
                   " up to le; not cumulative."),
 )
 # fmt: on
-
-SATURATION = dataclasses.replace(
-    own_rows.SATURATION, labels=SCHEDULER.shared, shared=SCHEDULER.shared, mirrored=True
-)
-"""The row of a scheduler, since schedulers have the queues."""

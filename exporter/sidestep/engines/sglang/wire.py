@@ -11,7 +11,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT, Count, Counts, Number, Ratio, Tally
+from sidestep.protocol.limits import (
+    COUNT_LIMIT,
+    VALUE_LIMIT,
+    Count,
+    Counts,
+    Number,
+    Ratio,
+    Seconds,
+    Tally,
+)
+from sidestep.protocol.self_described import EngineIndex
 
 Used = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
 """Tokens of a pool minus its free and evictable ones: negative where the engine miscounts these."""
@@ -85,3 +95,14 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     num_unique_running_routing_keys: Count | None = None
     routing_key_running_req_counts: Counts | None = None
     routing_key_all_req_counts: Counts | None = None
+    # Of the scheduler itself, not of its report.
+    max_running_requests: Count | None = None
+
+
+class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
+    """One report of an SGLang scheduler's state: gauges only; its counters arrive as Samples."""
+
+    engine: EngineIndex
+    stamp: Seconds
+    wall: Seconds
+    stats: SchedulerStats

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from sidestep.catalog.dialect import KeySeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.streams.handlers import StreamHandlers
 from sidestep.engines.streams.rows import ROWS
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
+from sidestep.protocol.block_events import CacheEvents
 
 DIALECT: Dialect = Dialect(
     name="stream",
+    title="Streams that engines publish by themselves",
     rows=ROWS,
+    items=(ForwardPass, LoadStat, CacheEvents),
     structs=(ForwardPass, LoadStat),
     has_own_namespace=True,
     handlers=StreamHandlers,
+    key_series=KeySeries(
+        running=Series("sidestep_forward_pass_scheduled_decode_requests"),
+        waiting=Series("sidestep_forward_pass_queued_prefill_requests"),
+        prompt=Series("sidestep_forward_pass_tokens_total", "prefill"),
+        generation=Series("sidestep_forward_pass_tokens_total", "decode"),
+    ),
 )

@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.handlers import Handlers
-from sidestep.engines.items import Item
+from sidestep.engines.handlers import Handlers, increase, is_fresh
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
-from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
@@ -33,38 +31,21 @@ class StreamHandlers(Handlers):
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_pass = compile_reader(layout, registry, ForwardPass)
-        self._read_load = compile_reader(layout, registry, LoadStat)
-        handled = layout.handled
+        read_pass = compile_reader(layout, registry, ForwardPass)
+        read_load = compile_reader(layout, registry, LoadStat)
         self._stored, self._removed, self._resident = (
-            handled[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
+            layout.handler_slot(f"{name}_blocks") for name in ("stored", "removed", "resident")
         )
-        self._clears = handled["cache_clears"].slots[0]
-        self._refused_blocks, self._abandoned, self._unknown, self._refused = (
-            handled[name].slots[0]
-            for name in (
-                "kv_refused_blocks",
-                "kv_abandoned_blocks",
-                "kv_unknown_events",
-                "refused_observations",
-            )
-        )
-
-    def apply(self, engine: Engine, item: Item) -> None:
-        """Add ``item`` to ``engine``'s series.
-
-        Raises:
-            WireError: The item contradicts the catalogue or itself; nothing was changed.
-        """
-        match item:
-            case CacheEvents():
-                self._cache(engine, item)
-            case ForwardPass():
-                self._read_pass(engine, item, _is_fresh(engine, item.stamp))
-            case LoadStat():
-                self._read_load(engine, item, _is_fresh(engine, item.stamp))
-            case _:
-                raise WireError("bad_item", "an item of another dialect")
+        self._clears = layout.handler_slot("cache_clears")
+        self._refused_blocks = layout.handler_slot("kv_refused_blocks")
+        self._abandoned = layout.handler_slot("kv_abandoned_blocks")
+        self._unknown = layout.handler_slot("kv_unknown_events")
+        self._refused = layout.handler_slot("refused_observations")
+        self.appliers = {
+            CacheEvents: self._cache,
+            ForwardPass: lambda engine, item: read_pass(engine, item, is_fresh(engine, item.stamp)),
+            LoadStat: lambda engine, item: read_load(engine, item, is_fresh(engine, item.stamp)),
+        }
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of cached blocks."""
@@ -73,7 +54,8 @@ class StreamHandlers(Handlers):
             (self._abandoned, found.abandoned),
             (self._unknown, found.unknown),
         ):
-            _increase(engine, slot, count)
+            if count:
+                increase(engine, slot, count)
         if found.refused:
             self.registry.refused_blocks[engine.id] += found.refused
         for medium, cached in found.cached.items():
@@ -82,7 +64,8 @@ class StreamHandlers(Handlers):
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all block hashes, since their events were folded."""
         if engine.blocks is not None:
-            _increase(engine, self._abandoned, engine.blocks.tracked)
+            if engine.blocks.tracked:
+                increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
         engine.keyed[self._resident].clear()
 
@@ -118,7 +101,7 @@ class StreamHandlers(Handlers):
                     else:
                         resident[key] = left
             case "cleared":
-                _increase(engine, self._clears, 1)
+                increase(engine, self._clears, 1)
                 _empty(resident, change.medium)
             case "begun":
                 resident.clear()
@@ -144,15 +127,7 @@ class StreamHandlers(Handlers):
             key = self.registry.capped(family.children, (medium,))
             child = family.children.setdefault(key, engine.new_histogram(family))
             if isinstance(child, Histogram):
-                _increase(engine, self._refused, child.observe_weighted(observations))
-
-
-def _is_fresh(engine: Engine, stamp: float) -> bool:
-    """Return whether ``stamp`` is not older than the engine's gauges; if so, update their stamp."""
-    if stamp < engine.gauge_stamp:
-        return False
-    engine.gauge_stamp = stamp
-    return True
+                increase(engine, self._refused, child.observe_weighted(observations))
 
 
 def _empty(resident: dict[Key, Number], medium: str) -> None:
@@ -163,8 +138,3 @@ def _empty(resident: dict[Key, Number], medium: str) -> None:
         resident.setdefault((FIRST_MEDIUM,), 0)
     elif resident:
         resident[medium,] = 0
-
-
-def _increase(engine: Engine, slot: int, amount: int) -> None:
-    if amount:
-        engine.values[slot] = (engine.values[slot] or 0) + amount

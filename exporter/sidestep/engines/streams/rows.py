@@ -13,16 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Combine,
-    Computed,
-    Handler,
-    Kind,
-    Row,
-    Sampled,
-    Source,
-)
+from sidestep.catalog.model import Computed, Handler, Row, Sampled
+from sidestep.engines.row_builders import counter, gauge, histogram
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"
 """Features: the streams that an engine has."""
@@ -32,281 +24,267 @@ PHASES: Mapping[str, str] = {
 }
 
 
-def _row(
-    feature: str,
-    name: str,
-    kind: Kind,
-    source: Source,
-    text: str,
-    *,
-    labels: tuple[str, ...] = (),
-    closed: tuple[str, ...] = (),
-    buckets: str = "",
-    combine: Combine = "sum",
-) -> Row:
-    return Row(
-        name=f"sidestep_{name}",
-        kind=kind,
-        source=source,
-        help=text,
-        labels=tuple(sorted((*ENGINE_LABELS, *labels))),
-        closed=closed,
-        buckets=buckets,
-        combine=combine,
-        feature=feature,
-    )
-
-
-def _kv(name: str, kind: Kind, source: Source, text: str, *, combine: Combine = "sum") -> Row:
-    return _row(KV_EVENTS, f"kv_{name}", kind, source, text, combine=combine)
-
-
-def _by_medium(name: str, kind: Kind, source: Source, text: str, buckets: str = "") -> Row:
-    return _row(KV_EVENTS, f"kv_{name}", kind, source, text, labels=("medium",), buckets=buckets)
-
-
 def _cached(name: str, text: str) -> Row:
-    return _by_medium(
-        f"cached_block_{name}_seconds", "histogram", Sampled(), text, "kv_cache_residency"
-    )
-
-
-def _scheduled(name: str, path: str, buckets: str, text: str) -> Row:
-    return _row(
-        FORWARD_PASS,
-        f"forward_pass_{name}",
-        "histogram",
-        f"ran.{path}",
+    return histogram(
+        f"sidestep_kv_cached_block_{name}_seconds",
+        Sampled(),
         text,
-        buckets=buckets,
+        own=("medium",),
+        buckets="kv_cache_residency",
+        feature=KV_EVENTS,
     )
-
-
-def _state(name: str, path: str, text: str, combine: Combine = "sum") -> Row:
-    return _row(FORWARD_PASS, f"forward_pass_{name}", "gauge", path, text, combine=combine)
-
-
-def _load(name: str, kind: Kind, path: str, text: str) -> Row:
-    return _row(LOAD, f"load_{name}", kind, path, text)
 
 
 ROWS: tuple[Row, ...] = (
     # KV events.
-    _by_medium(
-        "cache_stored_blocks_total",
-        "counter",
+    counter(
+        "sidestep_kv_cache_stored_blocks_total",
         Handler("stored_blocks"),
         "Blocks stored in the engine's prefix cache, according to its KV events.",
+        own=("medium",),
+        feature=KV_EVENTS,
     ),
-    _by_medium(
-        "cache_removed_blocks_total",
-        "counter",
+    counter(
+        "sidestep_kv_cache_removed_blocks_total",
         Handler("removed_blocks"),
         "Blocks removed from the engine's prefix cache, according to its KV events, not including"
         " those removed by clearing the cache.",
+        own=("medium",),
+        feature=KV_EVENTS,
     ),
-    _kv(
-        "cache_clears_total",
-        "counter",
+    counter(
+        "sidestep_kv_cache_clears_total",
         Handler("cache_clears"),
         "Times the engine's prefix cache was cleared, according to its KV events.",
+        feature=KV_EVENTS,
     ),
-    _by_medium(
-        "cache_resident_blocks",
-        "gauge",
+    gauge(
+        "sidestep_kv_cache_resident_blocks",
         Handler("resident_blocks"),
         "Blocks in the engine's prefix cache, according to its KV events; no sample while required"
         " events are missing.",
+        own=("medium",),
+        feature=KV_EVENTS,
     ),
     _cached("lifetime", "Time from storing a sampled block's hash in a cache to its removal."),
     _cached("idle", "Time from the last store of a sampled block's hash to its removal."),
     _cached("reuse_gap", "Time between consecutive reuses of a sampled block's hash in a cache."),
-    _kv(
-        "cached_sample_ratio",
-        "gauge",
+    gauge(
+        "sidestep_kv_cached_sample_ratio",
         Computed("kv_cached_sample_ratio"),
         "Share of the hashes in a prefix cache that is sampled.",
         combine="mean",
+        feature=KV_EVENTS,
     ),
-    _kv(
-        "cached_tracked_blocks",
-        "gauge",
+    gauge(
+        "sidestep_kv_cached_tracked_blocks",
         Computed("kv_tracked_blocks"),
         "Sampled hashes in a prefix cache that are tracked now.",
+        feature=KV_EVENTS,
     ),
-    _kv(
-        "cached_refused_blocks_total",
-        "counter",
+    counter(
+        "sidestep_kv_cached_refused_blocks_total",
         Handler("kv_refused_blocks"),
         "Times a sampled hash was not tracked because --kv.max-tracked was reached: histograms of"
         " cached blocks are biased while this grows; lower --kv.sample-rate.",
+        feature=KV_EVENTS,
     ),
-    _kv(
-        "cached_abandoned_blocks_total",
-        "counter",
+    counter(
+        "sidestep_kv_cached_abandoned_blocks_total",
         Handler("kv_abandoned_blocks"),
         "Tracked block hashes whose removal was never reported because the engine restarted or"
         " events were lost; their lifetimes are in no histogram.",
+        feature=KV_EVENTS,
     ),
-    _kv(
-        "cached_unknown_events_total",
-        "counter",
+    counter(
+        "sidestep_kv_cached_unknown_events_total",
         Handler("kv_unknown_events"),
         "Events of tracked block hashes with a time before that of the previous event.",
+        feature=KV_EVENTS,
     ),
     # Forward passes.
-    _scheduled(
-        "duration_seconds",
-        "wall_times[]",
-        "iteration_duration",
+    histogram(
+        "sidestep_forward_pass_duration_seconds",
+        "ran.wall_times[]",
         "Duration of a forward pass, as the engine measures it.",
+        buckets="iteration_duration",
+        feature=FORWARD_PASS,
     ),
-    _scheduled(
-        "prefill_requests",
-        "scheduled.num_prefill_requests",
-        "iteration_requests",
+    histogram(
+        "sidestep_forward_pass_prefill_requests",
+        "ran.scheduled.num_prefill_requests",
         "Requests of a forward pass in prefill.",
+        buckets="iteration_requests",
+        feature=FORWARD_PASS,
     ),
-    _scheduled(
-        "prefill_tokens",
-        "scheduled.sum_prefill_tokens",
-        "iteration_tokens",
+    histogram(
+        "sidestep_forward_pass_prefill_tokens",
+        "ran.scheduled.sum_prefill_tokens",
         "Prompt tokens that a forward pass computes.",
+        buckets="iteration_tokens",
+        feature=FORWARD_PASS,
     ),
-    _scheduled(
-        "prefill_kv_tokens",
-        "scheduled.sum_prefill_kv_tokens",
-        "held_tokens",
+    histogram(
+        "sidestep_forward_pass_prefill_kv_tokens",
+        "ran.scheduled.sum_prefill_kv_tokens",
         "Prompt tokens whose KV existed before a forward pass, of its requests in prefill.",
+        buckets="held_tokens",
+        feature=FORWARD_PASS,
     ),
-    _scheduled(
-        "decode_requests",
-        "scheduled.num_decode_requests",
-        "iteration_requests",
+    histogram(
+        "sidestep_forward_pass_decode_requests",
+        "ran.scheduled.num_decode_requests",
         "Requests of a forward pass in decode.",
+        buckets="iteration_requests",
+        feature=FORWARD_PASS,
     ),
-    _scheduled(
-        "decode_kv_tokens",
-        "scheduled.sum_decode_kv_tokens",
-        "held_tokens",
+    histogram(
+        "sidestep_forward_pass_decode_kv_tokens",
+        "ran.scheduled.sum_decode_kv_tokens",
         "Tokens whose KV a forward pass reads for its requests in decode.",
+        buckets="held_tokens",
+        feature=FORWARD_PASS,
     ),
-    _row(
-        FORWARD_PASS,
-        "forward_pass_tokens_total",
-        "counter",
+    counter(
+        "sidestep_forward_pass_tokens_total",
         PHASES,
         "Tokens that forward passes compute: prompt tokens, and one for each request in decode.",
-        labels=("phase",),
+        own=("phase",),
         closed=tuple(PHASES),
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "scheduled_prefill_requests",
+    gauge(
+        "sidestep_forward_pass_scheduled_prefill_requests",
         "scheduled.num_prefill_requests",
         "Requests in prefill in the last forward pass; 0 while idle.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "scheduled_decode_requests",
+    gauge(
+        "sidestep_forward_pass_scheduled_decode_requests",
         "scheduled.num_decode_requests",
         "Requests in decode in the last forward pass; 0 while idle.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "scheduled_decode_kv_tokens",
+    gauge(
+        "sidestep_forward_pass_scheduled_decode_kv_tokens",
         "scheduled.sum_decode_kv_tokens",
         "Tokens whose KV the last forward pass read for requests in decode; 0 while idle.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "prefill_length_variance",
+    gauge(
+        "sidestep_forward_pass_prefill_length_variance",
         "scheduled.var_prefill_length",
         "Variance of the prompt lengths, in tokens squared, in the last forward pass.",
-        "mean",
+        combine="mean",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "decode_kv_tokens_variance",
+    gauge(
+        "sidestep_forward_pass_decode_kv_tokens_variance",
         "scheduled.var_decode_kv_tokens",
         "Variance of the KV tokens of requests in decode, in tokens squared, in the last forward"
         " pass.",
-        "mean",
+        combine="mean",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_prefill_requests",
+    gauge(
+        "sidestep_forward_pass_queued_prefill_requests",
         "queued.num_prefill_requests",
         "Requests that had not started and waited during the last forward pass.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_prefill_tokens",
+    gauge(
+        "sidestep_forward_pass_queued_prefill_tokens",
         "queued.sum_prefill_tokens",
         "Prompt tokens of waiting requests that had not started, including those in the prefix"
         " cache.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_prefill_length_variance",
+    gauge(
+        "sidestep_forward_pass_queued_prefill_length_variance",
         "queued.var_prefill_length",
         "Variance of the prompt lengths, in tokens squared, of waiting requests that had not"
         " started.",
-        "mean",
+        combine="mean",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_decode_requests",
+    gauge(
+        "sidestep_forward_pass_queued_decode_requests",
         "queued.num_decode_requests",
         "Preempted requests that waited during the last forward pass.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_decode_kv_tokens",
+    gauge(
+        "sidestep_forward_pass_queued_decode_kv_tokens",
         "queued.sum_decode_kv_tokens",
         "Tokens of preempted requests that waited during the last forward pass.",
+        feature=FORWARD_PASS,
     ),
-    _state(
-        "queued_decode_kv_tokens_variance",
+    gauge(
+        "sidestep_forward_pass_queued_decode_kv_tokens_variance",
         "queued.var_decode_kv_tokens",
         "Variance of the tokens of waiting preempted requests, in tokens squared.",
-        "mean",
+        combine="mean",
+        feature=FORWARD_PASS,
     ),
     # Load.
-    _load("running_requests", "gauge", "running", "Running requests, by the engine's load report."),
-    _load("waiting_requests", "gauge", "waiting", "Waiting requests, by the engine's load report."),
-    _load("kv_tokens", "gauge", "num_tokens", "KV tokens in use, by the engine's load report."),
-    _load(
-        "max_kv_tokens",
-        "gauge",
+    gauge(
+        "sidestep_load_running_requests",
+        "running",
+        "Running requests, by the engine's load report.",
+        feature=LOAD,
+    ),
+    gauge(
+        "sidestep_load_waiting_requests",
+        "waiting",
+        "Waiting requests, by the engine's load report.",
+        feature=LOAD,
+    ),
+    gauge(
+        "sidestep_load_kv_tokens",
+        "num_tokens",
+        "KV tokens in use, by the engine's load report.",
+        feature=LOAD,
+    ),
+    gauge(
+        "sidestep_load_max_kv_tokens",
         "max_tokens",
         "Capacity of the KV cache in tokens, by the engine's load report.",
+        feature=LOAD,
     ),
-    _load(
-        "total_tokens",
-        "gauge",
+    gauge(
+        "sidestep_load_total_tokens",
         "total_tokens",
         "Tokens of running and waiting requests, by the engine's load report.",
+        feature=LOAD,
     ),
-    _load(
-        "waiting_uncached_tokens",
-        "gauge",
+    gauge(
+        "sidestep_load_waiting_uncached_tokens",
         "waiting_uncached_tokens",
         "Tokens of waiting requests not in the prefix cache, by the engine's load report.",
+        feature=LOAD,
     ),
-    _load(
-        "max_running_requests",
-        "gauge",
+    gauge(
+        "sidestep_load_max_running_requests",
         "max_running",
         "Most requests that run at once, by the engine's load report.",
+        feature=LOAD,
     ),
-    _load(
-        "prefill_uncached_tokens_total",
-        "counter",
+    counter(
+        "sidestep_load_prefill_uncached_tokens_total",
         "prefill_uncached_tokens",
-        "Prompt tokens computed, by the engine's load report.",
+        "Prompt tokens computed since the first load report that the exporter received.",
+        feature=LOAD,
     ),
-    _load(
-        "prefill_busy_seconds_total",
-        "counter",
+    counter(
+        "sidestep_load_prefill_busy_seconds_total",
         "prefill_busy_seconds",
-        "Time in which prompts were computed, by the engine's load report.",
+        "Time in which prompts were computed since the first load report that the exporter"
+        " received.",
+        feature=LOAD,
     ),
     # All of them.
-    _row(
-        "",
-        "stream_refused_observations_total",
-        "counter",
+    counter(
+        "sidestep_stream_refused_observations_total",
         Handler("refused_observations"),
         "Observations of an engine's native streams that were refused because they were negative"
         " or not a number.",

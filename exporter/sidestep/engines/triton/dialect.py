@@ -9,10 +9,13 @@ from sidestep.engines.triton.wire import ModelStats, TritonStats
 
 DIALECT: Dialect = Dialect(
     name="triton",
+    title="Triton",
     rows=ROWS,
+    items=(TritonStats,),
     structs=(ModelStats,),
     polled=TritonStats,
     has_own_namespace=True,
+    bare_counters="nv_",
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),
     handlers=TritonHandlers,

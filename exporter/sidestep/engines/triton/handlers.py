@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.handlers import Handlers
-from sidestep.engines.items import Item
-from sidestep.engines.triton.rows import MODEL, SECONDS, STAGES
+from sidestep.engines.handlers import Handlers, increase
+from sidestep.engines.triton.rows import (
+    BATCH_STAGES,
+    MODEL,
+    RESPONSE_STAGES,
+    SECONDS,
+    STAGES,
+)
 from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
 from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
+STAGED_SIZES = MAX_OPEN_VALUES // len(BATCH_STAGES) - 1
+"""Batch sizes with a series for each stage: with those of all others they are no more than the limit."""
 MILLISECONDS = 1000.0
 """Milliseconds of a second."""
 
@@ -25,8 +33,8 @@ class TritonHandlers(Handlers):
     """Applies Triton's items to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
-        "batch_size", "batch_executions", "batch_duration", "busy_ratio", "instances", "means",
-        "memory", "idle", "resets",
+        "batch_size", "batch_executions", "batch_duration", "batch_stages", "busy_ratio",
+        "instances", "means", "response_stages", "response_durations", "memory", "idle", "resets",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -34,25 +42,28 @@ class TritonHandlers(Handlers):
         self._read = compile_reader(layout, registry, ModelStats)
         handled = layout.handled
         self._executions, self._duration, self._memory = (
-            handled[name].slots[0] for name in ("batch_executions", "batch_duration", "memory")
+            layout.handler_slot(name) for name in ("batch_executions", "batch_duration", "memory")
         )
-        self._sizes = handled["batch_size"].slots[0]
+        self._batch_stages, self._response_stages, self._response_durations = (
+            layout.handler_slot(name)
+            for name in ("batch_stages", "response_stages", "response_durations")
+        )
+        self._sizes = layout.handler_slot("batch_size")
         self._busy, self._instances, self._idle, self._resets = (
-            handled[name].slots[0] for name in ("busy_ratio", "instances", "idle", "resets")
+            layout.handler_slot(name) for name in ("busy_ratio", "instances", "idle", "resets")
         )
         self._means = handled["means"].slots[: len(STAGES)]
         self._model_rows = [
             assignment for assignment in layout.assignments if assignment.row.shared == MODEL
         ]
+        self.appliers = {TritonStats: self._stats}
 
-    def apply(self, engine: Engine, item: Item) -> None:
+    def _stats(self, engine: Engine, item: TritonStats) -> None:
         """Add what ``item`` counted since the engine's previous item.
 
         Raises:
-            WireError: The item belongs to another dialect, or the engine is no version of a model.
+            WireError: The engine is no version of a model.
         """
-        if not isinstance(item, TritonStats):
-            raise WireError("bad_item", "an item of another dialect")
         before = engine.statistics if isinstance(engine.statistics, TritonStats) else None
         if before is None and not engine.labels.keys() >= set(MODEL):
             raise WireError("bad_label", f"{engine.id} is no version of a model")
@@ -78,30 +89,53 @@ class TritonHandlers(Handlers):
         except CountersResetError:
             new, known = stats, None
         if before is not None and known is None:
-            engine.values[self._resets] = (engine.values[self._resets] or 0) + 1
+            increase(engine, self._resets, 1)
         self._read(engine, new, True)
         if new.batch_stats:
             self._add_batches(engine, new.batch_stats)
+        if new.response_stats is not None:
+            self._add_responses(engine, new.response_stats)
         self._update_interval_gauges(engine, item, 0.0 if before is None else before.stamp, new)
 
     def _start_families(self, engine: Engine) -> None:
         """Start the families of every model version, and those of this version's features, at 0."""
         for assignment in self._model_rows:
-            if not assignment.row.feature or assignment.row.feature in engine.features:
+            if not assignment.row.feature or assignment.row.feature in engine.description.features:
                 engine.start_family(assignment)
 
     def _add_batches(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""
         histogram, refused = engine.histogram(self._sizes), 0
         executions, duration = engine.keyed[self._executions], engine.keyed[self._duration]
+        stages = engine.keyed[self._batch_stages]
         for batch in batches:
             refused += histogram.observe_run(batch.batch_size, batch.count)
             key = self.registry.capped(executions, (str(batch.batch_size),))
             executions[key] = executions.get(key, 0) + batch.count
             duration[key] = duration.get(key, 0) + batch.ns
+            size = self._staged_size(stages, str(batch.batch_size))
+            for stage, ns in zip(BATCH_STAGES, batch.stage_ns, strict=True):
+                stages[size, stage] = stages.get((size, stage), 0) + ns
         if refused:
-            slot = engine.layout.handled["refused_observations"].slots[0]
-            engine.values[slot] = (engine.values[slot] or 0) + refused
+            increase(engine, engine.layout.handler_slot("refused_observations"), refused)
+
+    def _staged_size(self, stages: Mapping[Key, Number], size: str) -> str:
+        """Return ``size``, or ``__other__`` where ``stages`` has enough other sizes."""
+        if (size, BATCH_STAGES[0]) in stages or len(stages) < STAGED_SIZES * len(BATCH_STAGES):
+            return size
+        self.registry.limited["label_values"] += 1
+        return OTHER
+
+    def _add_responses(self, engine: Engine, responses: Responses) -> None:
+        """Add stages of responses, which start at 0."""
+        counts = engine.keyed[self._response_stages]
+        durations = engine.keyed[self._response_durations]
+        for position in ("first", "next"):
+            for stage in RESPONSE_STAGES:
+                timed: Timed = getattr(responses, f"{position}_{stage}")
+                key = position, stage
+                counts[key] = counts.get(key, 0) + timed.count
+                durations[key] = durations.get(key, 0) + timed.ns
 
     def _update_idle(self, engine: Engine, item: TritonStats) -> None:
         """Update gauges where nothing ended since the previous poll."""

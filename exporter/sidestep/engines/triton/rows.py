@@ -7,9 +7,11 @@ nanoseconds. An engine of this dialect is one version of a model, or the server 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
-from sidestep.catalog.model import Combine, Handler, Kind, Row, Sampled, Source
+from sidestep.catalog.model import Handler, Row
+from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 
 MODEL = ("model", "version")
 """The labels of a model's version, as on Triton's own page."""
@@ -28,48 +30,16 @@ STAGES = (
 )  # fmt: skip
 MICROSECONDS, SECONDS = 1000, 1_000_000_000
 """Nanoseconds of a microsecond, and of a second."""
+BATCH_STAGES = ("compute_input", "compute_infer", "compute_output")
+RESPONSE_STAGES = BATCH_STAGES[1:]
 MILLISECONDS = 1000
 """Milliseconds of a second."""
 
 
-def _row(
-    name: str,
-    kind: Kind,
-    source: Source,
-    text: str,
-    *,
-    own: tuple[str, ...] = (),
-    closed: tuple[str, ...] = (),
-    buckets: str = "",
-    combine: Combine = "sum",
-    unit_divisor: int = 1,
-    feature: str = "",
-) -> Row:
-    return Row(
-        name=name,
-        kind=kind,
-        source=source,
-        help=text,
-        labels=tuple(sorted((*MODEL, *own))),
-        shared=MODEL,
-        closed=closed,
-        buckets=buckets,
-        combine=combine,
-        unit_divisor=unit_divisor,
-        feature=feature,
-    )
-
-
-def _counted(name: str, source: str, text: str, feature: str = "") -> Row:
-    return _row(name, "counter", source, text, feature=feature)
-
-
-def _timed(name: str, source: str, text: str, feature: str = "") -> Row:
-    return _row(name, "counter", source, text, unit_divisor=MICROSECONDS, feature=feature)
-
-
-def _gauge(name: str, source: Source, text: str, combine: Combine, feature: str = "") -> Row:
-    return _row(f"sidestep_triton_{name}", "gauge", source, text, combine=combine, feature=feature)
+_counter, _gauge, _histogram = (
+    functools.partial(kind, shared=MODEL) for kind in (counter, gauge, histogram)
+)
+_SERVER = SampledRows("sidestep_triton_", shared=())
 
 
 def _responses(name: str, field: str, text: str, unit_divisor: int = 1) -> Row:
@@ -80,9 +50,8 @@ def _responses(name: str, field: str, text: str, unit_divisor: int = 1) -> Row:
         "empty": f"response_stats.empty_response.{field}",
         "cancel": f"response_stats.cancel.{field}",
     }
-    return _row(
+    return _counter(
         f"sidestep_triton_{name}",
-        "counter",
         paths,
         text,
         own=("response",),
@@ -92,140 +61,127 @@ def _responses(name: str, field: str, text: str, unit_divisor: int = 1) -> Row:
     )
 
 
-def _of_server(
-    name: str,
-    kind: Kind,
-    text: str,
-    *,
-    own: tuple[str, ...] = (),
-    closed: tuple[str, ...] = (),
-    buckets: str = "",
-    combine: Combine = "sum",
-) -> Row:
-    return Row(
-        name=f"sidestep_triton_{name}",
-        kind=kind,
-        source=Sampled(),
-        help=text,
-        labels=own,
-        shared=(),
-        closed=closed,
-        buckets=buckets,
-        combine=combine,
-    )
-
-
 ROWS: tuple[Row, ...] = (
-    _counted(
+    _counter(
         "nv_inference_request_success",
         "inference_stats.success.count",
         "Requests that succeeded, including those answered by the response cache.",
     ),
-    _counted(
+    _counter(
         "nv_inference_request_failure",
         "inference_stats.fail.count",
         "Requests that failed, for any reason. Like Triton, this counts neither requests that a"
         " full queue rejects nor error responses of a Python model.",
-        FAILURES,
+        feature=FAILURES,
     ),
-    _counted(
+    _counter(
         "nv_inference_count",
         "inference_count",
         "Inferences that succeeded: a request of batch size n counts n, an answer of the"
         " response cache 0.",
     ),
-    _counted(
+    _counter(
         "nv_inference_exec_count",
         "execution_count",
         "Executions of the model, each of one batch, including those that failed.",
     ),
-    _timed(
+    _counter(
         "nv_inference_request_duration_us",
         "inference_stats.success.ns",
         "Duration of successful requests, in microseconds.",
+        unit_divisor=MICROSECONDS,
     ),
-    _timed(
+    _counter(
         "nv_inference_queue_duration_us",
         "inference_stats.queue.ns",
         "Time that successful requests waited in the scheduler, in microseconds.",
+        unit_divisor=MICROSECONDS,
     ),
-    _timed(
+    _counter(
         "nv_inference_compute_input_duration_us",
         "inference_stats.compute_input.ns",
         "Time to prepare inputs, in microseconds; a batch's time counts in full for each request.",
+        unit_divisor=MICROSECONDS,
     ),
-    _timed(
+    _counter(
         "nv_inference_compute_infer_duration_us",
         "inference_stats.compute_infer.ns",
         "Time to run the model, in microseconds; a batch's time counts in full for each request.",
+        unit_divisor=MICROSECONDS,
     ),
-    _timed(
+    _counter(
         "nv_inference_compute_output_duration_us",
         "inference_stats.compute_output.ns",
         "Time to extract outputs, in microseconds; a batch's time counts in full for each request.",
+        unit_divisor=MICROSECONDS,
     ),
-    _counted(
+    _counter(
         "nv_cache_num_hits_per_model",
         "inference_stats.cache_hit.count",
         "Requests that the response cache answered.",
-        CACHE,
+        feature=CACHE,
     ),
-    _timed(
+    _counter(
         "nv_cache_hit_duration_per_model",
         "inference_stats.cache_hit.ns",
         "Time to find and copy answers of the response cache, in microseconds.",
-        CACHE,
+        unit_divisor=MICROSECONDS,
+        feature=CACHE,
     ),
-    _counted(
+    _counter(
         "nv_cache_num_misses_per_model",
         "inference_stats.cache_miss.count",
         "Requests that the response cache could not answer.",
-        CACHE,
+        feature=CACHE,
     ),
-    _timed(
+    _counter(
         "nv_cache_miss_duration_per_model",
         "inference_stats.cache_miss.ns",
         "Time to look up and store answers that the response cache did not have, in microseconds.",
-        CACHE,
+        unit_divisor=MICROSECONDS,
+        feature=CACHE,
     ),
     # Statistics that Triton's own page does not have.
-    _counted(
+    _counter(
         "sidestep_triton_failed_requests_total",
         "inference_stats.fail.count",
         "Requests that failed, for any reason.",
     ),
-    _row(
+    _counter(
         "sidestep_triton_failed_request_seconds_total",
-        "counter",
         "inference_stats.fail.ns",
         "Time of requests that failed.",
         unit_divisor=SECONDS,
     ),
-    _row(
+    _histogram(
         "sidestep_triton_batch_size",
-        "histogram",
         Handler("batch_size"),
         "Executions by batch size; exact, since Triton counts each size.",
         buckets="triton_batch_size",
     ),
-    _row(
+    _counter(
         "sidestep_triton_batch_executions_total",
-        "counter",
         Handler("batch_executions"),
         "Executions of each batch size.",
         own=("batch_size",),
     ),
-    _row(
+    _counter(
         "sidestep_triton_batch_seconds_total",
-        "counter",
         Handler("batch_duration"),
         "Time of executions of each batch size: input, model and output.",
         own=("batch_size",),
         unit_divisor=SECONDS,
     ),
-    _row(
+    _counter(
+        "sidestep_triton_batch_stage_seconds_total",
+        Handler("batch_stages"),
+        "Time of executions of each batch size by stage; the 21st size of a model and all later"
+        " ones are `__other__`.",
+        own=("batch_size", "stage"),
+        unit_divisor=SECONDS,
+    ),
+    _counter(
         "sidestep_triton_busy_seconds_total",
-        "counter",
         "busy_ns",
         "Time that instances of the model were executing; absent for ensembles, whose executions"
         " count for their members.",
@@ -233,21 +189,19 @@ ROWS: tuple[Row, ...] = (
         feature=EXECUTES,
     ),
     _gauge(
-        "busy_ratio",
+        "sidestep_triton_busy_ratio",
         Handler("busy_ratio"),
         "Share of the time between two polls that the model's instances were executing. It can"
         " exceed 1, since an execution counts in full when it ends.",
-        "mean",
+        combine="mean",
     ),
     _gauge(
-        "instances",
+        "sidestep_triton_instances",
         Handler("instances"),
         "Executions of the model that can run at once, according to its configuration.",
-        "sum",
     ),
-    _row(
+    _gauge(
         "sidestep_triton_interval_mean_seconds",
-        "gauge",
         Handler("means"),
         "Mean duration of a stage over what ended between two polls; no sample if nothing ended."
         " A mean hides the slowest requests.",
@@ -267,16 +221,30 @@ ROWS: tuple[Row, ...] = (
         " other one from the previous response.",
         unit_divisor=SECONDS,
     ),
-    _row(
+    _counter(
+        "sidestep_triton_response_stages_total",
+        Handler("response_stages"),
+        "Stages of responses that ended, whatever the outcome, by position of the response in its"
+        " request: `first` or `next`.",
+        own=("response", "stage"),
+        feature=RESPONSES,
+    ),
+    _counter(
+        "sidestep_triton_response_stage_seconds_total",
+        Handler("response_durations"),
+        "Time of these stages: to compute a response, and to extract its output.",
+        own=("response", "stage"),
+        unit_divisor=SECONDS,
+        feature=RESPONSES,
+    ),
+    _gauge(
         "sidestep_triton_memory_bytes",
-        "gauge",
         Handler("memory"),
         "Memory that the backend reported to use when it loaded the model.",
         own=("id", "type"),
     ),
-    _row(
+    _gauge(
         "sidestep_triton_last_inference_timestamp_seconds",
-        "gauge",
         "last_inference",
         "Unix time of the last execution, by the server's clock; 0 if there was none since the"
         " model was loaded.",
@@ -284,40 +252,33 @@ ROWS: tuple[Row, ...] = (
         unit_divisor=MILLISECONDS,
     ),
     _gauge(
-        "idle_seconds",
+        "sidestep_triton_idle_seconds",
         Handler("idle"),
         "Time since the last execution; no sample if there was none since the model was loaded.",
-        "min",
+        combine="min",
     ),
-    _row(
+    _counter(
         "sidestep_triton_resets_total",
-        "counter",
         Handler("resets"),
         "Resets of the server's statistics, by a restart, a reload or another version.",
     ),
     # The server itself.
-    _of_server(
+    _SERVER.gauge(
         "state",
-        "gauge",
         "1 for the current state of the server according to polls; a stale server is slow to answer.",
-        own=("state",),
+        "state",
         closed=STATES,
         combine="max",
     ),
-    _of_server("polls_total", "counter", "Polls by outcome.", own=("outcome",)),
-    _of_server(
-        "poll_duration_seconds",
-        "histogram",
-        "Duration of a poll for statistics.",
-        buckets="triton_poll_duration",
+    _SERVER.counter("polls_total", "Polls by outcome.", "outcome"),
+    _SERVER.histogram(
+        "poll_duration_seconds", "Duration of a poll for statistics.", "triton_poll_duration"
     ),
-    _of_server("model_versions", "gauge", "Versions of models that are ready."),
-    Row(
-        name="sidestep_triton_refused_observations_total",
-        kind="counter",
-        source=Handler(REFUSED),
-        help="Observations that were refused because they were negative or not a number.",
-        labels=(),
+    _SERVER.gauge("model_versions", "Versions of models that are ready."),
+    counter(
+        "sidestep_triton_refused_observations_total",
+        Handler(REFUSED),
+        "Observations that were refused because they were negative or not a number.",
         shared=(),
         feature=REFUSED,
     ),

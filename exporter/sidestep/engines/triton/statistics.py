@@ -104,4 +104,8 @@ def _responses(new: Responses | None, old: Responses | None) -> Responses | None
         _less(new.fail, old.fail),
         _less(new.empty_response, old.empty_response),
         _less(new.cancel, old.cancel),
+        _less(new.first_compute_infer, old.first_compute_infer),
+        _less(new.first_compute_output, old.first_compute_output),
+        _less(new.next_compute_infer, old.next_compute_infer),
+        _less(new.next_compute_output, old.next_compute_output),
     )

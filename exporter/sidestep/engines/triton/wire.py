@@ -38,9 +38,14 @@ class Batch(msgspec.Struct, array_like=True, gc=False, frozen=True):
     compute_output_ns: Whole = 0
 
     @property
+    def stage_ns(self) -> tuple[int, int, int]:
+        """Nanoseconds of the executions by stage: input, inference and output."""
+        return self.compute_input_ns, self.compute_infer_ns, self.compute_output_ns
+
+    @property
     def ns(self) -> int:
-        """Nanoseconds of the executions: input, inference and output."""
-        return self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
+        """Nanoseconds of the executions."""
+        return sum(self.stage_ns)
 
 
 class Memory(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -60,6 +65,11 @@ class Responses(msgspec.Struct, array_like=True, gc=False, frozen=True):
         fail: Error responses.
         empty_response: Empty responses, which only end the request.
         cancel: Responses whose request was cancelled.
+        first_compute_infer: Computations of first responses, whatever their outcome; so are the
+            others below.
+        first_compute_output: Extractions of their outputs.
+        next_compute_infer: Computations of later responses.
+        next_compute_output: Extractions of their outputs.
     """
 
     first: Timed = Timed()
@@ -67,6 +77,10 @@ class Responses(msgspec.Struct, array_like=True, gc=False, frozen=True):
     fail: Timed = Timed()
     empty_response: Timed = Timed()
     cancel: Timed = Timed()
+    first_compute_infer: Timed = Timed()
+    first_compute_output: Timed = Timed()
+    next_compute_infer: Timed = Timed()
+    next_compute_output: Timed = Timed()
 
 
 class InferenceStats(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -125,5 +139,5 @@ class TritonStats(Polled, array_like=True, gc=False, tag="ts"):
 
     @property
     def absent(self) -> bool:
-        """Whether the server does not have this version of the model any more."""
+        """True if the server no longer has this version of the model."""
         return self.stats is None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Row, Sampled
+from sidestep.catalog.model import Row
+from sidestep.engines.row_builders import SampledRows
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")
 """Directions of the deprecated offload families: loads, then stores."""
@@ -38,38 +39,8 @@ _DESCRIPTORS = (
 _CHUNKS = tuple(float(4**power) for power in range(10))
 
 
-def _labels(own: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted((*ENGINE_LABELS, *own)))
-
-
-def _counter(name: str, text: str, *own: str) -> Row:
-    return Row(
-        name=f"vllm:{name}", kind="counter", source=Sampled(), help=text, labels=_labels(own)
-    )
-
-
-def _gauge(name: str, text: str, *own: str, combine: Combine = "sum") -> Row:
-    return Row(
-        name=f"vllm:{name}",
-        kind="gauge",
-        source=Sampled(),
-        help=text,
-        labels=_labels(own),
-        combine=combine,
-    )
-
-
-def _histogram(name: str, text: str, bounds: tuple[float, ...] | str, *own: str) -> Row:
-    """Return a histogram; ``bounds`` are its bounds or the name of a bucket family."""
-    return Row(
-        name=f"vllm:{name}",
-        kind="histogram",
-        source=Sampled(),
-        help=text,
-        labels=_labels(own),
-        buckets=bounds if isinstance(bounds, str) else "",
-        bounds=() if isinstance(bounds, str) else bounds,
-    )
+_ROWS = SampledRows("vllm:")
+_counter, _gauge, _histogram = _ROWS.counter, _ROWS.gauge, _ROWS.histogram
 
 
 def _created_early(feature: str, *rows: Row) -> tuple[Row, ...]:

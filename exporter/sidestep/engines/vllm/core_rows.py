@@ -6,16 +6,10 @@ sends both: feature ``engine_core``.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Combine,
-    Computed,
-    Handler,
-    Kind,
-    Row,
-    Sampled,
-    Source,
-)
+import functools
+
+from sidestep.catalog.model import Computed, Handler, Row
+from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.tracking.requests.rules import UNTRACKED
@@ -24,243 +18,225 @@ STATES = ("waiting", "deferred", "preempted", "running", "swapped")
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
 
 
-def _row(
-    name: str,
-    kind: Kind,
-    source: Source,
-    text: str,
-    *,
-    label: str = "",
-    closed: tuple[str, ...] = (),
-    buckets: str = "",
-    feature: str = ENGINE_CORE,
-    combine: Combine = "sum",
-) -> Row:
-    labels = (*ENGINE_LABELS, label) if label else ENGINE_LABELS
-    return Row(
-        name=f"sidestep_{name}",
-        kind=kind,
-        source=source,
-        help=text,
-        labels=tuple(sorted(labels)),
-        closed=closed,
-        buckets=buckets,
-        feature=feature,
-        combine=combine,
-    )
-
-
-def _histogram(name: str, source: Source, buckets: str, text: str, *, label: str = "") -> Row:
-    return _row(name, "histogram", source, text, buckets=buckets, label=label)
-
-
-def _process(name: str, kind: Kind, text: str, *labels: str, combine: Combine = "sum") -> Row:
-    return Row(
-        name=f"sidestep_engine_process_{name}",
-        kind=kind,
-        source=Sampled(),
-        help=text,
-        labels=tuple(sorted((*ENGINE_LABELS, "process", *labels))),
-        combine=combine,
-    )
-
+_counter, _gauge, _histogram = (
+    functools.partial(kind, feature=ENGINE_CORE) for kind in (counter, gauge, histogram)
+)
+_PROCESS = SampledRows("sidestep_engine_process_")
 
 ROWS: tuple[Row, ...] = (
     # The scheduler's state.
-    _row(
-        "requests",
-        "gauge",
+    _gauge(
+        "sidestep_requests",
         Handler("requests_by_state"),
         "Requests in the scheduler by state; preempted requests do not count as waiting."
         " vLLM V1 never swaps.",
-        label="state",
+        own=("state",),
         closed=STATES,
     ),
-    _row(
-        "refused_requests_total",
-        "counter",
+    _counter(
+        "sidestep_refused_requests_total",
         Handler("refused_requests"),
         "Requests rejected before any work: by the front end because its queue was full, or by"
         " the engine's core because the prompt was too long. Up to 0.33, the front end answers"
         " prompts that are too long with 400, uncounted.",
-        label="reason",
+        own=("reason",),
         closed=REFUSALS,
         feature="",
     ),
-    _row(
-        "untracked_requests_total",
-        "counter",
+    _counter(
+        "sidestep_untracked_requests_total",
         Handler("untracked_requests"),
         "Requests some of whose intervals are in no histogram: over the limit of requests in"
         " flight, unfinished for too long, interrupted by a restart of the engine or by dropped"
         " events, started before this exporter, or in flight while events were folded because"
-        " no exporter was connected.",
-        label="reason",
+        " no exporter was connected. Reason samples: some of a request's parallel samples may be"
+        " missing, so their number is in no histogram.",
+        own=("reason",),
         closed=UNTRACKED,
     ),
     _histogram(
-        "request_preempted_seconds",
+        "sidestep_request_preempted_seconds",
         "preempted_seconds[]",
-        "request_latency",
         "Time from a request's preemption until it was scheduled again or aborted.",
+        buckets="request_latency",
     ),
-    _row(
-        "longest_preemption_seconds",
-        "gauge",
+    _gauge(
+        "sidestep_longest_preemption_seconds",
         Handler("longest_preemption"),
         "Longest time that a preempted request had waited at the engine's last step; 0 if none"
         " waits.",
         combine="max",
     ),
+    _histogram(
+        "sidestep_frontend_hop_seconds",
+        Handler("front_end_hop"),
+        "Time from a request's first token in the engine's core until its front end has received it, by"
+        " both hosts' clocks; requests with parallel samples are left out. With the tap and the plugin.",
+        buckets="iteration_duration",
+    ),
     # Aborted requests, which are in no request histogram of the engine's.
     _histogram(
-        "aborted_request_prompt_tokens",
+        "sidestep_aborted_request_prompt_tokens",
         "aborted[].prompt_tokens",
-        "request_tokens",
         "Prompt tokens of an aborted request.",
+        buckets="request_tokens",
     ),
     _histogram(
-        "aborted_request_generation_tokens",
+        "sidestep_aborted_request_generation_tokens",
         "aborted[].generation_tokens",
-        "request_tokens",
         "Tokens generated for a request before it was aborted.",
+        buckets="request_tokens",
     ),
     _histogram(
-        "aborted_request_duration_seconds",
+        "sidestep_aborted_request_duration_seconds",
         "aborted[].seconds",
-        "request_latency",
         "Time from an aborted request's entry into the queue to its abort.",
+        buckets="request_latency",
     ),
     # Engine steps.
     _histogram(
-        "iteration_interval_seconds",
+        "sidestep_iteration_interval_seconds",
         "steps[].interval",
-        "iteration_duration",
         "Time from the output of one iteration to the output of the next, including idle time.",
+        buckets="iteration_duration",
     ),
     _histogram(
-        "iteration_prefill_requests",
+        "sidestep_iteration_prefill_requests",
         "steps[].prefill_requests",
-        "iteration_requests",
         "Requests of an iteration in prefill; after a preemption, a request is in prefill again.",
+        buckets="iteration_requests",
     ),
     _histogram(
-        "iteration_prefill_tokens",
+        "sidestep_iteration_prefill_tokens",
         "steps[].prefill_tokens",
-        "iteration_tokens",
         "Tokens scheduled in an iteration for requests in prefill.",
+        buckets="iteration_tokens",
     ),
     _histogram(
-        "iteration_decode_requests",
+        "sidestep_iteration_decode_requests",
         "steps[].decode_requests",
-        "iteration_requests",
         "Requests of an iteration in decode.",
+        buckets="iteration_requests",
     ),
     _histogram(
-        "iteration_decode_tokens",
+        "sidestep_iteration_decode_tokens",
         "steps[].decode_tokens",
-        "iteration_tokens",
         "Tokens scheduled in an iteration for requests in decode, including draft tokens.",
+        buckets="iteration_tokens",
     ),
     _histogram(
-        "iteration_kv_tokens",
+        "sidestep_iteration_kv_tokens",
         "steps[].kv_tokens",
-        "held_tokens",
         "Tokens whose KV was computed before an iteration for its requests, and which attention reads.",
+        buckets="held_tokens",
     ),
     _histogram(
-        "iteration_waiting_tokens",
+        "sidestep_iteration_waiting_tokens",
         "steps[].waiting_tokens",
-        "held_tokens",
         "Tokens of the requests that waited during an iteration.",
+        buckets="held_tokens",
     ),
     # KV blocks: values that the engine's own three families do not have.
     _histogram(
-        "kv_block_reuse_gap_seconds",
+        "sidestep_kv_block_reuse_gap_seconds",
         Handler("kv_block_gaps"),
-        "kv_cache_residency",
         "Time between consecutive prefix hits on a sampled KV block; all hits count.",
+        buckets="kv_cache_residency",
     ),
     _histogram(
-        "kv_block_reuses",
+        "sidestep_kv_block_reuses",
         Handler("kv_block_reuses"),
-        "reuses",
         "Prefix hits on a sampled KV block from its allocation until its eviction.",
+        buckets="reuses",
     ),
     _histogram(
-        "kv_block_reset_age_seconds",
+        "sidestep_kv_block_reset_age_seconds",
         Handler("kv_block_reset_ages"),
-        "kv_cache_residency",
         "Age of a sampled KV block when the prefix cache was reset.",
+        buckets="kv_cache_residency",
     ),
     _histogram(
-        "kv_block_reset_idle_seconds",
+        "sidestep_kv_block_reset_idle_seconds",
         Handler("kv_block_reset_idles"),
-        "kv_cache_residency",
         "Time since a sampled KV block's last prefix hit when the prefix cache was reset.",
+        buckets="kv_cache_residency",
     ),
-    _row(
-        "kv_cache_resets_total",
-        "counter",
+    _counter(
+        "sidestep_kv_cache_resets_total",
         Handler("kv_cache_resets"),
         "Resets of the prefix cache.",
     ),
-    _row(
-        "kv_sample_ratio",
-        "gauge",
+    _gauge(
+        "sidestep_kv_sample_ratio",
         Computed("kv_sample_ratio"),
         "Share of KV blocks that is sampled, by the engine itself or by the tap.",
         combine="mean",
         feature="",
     ),
-    _row(
-        "kv_tracked_blocks",
-        "gauge",
+    _gauge(
+        "sidestep_kv_tracked_blocks",
         Computed("kv_tracked_blocks"),
         "Sampled KV blocks that are tracked now.",
         feature="",
     ),
-    _row(
-        "kv_refused_blocks_total",
-        "counter",
+    _counter(
+        "sidestep_kv_refused_blocks_total",
         Handler("kv_refused_blocks"),
         "Sampled KV blocks that were not tracked because --kv.max-tracked was reached: histograms of"
         " KV blocks are biased while this grows; lower --kv.sample-rate.",
     ),
-    _row(
-        "kv_abandoned_blocks_total",
-        "counter",
+    _counter(
+        "sidestep_kv_abandoned_blocks_total",
         Handler("kv_abandoned_blocks"),
         "Tracked KV blocks whose eviction was never reported; their lifetimes are in no histogram.",
     ),
-    _row(
-        "kv_unknown_events_total",
-        "counter",
+    _counter(
+        "sidestep_kv_unknown_events_total",
         Handler("kv_unknown_events"),
         "Events of KV blocks whose allocation was not seen, or out of order.",
     ),
     # The engine's processes: prometheus_client exposes none in multiprocess mode.
-    _process("cpu_seconds_total", "counter", "CPU time of a process of the engine."),
-    _process("resident_memory_bytes", "gauge", "Resident memory of a process of the engine."),
-    _process("open_fds", "gauge", "Open file descriptors of a process of the engine."),
-    _process("max_fds", "gauge", "File descriptors that a process of the engine may open."),
-    _process("threads", "gauge", "Threads of a process of the engine."),
-    _process(
+    _PROCESS.counter("cpu_seconds_total", "CPU time of a process of the engine.", "process"),
+    _PROCESS.gauge(
+        "resident_memory_bytes", "Resident memory of a process of the engine.", "process"
+    ),
+    _PROCESS.gauge("virtual_memory_bytes", "Virtual memory of a process of the engine.", "process"),
+    _PROCESS.gauge("open_fds", "Open file descriptors of a process of the engine.", "process"),
+    _PROCESS.gauge("max_fds", "File descriptors that a process of the engine may open.", "process"),
+    _PROCESS.gauge("threads", "Threads of a process of the engine.", "process"),
+    _PROCESS.gauge(
         "start_time_seconds",
-        "gauge",
         "Unix time when a process of the engine started.",
+        "process",
         combine="max",
     ),
-    _process(
+    _PROCESS.counter(
         "gc_collections_total",
-        "counter",
         "Runs of Python's cyclic garbage collector in a process of the engine.",
+        "process",
         "generation",
     ),
-    _process(
-        "gc_uncollectable_total",
-        "counter",
-        "Objects that Python's cyclic garbage collector found and could not free.",
+    _PROCESS.counter(
+        "gc_collected_total",
+        "Objects that Python's cyclic garbage collector found and freed.",
+        "process",
         "generation",
+    ),
+    _PROCESS.counter(
+        "gc_uncollectable_total",
+        "Objects that Python's cyclic garbage collector found and could not free.",
+        "process",
+        "generation",
+    ),
+    _PROCESS.gauge(
+        "python_info",
+        "Python interpreter of a process of the engine, as labels; always 1.",
+        "implementation",
+        "major",
+        "minor",
+        "patchlevel",
+        "process",
+        "version",
+        combine="max",
     ),
 )

@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
-from sidestep.engines.common_names import VLLM as COMMON_ROWS
+from sidestep.catalog.dialect import KeySeries, Series
+from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.items import VllmStep
-from sidestep.engines.slo_rows import VLLM as SLO_ROWS
-from sidestep.engines.vllm import connector_rows, core_rows, legacy_rows, own_rows, rows
+from sidestep.engines.vllm import (
+    common_rows,
+    connector_rows,
+    core_rows,
+    legacy_rows,
+    own_rows,
+    rows,
+)
 from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import availability_counts, load_reader
+from sidestep.engines.vllm.readers import COMPUTED, availability_counts
+from sidestep.engines.vllm.wire import VllmRejection, VllmSleep, VllmStep
+from sidestep.protocol.block_events import BlockEvents
+from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.requests.outcomes import Outcomes
 
 DIALECT: Dialect = Dialect(
     name="vllm",
+    title="vLLM",
     rows=(
         *rows.ROWS,
         *connector_rows.ROWS,
         *own_rows.ROWS,
         *core_rows.ROWS,
         *legacy_rows.ROWS,
-        *SLO_ROWS,
+        *shared_rows.objectives(),
     ),
-    common_rows=COMMON_ROWS,
+    common_rows=common_rows.ROWS,
+    items=(VllmStep, VllmSleep, VllmRejection, RequestEvents, BlockEvents),
     structs=(VllmStep, Outcomes),
-    has_requests=True,
     handlers=VllmHandlers,
+    parallel_samples=("vllm:request_params_n", "vllm:request_max_num_generation_tokens"),
+    key_series=KeySeries(
+        running=Series("vllm:num_requests_running"),
+        waiting=Series("vllm:num_requests_waiting"),
+        prompt=Series("vllm:prompt_tokens_by_source_total", "local_compute"),
+        generation=Series("vllm:generation_tokens_total"),
+        kv_cache_usage=Series("vllm:kv_cache_usage_perc"),
+        preemptions=Series("vllm:num_preemptions_total"),
+        deferred=Series("vllm:num_requests_waiting_by_reason", "deferred"),
+        drafted=Series("vllm:spec_decode_num_draft_tokens_total"),
+        accepted=Series("vllm:spec_decode_num_accepted_tokens_total"),
+        blocked=Series("vllm:num_requests_waiting_by_reason", "capacity"),
+        begun=Series("vllm:time_to_first_token_seconds"),
+        slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
+        steps=Series("vllm:iteration_tokens_total"),
+    ),
+    latencies={
+        "ttft": "vllm:time_to_first_token_seconds",
+        "inter_token": "vllm:inter_token_latency_seconds",
+        "time_per_output_token": "vllm:request_time_per_output_token_seconds",
+        "e2e": "vllm:e2e_request_latency_seconds",
+        "queue": "vllm:request_queue_time_seconds",
+    },
+    computed=COMPUTED,
     availability_counts=availability_counts,
-    load_reader=load_reader,
 )

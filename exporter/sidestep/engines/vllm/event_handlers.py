@@ -1,71 +1,137 @@
-"""Handlers for those values of request and block events that are no plain fields."""
+"""The handlers of request and block events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
+from sidestep.engines.handlers import Handlers, increase
+from sidestep.engines.vllm.rows import E2E, TTFT
+from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.block_events import BlockEvents
+from sidestep.protocol.records import Record
+from sidestep.protocol.request_events import RequestEvents
+from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
+from sidestep.tracking.kv_blocks.physical import check as check_blocks
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
+from sidestep.tracking.requests.front_end_hops import FrontEndHops
+from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes
 
 
-class EventHandlers:
-    """The functions that feed the handler rows of ``core_rows``, for one layout."""
+class EventHandlers(Handlers):
+    """Applies request and block events to the engines of one registry."""
 
-    HANDLED: ClassVar = {
-        "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
+    HANDLED: ClassVar[Collection[str]] = {
+        "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
         "refused_requests", "untracked_requests",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
-        self.registry = registry
+        super().__init__(layout, registry)
+        self.appliers = {RequestEvents: self._requests, BlockEvents: self._blocks}
+        self._read_outcomes = compile_reader(layout, registry, Outcomes)
         handled = layout.handled
-        self.states = handled["requests_by_state"].slots
-        self.longest = handled["longest_preemption"].slots[0]
-        self.refused = handled["refused_requests"]
-        self.untracked = handled["untracked_requests"]
-        self.omitted = handled["refused_observations"].slots[0]
-        self.iteration_tokens = handled["iteration_tokens"].slots[0]
-        self.resets = handled["kv_cache_resets"].slots[0]
-        self.refused_blocks = handled["kv_refused_blocks"].slots[0]
-        self.abandoned = handled["kv_abandoned_blocks"].slots[0]
-        self.unknown = handled["kv_unknown_events"].slots[0]
-        self.lifetimes, self.idles, self.last_gaps = (
+        self._states = handled["requests_by_state"].slots
+        self._longest = layout.handler_slot("longest_preemption")
+        self._refused = handled["refused_requests"]
+        self._untracked = handled["untracked_requests"]
+        self._omitted = layout.handler_slot("refused_observations")
+        self._iteration_tokens = layout.handler_slot("iteration_tokens")
+        self._front_end_families = {
+            assignment.row.name
+            for assignment in layout.assignments
+            if assignment.row.source in (TTFT, E2E)
+        }
+        self._hop = layout.handler_slot("front_end_hop")
+        self._resets = layout.handler_slot("kv_cache_resets")
+        self._refused_blocks = layout.handler_slot("kv_refused_blocks")
+        self._abandoned = layout.handler_slot("kv_abandoned_blocks")
+        self._unknown = layout.handler_slot("kv_unknown_events")
+        self._lifetimes, self._idles, self._last_gaps = (
             layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
             for name in ("lifetime", "idle_before_evict", "reuse_gap")
         )
-        self.gaps, self.reuses, self.reset_ages, self.reset_idles = (
-            handled[f"kv_block_{name}"].slots[0]
+        self._gaps, self._reuses, self._reset_ages, self._reset_idles = (
+            layout.handler_slot(f"kv_block_{name}")
             for name in ("gaps", "reuses", "reset_ages", "reset_idles")
         )
 
-    def requests(self, engine: Engine, outcomes: Outcomes) -> None:
-        """Apply the outcomes of request events, after their plain fields."""
-        histogram = engine.histogram(self.iteration_tokens)
+    def _requests(self, engine: Engine, item: RequestEvents) -> None:
+        if engine.requests is None:
+            # Reject a malformed item before the registry creates a tracker for it.
+            check_events(item)
+        tracker = self.registry.requests_of(engine)
+        outcomes = tracker.apply(item)
+        if engine.front_ends:
+            self._skip_front_end_latencies(engine, outcomes, tracker.hops)
+        self._read_outcomes(engine, outcomes, False)
+        histogram = engine.histogram(self._iteration_tokens)
         refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
-        if refused:
-            _increase(engine, self.omitted, refused)
+        increase(engine, self._omitted, refused + outcomes.omitted)
         for reason, count in outcomes.refused.items():
-            self.registry.add(engine, self.refused, reason, count)
-        self.untracked_requests(engine, outcomes.untracked)
+            self.registry.add(engine, self._refused, reason, count)
+        self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        if outcomes.omitted:
-            _increase(engine, self.omitted, outcomes.omitted)
 
-    def untracked_requests(self, engine: Engine, found: Mapping[str, int]) -> None:
+    def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
+        """Remove from a core's ``record`` the latencies that its front ends send."""
+        head, totals = record.head, record.totals
+        for index, name in enumerate(head.histograms):
+            if name in self._front_end_families:
+                totals.histograms[index] = None
+        if engine.objectives is None:
+            return
+        limits = [n for name in self._front_end_families for n in engine.objectives.limits(name)]
+        counted = {limit.objective for limit in limits}
+        for name, children in zip(head.keyed, totals.keyed, strict=True):
+            if name in (SLO_REQUESTS, SLO_UNDECIDED):
+                children[:] = [child for child in children if child.labels[-1] not in counted]
+
+    def _skip_front_end_latencies(
+        self, engine: Engine, outcomes: Outcomes, hops: FrontEndHops
+    ) -> None:
+        """Remove the latencies that front ends send, and observe the hops of first tokens to them."""
+        outcomes.iteration.time_to_first_tokens_iter = []
+        for request in outcomes.iteration.finished_requests:
+            request.e2e_latency = None
+        self._observe_hops(engine, (hops.core_output(*first) for first in outcomes.first_outputs))
+
+    def observe_front_end(self, engine: Engine, latencies: FrontEndLatencies) -> None:
+        """Observe the hops of first tokens that a front end has received."""
+        if engine.requests is None:
+            return
+        at, hops = latencies.iteration_timestamp, engine.requests.hops
+        waited = latencies.time_to_first_tokens
+        self._observe_hops(engine, (hops.front_end_output(at - ttft, at) for ttft in waited))
+
+    def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
+        histogram = engine.histogram(self._hop)
+        refused = sum(histogram.observe(hop) for hop in hops if hop is not None)
+        increase(engine, self._omitted, refused)
+
+    def _blocks(self, engine: Engine, item: BlockEvents) -> None:
+        if engine.blocks is None:
+            check_blocks(item)
+        blocks = self.registry.blocks_of(engine, PhysicalBlocks)
+        self.observe_blocks(engine, blocks.apply(item))
+
+    def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Count requests whose intervals cannot all be known, by reason."""
         for reason, count in found.items():
-            self.registry.add(engine, self.untracked, reason, count)
+            self.registry.add(engine, self._untracked, reason, count)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all blocks, since their events were folded or are no longer sent."""
         if engine.blocks is not None:
-            _increase(engine, self.abandoned, engine.blocks.tracked)
+            increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
@@ -77,35 +143,30 @@ class EventHandlers:
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)
         numbers = (waits, deferred - among_deferred, preempted, running, 0)
-        for slot, number in zip(self.states, numbers, strict=False):
+        for slot, number in zip(self._states, numbers, strict=False):
             engine.values[slot] = number
-        engine.values[self.longest] = engine.requests.longest_preemption
+        engine.values[self._longest] = engine.requests.longest_preemption
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of physical blocks."""
         for slot, observations in (
-            (self.lifetimes, found.lifetimes),
-            (self.idles, found.idles),
-            (self.last_gaps, found.last_gaps),
-            (self.gaps, found.gaps),
-            (self.reuses, found.reuses),
-            (self.reset_ages, found.reset_ages),
-            (self.reset_idles, found.reset_idles),
+            (self._lifetimes, found.lifetimes),
+            (self._idles, found.idles),
+            (self._last_gaps, found.last_gaps),
+            (self._gaps, found.gaps),
+            (self._reuses, found.reuses),
+            (self._reset_ages, found.reset_ages),
+            (self._reset_idles, found.reset_idles),
         ):
             if observations:
                 refused = engine.histogram(slot).observe_weighted(observations)
-                if refused:
-                    _increase(engine, self.omitted, refused)
+                increase(engine, self._omitted, refused)
         for slot, count in (
-            (self.resets, found.resets),
-            (self.refused_blocks, found.refused),
-            (self.abandoned, found.abandoned),
-            (self.unknown, found.unknown),
+            (self._resets, found.resets),
+            (self._refused_blocks, found.refused),
+            (self._abandoned, found.abandoned),
+            (self._unknown, found.unknown),
         ):
-            _increase(engine, slot, count)
+            increase(engine, slot, count)
         if found.refused:
             self.registry.refused_blocks[engine.id] += found.refused
-
-
-def _increase(engine: Engine, slot: int, amount: int) -> None:
-    engine.values[slot] = (engine.values[slot] or 0) + amount

@@ -1,16 +1,15 @@
-"""Readers of vLLM's series: how requests ended, and the engine's load."""
+"""Readers of vLLM's series: how requests ended, and gauges that former releases had."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
 from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
+from sidestep.metrics.computed_gauges import scalar
 from sidestep.metrics.engine import Engine, Number
-from sidestep.metrics.load_inputs import LoadReader, observation_count
-from sidestep.metrics.saturation import Load
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]
 FAILED = ("abort", "error")
@@ -36,29 +35,27 @@ def _counters(layout: Layout) -> tuple[Counters, Counters]:
     return itemgetter(*served), itemgetter(*failed, *rejections.slots)
 
 
-def load_reader(layout: Layout) -> LoadReader:
-    """Return the function that reads the load of engines with ``layout``."""
-    running = layout.find("vllm:num_requests_running").slots[0]
-    waiting = layout.find("vllm:num_requests_waiting").slots[0]
-    # Requests that wait for an adapter or a transfer do not imply that the batch is full.
-    capacity = layout.find("vllm:num_requests_waiting_by_reason").slots[0]
-    generated = layout.find("vllm:generation_tokens_total").slots[0]
-    preempted = layout.find("vllm:num_preemptions_total").slots[0]
-    first_tokens = layout.find("vllm:time_to_first_token_seconds").slots[0]
+def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
+    prefix = "vllm:spec_decode_num_"
+    return (
+        scalar(engine, prefix + "drafts_total"),
+        scalar(engine, prefix + "draft_tokens_total"),
+        scalar(engine, prefix + "accepted_tokens_total"),
+    )
 
-    def read(engine: Engine) -> Load | None:
-        values = engine.values
-        in_batch, queued, blocked = values[running], values[waiting], values[capacity]
-        begun = observation_count(engine.histograms[first_tokens])
-        if in_batch is None or queued is None or blocked is None or begun is None:
-            return None
-        return Load(
-            running=in_batch,
-            waiting=blocked,
-            begun=begun,
-            arrived=begun + queued,
-            generated=values[generated] or 0,
-            preempted=values[preempted] or 0,
-        )
 
-    return read
+def _acceptance_rate(engine: Engine) -> float | None:
+    _, drafted, accepted = _drafts(engine)
+    return accepted / drafted if drafted else None
+
+
+def _efficiency(engine: Engine) -> float | None:
+    drafts, drafted, accepted = _drafts(engine)
+    return (accepted + drafts) / (drafted + drafts) if drafts else None
+
+
+COMPUTED: Mapping[str, Callable[[Engine], float | None]] = {
+    "draft_acceptance_rate": _acceptance_rate,
+    "draft_efficiency": _efficiency,
+}
+"""Functions by the name in ``catalog.model.Computed``; None: no sample."""

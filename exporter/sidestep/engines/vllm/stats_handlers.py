@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
-from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
+from sidestep.engines.handlers import increase
+from sidestep.engines.vllm.wire import (
+    CacheStats,
+    SchedulerStats,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+)
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import HitWindow
+from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX, HitWindow
 from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
@@ -27,16 +34,16 @@ class StatsHandlers:
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
         handled = layout.handled
-        self.iteration_tokens = handled["iteration_tokens"].slots[0]
-        self.omitted = handled["refused_observations"].slots[0]
+        self.iteration_tokens = layout.handler_slot("iteration_tokens")
+        self.omitted = layout.handler_slot("refused_observations")
         self.cached_by_source = handled["cached_by_source"]
         self.sleep_state = handled["sleep_state"]
         self.rejection = handled["rejection"]
         self.refused = handled["refused_requests"]
         self.cudagraph_tokens = handled["cudagraph_tokens"]
         self.cudagraph_padding = handled["cudagraph_padding"]
-        self.lora_requests = handled["lora_requests"].slots[0]
-        self.lora = handled["lora"].slots[0]
+        self.lora_requests = layout.handler_slot("lora_requests")
+        self.lora = layout.handler_slot("lora")
 
     def step(
         self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None, *, fresh: bool
@@ -51,7 +58,7 @@ class StatsHandlers:
                     self.omit(engine, refused)
                 self.count_tokens(engine, item.iteration, last=is_last)
         if item.mm_cache is not None:
-            _observe_hits(engine.mm_hits, item.mm_cache)
+            _observe_hits(engine.hit_windows[MULTIMODAL], item.mm_cache)
         if item.scheduler is not None:
             self.scheduler(engine, item.scheduler, item.wall, fresh=fresh)
 
@@ -67,7 +74,6 @@ class StatsHandlers:
         if not last:
             engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
-            histogram.state_token = None
             return
         before = histogram.sum
         if histogram.observe(tokens + engine.held_tokens):
@@ -80,19 +86,19 @@ class StatsHandlers:
 
     def omit(self, engine: Engine, count: int) -> None:
         """Count observations that were refused."""
-        engine.values[self.omitted] = (engine.values[self.omitted] or 0) + count
+        increase(engine, self.omitted, count)
 
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
         """Apply hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
-            _observe_hits(engine.prefix_hits, stats.prefix_cache_stats)
+            _observe_hits(engine.hit_windows[PREFIX], stats.prefix_cache_stats)
             if stats.prefix_cache_stats.hits:
                 self.registry.add(
                     engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits
                 )
         external = stats.connector_prefix_cache_stats
         if external is not None:
-            _observe_hits(engine.external_hits, external)
+            _observe_hits(engine.hit_windows[EXTERNAL], external)
             for tier, tokens in external.hits_by_source.items():
                 self.registry.add(engine, self.cached_by_source, tier, tokens)
         graph = stats.cudagraph_stats
@@ -112,23 +118,9 @@ class StatsHandlers:
         combination = engine.keyed[self.lora]
         requests.clear()
         combination.clear()
-        if engine.requests is not None:
-            # Counts from the scheduler's events include queued requests, and list an adapter
-            # under a state only if one of its requests is in that state.
-            now = engine.requests.requests.adapters
-        elif not stats.running_lora_adapters and not stats.waiting_lora_adapters:
-            return
-        else:
-            by_state = {
-                "running": stats.running_lora_adapters,
-                "waiting": stats.waiting_lora_adapters,
-            }
-            now = {
-                (adapter, state): count
-                for state, adapters in by_state.items()
-                for adapter, count in adapters.items()
-            }
-        if not now:
+        now = _adapters(engine, stats)
+        slots = engine.info.get("lora", {}).get("max_lora")
+        if not now and slots is None:
             return
         names = dict.fromkeys(adapter for adapter, _ in now if is_printable(adapter))
         named = set(list(names)[:MAX_OPEN_VALUES])
@@ -137,12 +129,12 @@ class StatsHandlers:
                 self.registry.limited["label_values"] += 1
             key = (adapter if adapter in named else OTHER, state)
             requests[key] = requests.get(key, 0) + count
-        max_lora = engine.info.get("lora", {}).get("max_lora", "")
         running, waiting = (
             ",".join(adapter for adapter, state in requests if state == wanted)
             for wanted in ("running", "waiting")
         )
-        combination[(max_lora, running, waiting)] = wall
+        # Without adapters, too: a router that reads no combination keeps the last one it has read.
+        combination[(slots or "", running, waiting)] = wall
 
     def sleep(self, engine: Engine, item: VllmSleep) -> None:
         """Set one of the three states to 1; none for a level that has no name."""
@@ -155,6 +147,22 @@ class StatsHandlers:
         """Count a request that the front end rejected."""
         self.registry.add(engine, self.rejection, item.reason, 1)
         self.registry.add(engine, self.refused, item.reason, 1)
+
+
+def _adapters(engine: Engine, stats: SchedulerStats) -> Mapping[tuple[str, str], int]:
+    """Return the requests by adapter and state."""
+    if engine.requests is not None:
+        # Counts from the scheduler's events include queued requests, and list an adapter
+        # under a state only if one of its requests is in that state.
+        return engine.requests.requests.adapters
+    if not stats.running_lora_adapters and not stats.waiting_lora_adapters:
+        return {}
+    by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
+    return {
+        (adapter, state): count
+        for state, adapters in by_state.items()
+        for adapter, count in adapters.items()
+    }
 
 
 def _observe_hits(hits: HitWindow, stats: CacheStats) -> None:

@@ -12,17 +12,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.iteration_stats import KVCacheEvictionEvent, Run
+from sidestep.protocol.iteration_stats import IterationStats, KVCacheEvictionEvent, Run
 from sidestep.protocol.limits import (
     MAX_STRUCTS,
     VALUE_LIMIT,
     Count,
     Counts,
+    Observations,
     Ratio,
+    Seconds,
     Tally,
     Text,
     Volume,
 )
+from sidestep.protocol.self_described import EngineIndex
 
 
 class CacheStats(msgspec.Struct, array_like=True, gc=False):
@@ -117,6 +120,56 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     def num_all_waiting_reqs(self) -> int:
         """Requests that wait for capacity plus deferred requests, as the engine adds them."""
         return self.num_waiting_reqs + self.num_skipped_waiting_reqs
+
+
+class FrontEndLatencies(msgspec.Struct, array_like=True, gc=False):
+    """What users waited, which only the front end of a tapped core knows.
+
+    Attributes:
+        iteration_timestamp: Unix time at which the front end received the step's output. A latency
+            is the difference from its request's arrival.
+        time_to_first_tokens: Seconds, of requests with their first output.
+        e2e_latencies: Seconds, of requests that finished.
+    """
+
+    iteration_timestamp: Seconds = 0.0
+    time_to_first_tokens: Observations = []
+    e2e_latencies: Observations = []
+
+
+class VllmStep(msgspec.Struct, array_like=True, gc=False, tag="vs"):
+    """One call of vLLM's stat logger: one engine step as one front end sees it.
+
+    ``scheduler`` is present in one front end per step, ``iteration`` where the step had output for
+    requests of this front end. ``more`` marks the rest of a step that did not fit into one item: it
+    has observations only, no counts or gauges. ``front_end`` is present where a core sends the rest.
+    """
+
+    engine: EngineIndex
+    stamp: Seconds
+    wall: Seconds
+    scheduler: SchedulerStats | None = None
+    iteration: IterationStats | None = None
+    mm_cache: CacheStats | None = None
+    more: bool = False
+    front_end: FrontEndLatencies | None = None
+
+
+class VllmSleep(msgspec.Struct, array_like=True, gc=False, tag="vz"):
+    """The engine fell asleep (``sleep`` 1, at ``level`` 1 or 2) or woke up."""
+
+    engine: EngineIndex
+    stamp: Seconds
+    sleep: Annotated[int, Meta(ge=0, le=1)] = 0
+    level: Annotated[int, Meta(ge=0, le=16)] = 0
+
+
+class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
+    """The front end rejected a request before it reached the engine."""
+
+    engine: EngineIndex
+    stamp: Seconds
+    reason: Text
 
 
 _encoder = msgspec.msgpack.Encoder()

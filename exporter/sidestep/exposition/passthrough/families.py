@@ -1,13 +1,12 @@
-"""Sorting of a target's series into families, in the order of exposition."""
+"""A target's samples by family, in the order of exposition."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from sidestep.catalog.model import OBSERVED
 from sidestep.errors import WireError
@@ -26,26 +25,36 @@ _SUFFIXES: dict[PageKind, tuple[str, ...]] = {
 _BOUND: dict[PageKind, str] = {"histogram": "le", "summary": "quantile"}
 
 
-class Sample(Protocol):
-    """The part of a series that sorting needs."""
+@dataclasses.dataclass(eq=False, slots=True)
+class Series:
+    """One series of a page.
 
+    Attributes:
+        raw: The line on the page, up to the value.
+        labels: Exposed labels; values are escaped.
+        text: The exposed series, without the blank before the value.
+        key: Equal for series that are equal to Prometheus.
+    """
+
+    raw: bytes
     name: str
     labels: Labels
+    text: bytes
     key: bytes
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class FamilyLines:
-    """One family of a page.
+Sample = tuple[Series, bytes]
+"""A series, and its value and timestamp as the page has them."""
 
-    Attributes:
-        line_numbers: Lines of its samples, in the order of exposition.
-    """
+
+@dataclasses.dataclass(eq=False, slots=True)
+class PageFamily:
+    """One family of a page; its samples are in the order of exposition."""
 
     name: str
     kind: PageKind
     help: str
-    line_numbers: list[int] = dataclasses.field(default_factory=list)
+    samples: list[Sample]
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -78,15 +87,16 @@ class FamilySorter:
         if self._kinds.setdefault(found.name, kind) != kind:
             self.left_out["second_type"] += 1
 
-    def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[FamilyLines]]:
-        """Return the families of the series in ``order``: those with a TYPE first."""
-        samples = yield from self._by_family(order)
-        families: list[FamilyLines] = []
+    def sorted(self, samples: Iterable[Sample]) -> Generator[None, None, list[PageFamily]]:
+        """Return the families of ``samples``: those with a TYPE first."""
+        by_family = yield from self._by_family(samples)
+        families: list[PageFamily] = []
         taken: set[str] = set()
-        for number, (name, line_numbers) in enumerate(samples.items()):
+        for number, (name, found) in enumerate(by_family.items()):
             if not number % SLICE:
                 yield
-            family = FamilyLines(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
+            kind, text = self._kinds.get(name, "untyped"), self._helps.get(name, "")
+            family = PageFamily(name, kind, text, found)
             reason = ""
             if name in self._excluded:
                 reason = "excluded"
@@ -94,35 +104,36 @@ class FamilySorter:
                 reason = "name_clash"
             elif len(families) >= MAX_FAMILIES:
                 reason = "over_limit"
-            elif line_numbers:
+            elif found:
                 taken |= family.names
-                family.line_numbers = yield from self._ordered(family, order, line_numbers)
+                if kind in OBSERVED:
+                    family.samples = yield from self._ordered(family)
                 families.append(family)
             if reason:
-                self.left_out[reason] += len(line_numbers)
-        return [family for family in families if family.line_numbers]
+                self.left_out[reason] += len(found)
+        return [family for family in families if family.samples]
 
     def _by_family(
-        self, order: Sequence[Sample | None]
-    ) -> Generator[None, None, dict[str, list[int]]]:
-        """Return line numbers by family, without duplicate series."""
-        found: dict[str, list[int]] = {name: [] for name in self._kinds}
-        known: dict[str, list[int]] = {}
+        self, samples: Iterable[Sample]
+    ) -> Generator[None, None, dict[str, list[Sample]]]:
+        """Return the samples by family, without duplicate series."""
+        found: dict[str, list[Sample]] = {name: [] for name in self._kinds}
+        known: dict[str, list[Sample]] = {}
         """The same lists by sample name."""
         seen: set[bytes] = set()
-        for at, series in enumerate(order):
-            if series is not None:
-                if series.key in seen:
-                    self.left_out["duplicate"] += 1
-                    continue
-                seen.add(series.key)
-                line_numbers = known.get(series.name)
-                if line_numbers is None:
-                    line_numbers = found.setdefault(self._family_of(series.name), [])
-                    known[series.name] = line_numbers
-                line_numbers.append(at)
-            if not at % (SLICE * 5):
+        for number, sample in enumerate(samples):
+            if not number % (SLICE * 5):
                 yield
+            series, _ = sample
+            if series.key in seen:
+                self.left_out["duplicate"] += 1
+                continue
+            seen.add(series.key)
+            of_name = known.get(series.name)
+            if of_name is None:
+                of_name = found.setdefault(self._family_of(series.name), [])
+                known[series.name] = of_name
+            of_name.append(sample)
         return found
 
     def _family_of(self, sample: str) -> str:
@@ -133,36 +144,29 @@ class FamilySorter:
                     return base
         return sample
 
-    def _ordered(
-        self, family: FamilyLines, order: Sequence[Sample | None], line_numbers: list[int]
-    ) -> Generator[None, None, list[int]]:
-        """Return the lines in exposition order: one histogram or summary after the other."""
-        if family.kind not in OBSERVED:
-            return line_numbers
+    def _ordered(self, family: PageFamily) -> Generator[None, None, list[Sample]]:
+        """Return the samples in exposition order: one histogram or summary after the other."""
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
-        for number, at in enumerate(line_numbers):
-            series = order[at]
-            if series is not None:
-                rank = _rank(family, series)
-                if rank is None:
-                    self.left_out["odd_sample"] += 1
-                else:
-                    groups.setdefault(group_labels(family.kind, series.labels), []).append(
-                        (*rank, at)
-                    )
+        for number, (series, _) in enumerate(family.samples):
+            rank = _rank(family, series)
+            if rank is None:
+                self.left_out["odd_sample"] += 1
+            else:
+                labels = group_labels(family.kind, series.labels)
+                groups.setdefault(labels, []).append((*rank, number))
             if not number % SLICE:
                 yield
-        found: list[int] = []
+        found: list[Sample] = []
         for group in groups.values():
             # No real histogram has more, and sorting a malicious one would take long.
             if len(group) <= MAX_SORTED:
                 group.sort()
-            found += [at for *_, at in group]
+            found += [family.samples[number] for *_, number in group]
             yield
         return found
 
 
-def _rank(family: FamilyLines, series: Sample) -> tuple[int, float] | None:
+def _rank(family: PageFamily, series: Series) -> tuple[int, float] | None:
     """Return the rank of a sample within its histogram or summary; None if it does not fit."""
     suffixes = _SUFFIXES[family.kind]
     suffix = series.name.removeprefix(family.name)

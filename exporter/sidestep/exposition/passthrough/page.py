@@ -1,18 +1,17 @@
-"""One target's page: its series and values from poll to poll, and the samples left out.
+"""One target's page: its families, and the samples left out.
 
-A line is recognised by its series from the page before; an unchanged line costs next to nothing.
+The series of a line is recognised from the page before, so that only its value is parsed again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
-from sidestep.exposition.passthrough.families import FamilyLines, FamilySorter
+from sidestep.exposition.passthrough.families import FamilySorter, PageFamily, Sample, Series
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
 MAX_LINES = 50_000
@@ -27,109 +26,42 @@ _BYTES_PER_COST = 16
 _EXPORTED_PREFIX = "exported_"
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Series:
-    """One series of a page.
-
-    Attributes:
-        raw: The line on the page, up to the value.
-        labels: Exposed labels; values are escaped.
-        text: The exposed series, without the blank before the value.
-        key: Equal for series that are equal to Prometheus.
-    """
-
-    raw: bytes
-    name: str
-    labels: Labels
-    text: bytes
-    key: bytes
-
-
-Values = tuple[bytes, ...]
-
-
 class Part:
-    """Samples of one family, and their text, cached until one of them changes.
+    """Samples of one family of ``page``, and their text."""
 
-    Args:
-        line_numbers: Their lines on the page.
-    """
-
-    def __init__(self, parsed: ParsedPage, line_numbers: Sequence[int]) -> None:
-        self.parsed = parsed
-        self.series = [
-            series for place in line_numbers if (series := parsed.order[place]) is not None
-        ]
-        self._pick = _picker(line_numbers)
-        lines = [one.text.replace(b"%", b"%%") + b" %b\n" for one in self.series]
-        self._frame = b"".join(lines)
-        self._from: list[bytes] = []
-        self._values: Values = ()
+    def __init__(self, page: Page, samples: Sequence[Sample]) -> None:
+        self.page = page
+        self.samples = samples
         self._texts: dict[bool, bytes] = {}
 
-    def values(self, page_values: PageValues) -> Values:
-        """Return value and timestamp of each series, as the page has them."""
-        values = page_values[self.parsed]
-        if values is not self._from:
-            self._from = values
-            found = self._pick(values)
-            if found != self._values:
-                self._values = found
-                self._texts.clear()
-        return self._values
-
-    def text(self, page_values: PageValues, *, openmetrics: bool) -> bytes:
+    def text(self, *, openmetrics: bool) -> bytes:
         """Return the lines."""
-        values = self.values(page_values)
         found = self._texts.get(openmetrics)
         if found is None:
-            if openmetrics and any(b" " in value for value in values):
-                values = tuple(map(parser.timestamp_in_seconds, values))
-            found = self._texts[openmetrics] = self._frame % values
+            samples = [(series.text, value) for series, value in self.samples]
+            if openmetrics:
+                samples = [(text, parser.timestamp_in_seconds(value)) for text, value in samples]
+            found = self._texts[openmetrics] = b"".join([b"%b %b\n" % one for one in samples])
         return found
-
-
-def _picker(line_numbers: Sequence[int]) -> Callable[[Sequence[bytes]], Values]:
-    if len(line_numbers) == 1:
-        (place,) = line_numbers
-        return lambda values: (values[place],)
-    return itemgetter(*line_numbers)
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Family:
-    """One family of a page."""
-
-    found: FamilyLines
-    parts: list[Part]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class ParsedPage:
-    """Content of a page; a later page with the same series replaces only lines and values.
+    """Content of a page.
 
     Attributes:
-        page: The target's page.
-        order: Series by line; None for a line without one.
-        values: Value and timestamp by line; another object once one of them has changed.
+        families: Families, and their samples in parts.
         left_out: Lines and samples that are not in ``families``, by reason.
     """
 
-    page: Page
     lines: list[bytes]
-    order: list[Series | None]
-    values: list[bytes]
-    families: list[Family]
+    families: list[tuple[PageFamily, list[Part]]]
     left_out: Counter[str]
 
     @property
-    def samples(self) -> int:
+    def exposed(self) -> int:
         """Return the number of samples in ``families``."""
-        return sum(len(family.found.line_numbers) for family in self.families)
-
-
-PageValues = Mapping[ParsedPage, list[bytes]]
-"""Values of each page at one moment."""
+        return sum(len(family.samples) for family, _ in self.families)
 
 
 class Page:
@@ -144,7 +76,6 @@ class Page:
 
     Attributes:
         parsed: The content; None if the page exposes nothing.
-        changes: Increases when values change and when the page is hidden.
     """
 
     def __init__(
@@ -155,7 +86,6 @@ class Page:
         forget: Callable[[Page], None],
     ) -> None:
         self.parsed: ParsedPage | None = None
-        self.changes = 0
         self.labels = tuple((name, parser.escape(text)) for name, text in labels)
         self._merge = merge
         self._forget = forget
@@ -169,9 +99,8 @@ class Page:
         """Expose nothing, and drop the content."""
         self._known = {}
         if self.parsed is not None:
-            self._replace(None)
+            self.parsed = None
             self._forget(self)
-            self.changes += 1
 
     def update(self, chunks: Iterable[bytes]) -> Iterator[None]:
         """Read a page, one slice per step; the last step exposes it.
@@ -180,29 +109,15 @@ class Page:
             PollError: This is no metrics page; the page before stays exposed.
         """
         lines, is_whole = yield from _lines(chunks)
-        parsed = self.parsed
-        if parsed is not None and len(lines) == len(parsed.lines) and is_whole:
-            values = yield from _values(parsed, lines)
-            # Unless it was hidden meanwhile.
-            if values is not None and self.parsed is parsed:
-                self.changes += values is not parsed.values
-                parsed.lines, parsed.values = lines, values
-                yield from self._merge()
-                return
-        self._replace((yield from self._read(lines, is_whole=is_whole)))
+        if self.parsed is None or lines != self.parsed.lines:
+            self.parsed = yield from self._read(lines, is_whole=is_whole)
         yield from self._merge()
-
-    def _replace(self, parsed: ParsedPage | None) -> None:
-        if self.parsed is not None:
-            # Its parts refer to it: without the cycle it is freed with its last reader, instead of
-            # by the garbage collector, which would block the loop for ten times as long.
-            self.parsed.families = []
-        self.parsed = parsed
 
     def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, ParsedPage]:
         """Parse ``lines``, some of which may be known."""
-        parsed = ParsedPage(self, lines, [], [], [], Counter())
+        parsed = ParsedPage(lines, [], Counter())
         sorter = FamilySorter(parsed.left_out, self._excluded)
+        samples: list[Sample] = []
         known: dict[bytes, Series] = {}
         self._pairs = {}
         left = SLICE
@@ -210,41 +125,43 @@ class Page:
             start, _, value = line.rpartition(b" ")
             series = self._known.get(start)
             left -= 1
-            if series is None or not parser.is_plain_value(value):
-                series, value = self._parse_line(line, sorter)
+            if series is not None and parser.is_plain_value(value):
+                sample: Sample | None = (series, value)
+            else:
+                sample = self._parse_line(line, sorter)
                 left -= _NEW_LINE_COST + len(line) // _BYTES_PER_COST
-            parsed.order.append(series)
-            parsed.values.append(value)
-            if series is not None:
-                known[series.raw[:-1]] = series
+            if sample is not None:
+                samples.append(sample)
+                known[sample[0].raw[:-1]] = sample[0]
             if left <= 0:
                 left = SLICE
                 yield
-        if not known:
+        if not samples:
             raise PollError("bad_answer", f"none of its {len(lines)} lines is a sample")
         if not is_whole:
             raise PollError("truncated", "its last line has no end")
-        for found in (yield from sorter.sorted(parsed.order)):
-            parts = yield from make_parts(parsed, found.line_numbers)
-            parsed.families.append(Family(found, parts))
+        for family in (yield from sorter.sorted(samples)):
+            parts = yield from make_parts(self, family.samples)
+            parsed.families.append((family, parts))
         self._known = known
         return parsed
 
-    def _parse_line(self, line: bytes, sorter: FamilySorter) -> tuple[Series | None, bytes]:
-        """Parse a new line; comments and errors go to ``sorter``."""
+    def _parse_line(self, line: bytes, sorter: FamilySorter) -> Sample | None:
+        """Return the sample of a new line, if it has one; comments and errors go to ``sorter``."""
         if not line.strip():
-            return None, b""
+            return None
         try:
             if line.lstrip().startswith(b"#"):
                 sorter.comment(parser.parse_comment(line))
-                return None, b""
+                return None
             head = parser.parse_head(line)
             value = parser.parse_value(line[head.end :])
         except WireError as error:
             sorter.left_out[error.reason] += 1
-            return None, b""
+            return None
         raw = line[: head.end]
-        return self._known.get(raw[:-1]) or self._series(raw, head.name, head.labels), value
+        series = self._known.get(raw[:-1]) or self._series(raw, head.name, head.labels)
+        return series, value
 
     def _series(self, raw: bytes, name: str, labels: Labels) -> Series:
         intern_pair = self._pairs.setdefault
@@ -258,19 +175,17 @@ class Page:
         return Series(raw, name, labels, text, key)
 
 
-def make_parts(
-    parsed: ParsedPage, line_numbers: Sequence[int]
-) -> Generator[None, None, list[Part]]:
-    """Return the samples of a family on these lines, in parts."""
+def make_parts(page: Page, samples: Sequence[Sample]) -> Generator[None, None, list[Part]]:
+    """Return the samples of a family in parts."""
     parts: list[Part] = []
-    for start in range(0, len(line_numbers), PART):
-        parts.append(Part(parsed, line_numbers[start : start + PART]))
+    for start in range(0, len(samples), PART):
+        parts.append(Part(page, samples[start : start + PART]))
         yield
     return parts
 
 
 def add_labels(labels: Labels, added: Labels) -> Labels:
-    """Return ``labels`` and ``added``; a label with the name of an added one is renamed."""
+    """Return ``labels`` and ``added``; a label with the name of an added one becomes ``exported_``NAME."""
     if not added:
         return labels
     names = {name for name, _ in (*labels, *added)}
@@ -312,37 +227,3 @@ def _lines(chunks: Iterable[bytes]) -> Generator[None, None, tuple[list[bytes], 
     if rest:
         lines.append(rest)
     return lines, not rest
-
-
-def _values(parsed: ParsedPage, lines: list[bytes]) -> Generator[None, None, list[bytes] | None]:
-    """Return the values in ``lines``; None if their series differ from those of ``parsed``.
-
-    Without changes, the result is the object ``parsed.values``.
-    """
-    values = parsed.values
-    for start in range(0, len(lines), SLICE):
-        batch = lines[start : start + SLICE]
-        if batch != parsed.lines[start : start + SLICE]:
-            for at, line in enumerate(batch, start):
-                if line != parsed.lines[at]:
-                    text = _updated_value(parsed.order[at], line)
-                    if text is None:
-                        return None
-                    if values is parsed.values:
-                        values = values.copy()
-                    values[at] = text
-        yield
-    return values
-
-
-def _updated_value(series: Series | None, line: bytes) -> bytes | None:
-    """Return the value in ``line`` if it belongs to ``series``."""
-    if series is None or not line.startswith(series.raw):
-        return None
-    text = line[len(series.raw) :]
-    if parser.is_plain_value(text):
-        return text
-    try:
-        return parser.parse_value(text)
-    except WireError:
-        return None

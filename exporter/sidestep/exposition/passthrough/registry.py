@@ -9,16 +9,8 @@ from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
 from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.families import FamilyLines, group_labels
-from sidestep.exposition.passthrough.page import (
-    PART,
-    Family,
-    Page,
-    PageValues,
-    ParsedPage,
-    Part,
-    make_parts,
-)
+from sidestep.exposition.passthrough.families import PageFamily, Sample, group_labels
+from sidestep.exposition.passthrough.page import PART, Page, ParsedPage, Part, make_parts
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
 SLICE = 50
@@ -44,22 +36,17 @@ class PassthroughFamily:
     parts: list[Part]
     is_openmetrics: bool = True
 
-    @property
-    def visible_parts(self) -> list[Part]:
-        """Return the parts of pages that are exposed."""
-        return [part for part in self.parts if part.parsed.page.parsed is not None]
-
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Claim:
     """A family as merged from the pages so far.
 
     Attributes:
-        line_numbers: The family's lines, by page.
+        pages: The family as each page has it.
     """
 
     family: PassthroughFamily
-    line_numbers: dict[int, FamilyLines]
+    pages: dict[int, PageFamily]
 
 
 class _MergedPages:
@@ -86,21 +73,6 @@ class PassthroughRegistry:
         self._merged_contents: list[ParsedPage | None] = []
         """The pages' content in ``_merged``."""
         self._merged = _MergedPages()
-        self._merges = 0
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes with the content, so that text can be cached."""
-        return self._merges + sum(page.changes for page in self._pages)
-
-    @property
-    def page_values(self) -> PageValues:
-        """Return the present values, so that all samples of a page are of one moment."""
-        return {
-            part.parsed: part.parsed.values
-            for f in self._merged.families
-            for part in f.visible_parts
-        }
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
         """Add a page; see ``Page``."""
@@ -122,7 +94,7 @@ class PassthroughRegistry:
             for family in self._merged.families
             if (not names or not family.names.isdisjoint(names))
             and not _is_own(family, own_names)
-            and family.visible_parts
+            and family.parts
         ]
 
     def left_out(self, page: Page) -> Counter[str]:
@@ -131,10 +103,10 @@ class PassthroughRegistry:
             return Counter()
         own_names = list(self._own_names())
         lost = sum(
-            len(part.series)
+            len(part.samples)
             for family in self._merged.families
             for part in family.parts
-            if part.parsed is page.parsed and _is_own(family, own_names)
+            if part.page is page and _is_own(family, own_names)
         )
         others = self._merged.left_out.get(self._pages.index(page), Counter())
         return page.parsed.left_out + others + Counter(ours=lost)
@@ -143,14 +115,14 @@ class PassthroughRegistry:
         """Drop ``page``; after its next poll, another page exposes a sample it shared."""
         self._merged_contents = []
         for family in self._merged.families:
-            family.parts = [part for part in family.parts if part.parsed.page is not page]
+            family.parts = [part for part in family.parts if part.page is not page]
 
     def _merge(self) -> Iterator[None]:
         """Merge all pages until the result is up to date."""
         while (contents := [page.parsed for page in self._pages]) != self._merged_contents:
-            self._merged = yield from self._merge_pages(contents)
-            self._merged_contents = contents
-            self._merges += 1
+            merged = yield from self._merge_pages(contents)
+            if contents == [page.parsed for page in self._pages]:
+                self._merged, self._merged_contents = merged, contents
 
     def _merge_pages(
         self, contents: Sequence[ParsedPage | None]
@@ -163,68 +135,62 @@ class PassthroughRegistry:
             if parsed is None:
                 continue
             left_out = merged.left_out[at] = Counter()
-            for number, family in enumerate(parsed.families):
-                found = family.found
+            for number, (found, parts) in enumerate(parsed.families):
                 claim = claims.get(found.name)
                 has_owner = any(owners.get(name, found.name) != found.name for name in found.names)
                 if has_owner or (claim is not None and claim.family.kind != found.kind):
-                    left_out["other_target"] += len(found.line_numbers)
+                    left_out["other_target"] += len(found.samples)
                     continue
                 if claim is None:
                     claim = claims[found.name] = _Claim(_family(found), {})
                     owners.update(dict.fromkeys(found.names, found.name))
-                parts = yield from self._parts(contents, at, family, claim)
-                claim.line_numbers[at] = found
-                claim.family.parts += parts
-                visible_parts = sum(len(part.series) for part in parts)
-                left_out["other_target"] += len(found.line_numbers) - visible_parts
+                visible = yield from self._visible(at, found, parts, claim)
+                claim.pages[at] = found
+                claim.family.parts += visible
+                shown = sum(len(part.samples) for part in visible)
+                left_out["other_target"] += len(found.samples) - shown
                 if not number % SLICE:
                     yield
         merged.families = [claim.family for claim in claims.values()]
         _mark_openmetrics(merged.families)
         return merged
 
-    def _parts(
-        self, contents: Sequence[ParsedPage | None], at: int, family: Family, claim: _Claim
+    def _visible(
+        self, at: int, found: PageFamily, parts: list[Part], claim: _Claim
     ) -> Generator[None, None, list[Part]]:
-        """Return the samples of ``family`` that no earlier page exposes."""
-        parsed = contents[at]
-        overlapping = self._overlapping[at] & claim.line_numbers.keys()
-        if parsed is None or not overlapping:
-            return family.parts
+        """Return the samples of ``found`` that no earlier page exposes."""
+        overlapping = self._overlapping[at] & claim.pages.keys()
+        if not overlapping:
+            return parts
         known: set[Key] = set()
         for rival in overlapping:
-            for keys in _keys(contents[rival], claim.line_numbers[rival]):
+            for keys in _keys(claim.pages[rival]):
                 known.update(keys)
                 yield
-        left: list[int] = []
-        line_numbers = iter(family.found.line_numbers)
-        for keys in _keys(parsed, family.found):
-            left += [
-                place for key, place in zip(keys, line_numbers, strict=False) if key not in known
-            ]
+        left: list[Sample] = []
+        samples = iter(found.samples)
+        for keys in _keys(found):
+            left += [one for key, one in zip(keys, samples, strict=False) if key not in known]
             yield
-        if len(left) == len(family.found.line_numbers):
-            return family.parts
-        return (yield from make_parts(parsed, left))
+        if len(left) == len(found.samples):
+            return parts
+        return (yield from make_parts(self._pages[at], left))
 
 
-def _keys(parsed: ParsedPage | None, found: FamilyLines) -> Iterator[list[Key]]:
+def _keys(found: PageFamily) -> Iterator[list[Key]]:
     """Yield the keys of the samples in ``found``, in order, some at a time.
 
     All samples of a histogram have the same key, so that one cannot come from several pages.
     """
-    if parsed is None:
-        return
-    for start in range(0, len(found.line_numbers), PART):
-        some = [parsed.order[place] for place in found.line_numbers[start : start + PART]]
+    for start in range(0, len(found.samples), PART):
+        some = [series for series, _ in found.samples[start : start + PART]]
         if found.kind in OBSERVED:
-            yield [group_labels(found.kind, series.labels) for series in some if series is not None]
+            yield [group_labels(found.kind, series.labels) for series in some]
         else:
-            yield [series.key for series in some if series is not None]
+            yield [series.key for series in some]
 
 
-def _family(found: FamilyLines) -> PassthroughFamily:
+def _family(found: PageFamily) -> PassthroughFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
     return PassthroughFamily(
         found.name, found.kind, found.help, exposed_names(found.name, kind), []

@@ -96,7 +96,7 @@ class CachedBlocks(BlockTracker):
                     self._remove(change.medium, change.hashes, change.stamp)
                 case "cleared":
                     self._clear(change.medium)
-        return self.take()
+        return self.drain()
 
     def resize(self, capacity: int) -> None:
         """Track at most ``capacity`` blocks; abandon the newest excess ones."""

@@ -71,7 +71,7 @@ class PhysicalBlocks(BlockTracker):
         self._source: int | None = None
         self._rate: float | None = None
         self._complete = True
-        """Whether all blocks sampled by the sender are tracked."""
+        """True if all blocks sampled by the sender are tracked."""
         self._lifetimes, self._idles, self._last_gaps = Diffusion(), Diffusion(), Diffusion()
         self._gaps, self._reuses = Diffusion(), Diffusion()
         self._reset_ages, self._reset_idles = Diffusion(), Diffusion()
@@ -83,7 +83,7 @@ class PhysicalBlocks(BlockTracker):
 
     @property
     def waiting(self) -> bool:
-        """Whether ``take`` has more to return, without another event."""
+        """True if ``drain`` has more to return, without another event."""
         return bool(self._resets)
 
     def apply(self, item: BlockEvents) -> BlockObservations:
@@ -112,7 +112,7 @@ class PhysicalBlocks(BlockTracker):
                     self._resets.append((now, self._blocks))
                     self.tracked += len(self._blocks)
                 self._forget()
-        return self.take()
+        return self.drain()
 
     def evictions(self, events: list[KVCacheEvictionEvent], rate: float) -> BlockObservations:
         """Observe evictions of blocks that the engine sampled itself, at ``rate``."""
@@ -126,12 +126,12 @@ class PhysicalBlocks(BlockTracker):
             ]
             for diffusion, observed, seconds in intervals:
                 diffusion.observe(observed, seconds, weight)
-        return self.take()
+        return self.drain()
 
-    def take(self) -> BlockObservations:
+    def drain(self) -> BlockObservations:
         """Return the observations since the last call, and a slice of the pending ones."""
         self._observe_resets(SLICE)
-        return super().take()
+        return super().drain()
 
     def resize(self, capacity: int) -> None:
         """Track at most ``capacity`` blocks; abandon the newest excess ones."""

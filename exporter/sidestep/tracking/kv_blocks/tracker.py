@@ -62,7 +62,7 @@ class BlockTracker:
 
     @property
     def waiting(self) -> bool:
-        """Whether ``take`` has more to return, without another event."""
+        """True if ``drain`` has more to return, without another event."""
         return False
 
     @property
@@ -74,7 +74,7 @@ class BlockTracker:
         """Track at most ``capacity`` blocks; abandon the newest excess ones."""
         raise NotImplementedError
 
-    def take(self) -> BlockObservations:
+    def drain(self) -> BlockObservations:
         """Return the observations since the last call."""
         out, self._out = self._out, BlockObservations()
         return out

@@ -26,6 +26,8 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     prefilling: list[int]
     given_up: list[int]
     cut_off: int
+    known_until: float = 0.0
+    interrupted_until: float = 0.0
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -41,7 +43,10 @@ ENDED_GROUP = 0
 
 
 class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
-    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty."""
+    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty.
+
+    A group without samples is one that was given up.
+    """
 
     number: int
     deadline: float
@@ -54,6 +59,8 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     closed: bool
     owner: str
     waits: str
+    arrival: float = 0.0
+    ended_at: float = 0.0
 
 
 def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerState | RequestsState]:
@@ -66,6 +73,8 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         list(requests.prefilling),
         list(requests.given_up),
         requests.cut_off,
+        tracker.samples.known_until,
+        tracker.samples.interrupted_until,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -90,7 +99,11 @@ def capture_groups(
             group.closed,
             names.get(id(group.owner), ""),
             names.get(id(group.waits), ""),
+            group.arrival,
+            group.ended_at,
         )
+    for number, arrival in sample_groups.given_up.items():
+        yield GroupState(number, 0.0, 0.0, 0, 0, 0, -1, True, True, "", "", arrival)
     for engine, siblings in engines.items():
         for samples, longest in siblings.observed:
             yield GroupState(
@@ -106,6 +119,8 @@ def restore_tracker(tracker: RequestTracker, state: TrackerState) -> None:
     requests.prefilling.update(state.prefilling)
     requests.given_up.update(state.given_up)
     requests.cut_off = state.cut_off
+    tracker.samples.known_until = state.known_until
+    tracker.samples.interrupted_until = state.interrupted_until
 
 
 def restore_requests(tracker: RequestTracker, state: RequestsState) -> None:
@@ -135,6 +150,9 @@ def restore_groups(
             if owner is not None:
                 owner.samples.observed.append((state.samples, state.longest))
             continue
+        if not state.samples:
+            sample_groups.given_up[state.number] = state.arrival
+            continue
         # A group waits for samples exactly when none is in flight.
         if state.live != live[state.number] or bool(state.live) == bool(waits):
             continue
@@ -143,6 +161,7 @@ def restore_groups(
         group.live, group.samples = state.live, state.samples
         group.longest, group.highest = state.longest, state.highest
         group.aborted, group.closed = state.aborted, state.closed
+        group.arrival, group.ended_at = state.arrival, state.ended_at
         group.owner = None if owner is None else owner.samples
         if waits is not None:
             waits.samples.wait_for_samples(group)

@@ -28,6 +28,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests.endings import ABORT, abort, complete
+from sidestep.tracking.requests.front_end_hops import FrontEndHops
 from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import Outcomes
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
@@ -64,21 +65,27 @@ class RequestTracker:
         samples: The groups of parallel samples to which they belong.
         source: Identifies the process that numbers the requests.
         steps: The engine's steps.
+        hops: First tokens on their way to the front end.
 
     Args:
         rules: Settings for the interpretation of events.
-        sample_groups: The groups of all engines that may have samples of the same request.
+        sample_groups: The groups of all engines.
+        deployment: The engines that may have samples of the same request.
     """
 
     def __init__(
-        self, rules: Rules | None = None, sample_groups: SampleGroups | None = None
+        self,
+        rules: Rules | None = None,
+        sample_groups: SampleGroups | None = None,
+        deployment: str = "",
     ) -> None:
         self.rules = rules or Rules()
         sample_groups = sample_groups or SampleGroups()
         self.requests = InFlight(self.rules.capacity, self.rules.max_age, sample_groups.capacity)
-        self.samples = EngineSamples(sample_groups)
+        self.samples = EngineSamples(sample_groups, deployment)
         self.source: int | None = None
         self.steps = Steps()
+        self.hops = FrontEndHops()
         self._now = 0.0
         self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
@@ -99,10 +106,11 @@ class RequestTracker:
         for event in item.events:
             self._apply_event(event)
             self._expire(event.stamp)
+        self.samples.advance(item.known_until)
         self._expire(item.stamp)
+        self._count_unknown_groups()
         out.limited, self.requests.limited = self.requests.limited, 0
-        out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
-        self.requests.untracked.clear()
+        out.untracked = self._take_untracked()
         for samples, tokens in self.samples.observed:
             self._observe_group(samples, tokens)
         self.samples.observed.clear()
@@ -119,6 +127,12 @@ class RequestTracker:
         self.samples.abort_all(r.group for r in self.requests.live.values() if r.group)
         self.requests.clear(reason, more)
         self.samples.clear()
+        self.samples.interrupt()
+        self._count_unknown_groups()
+
+    def _count_unknown_groups(self) -> None:
+        self.requests.untracked["samples"] += self.samples.unknown
+        self.samples.unknown = 0
 
     def skip(self, others: int) -> dict[str, int]:
         """Drop all requests, since events were folded instead of sent.
@@ -130,7 +144,10 @@ class RequestTracker:
             Requests whose intervals cannot all be known, by reason.
         """
         self._drop_all("folded", others)
-        found = dict(self.requests.untracked)
+        return self._take_untracked()
+
+    def _take_untracked(self) -> dict[str, int]:
+        found = {reason: count for reason, count in self.requests.untracked.items() if count}
         self.requests.untracked.clear()
         return found
 
@@ -140,20 +157,23 @@ class RequestTracker:
         since = next(iter(self.requests.preempted.values()), None)
         return 0.0 if since is None else max(self._now - since, 0.0)
 
-    def close(self) -> int:
-        """Drop all requests, since no stream sends their events any more; return how many there were."""
-        live = len(self.requests.live)
+    def close(self) -> dict[str, int]:
+        """Drop all requests, since no stream sends their events any more.
+
+        Returns:
+            Requests whose intervals cannot all be known, by reason.
+        """
         self._restart(-1)
         self.samples.close()
         self.requests.close()
-        return live
+        return self._take_untracked()
 
     def _expire(self, now: float) -> None:
         self._now = now
         self.samples.expire(now)
         for request in self.requests.expire(now, self._max_expired):
             self._max_expired -= 1
-            self._leave(request, now, aborted=True)
+            self._leave(request, now, 0.0, aborted=True)
 
     def _apply_event(self, event: Event) -> None:
         match event:
@@ -182,9 +202,8 @@ class RequestTracker:
             request.whole = True
             request.adapter = self.requests.adapter(event.adapter)
             request.lone = not event.group
-            if event.group:
+            if event.group and self.samples.join(event.group, event.sample, event.arrival):
                 request.group = event.group
-                self.samples.join(event.group, event.sample)
         request.fresh = True
         request.queued = event.stamp
         request.arrival = event.arrival or None
@@ -312,6 +331,8 @@ class RequestTracker:
         waited = self._out.between(request.arrival, wall)
         if waited is not None:
             self._out.iteration.time_to_first_tokens_iter.append(waited)
+            if request.lone and request.arrival is not None:
+                self._out.first_outputs.append((request.arrival, wall))
 
     def _finished(self, event: Finished) -> None:
         if event.refused:
@@ -329,14 +350,14 @@ class RequestTracker:
         else:
             complete(event, request, self._out)
         if request is not None:
-            self._leave(request, event.stamp, aborted=aborted)
+            self._leave(request, event.stamp, event.wall, aborted=aborted)
 
-    def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
+    def _leave(self, request: Request, now: float, wall: float, *, aborted: bool) -> None:
         """Remove a request from its group; a request without a group is observed immediately."""
         if request.group:
             has_more = request.last != request.first
             self.samples.leave(
-                request.group, now, request.tokens, aborted=aborted, outputs=has_more
+                request.group, now, wall, request.tokens, aborted=aborted, outputs=has_more
             )
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)

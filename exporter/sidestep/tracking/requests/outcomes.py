@@ -49,6 +49,7 @@ class Outcomes(msgspec.Struct):
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals omitted because they would be negative.
         limited: Requests whose adapter became ``__other__``.
+        first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
     """
 
     iteration: IterationStats
@@ -60,6 +61,7 @@ class Outcomes(msgspec.Struct):
     untracked: dict[str, int] = {}
     omitted: int = 0
     limited: int = 0
+    first_outputs: list[tuple[float, float]] = []
 
     def between(self, start: float | None, end: float | None) -> float | None:
         """Return the interval if both ends are known; count a negative one as omitted and return None."""

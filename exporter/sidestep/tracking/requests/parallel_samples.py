@@ -1,18 +1,24 @@
 """Parallel samples of one request (``n`` > 1): their number, and the length of the longest.
 
-A router may distribute the samples of one request to several engines, whose events arrive in any
+A front end may distribute the samples of one request to several engines, whose events arrive in any
 order. The group of samples counts for the engine whose sample ended last, according to the stamps.
+Events do not have ``n``. So a group is complete when all engines of its deployment have reported all
+requests that reached them until some time after its last end; otherwise its number is unknown.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from sidestep.tracking.requests.capacity import RequestCapacity
 
 GROUP_TIMEOUT = 5.0
-"""Seconds after a sample's end within which the events of all samples of its group arrive."""
+"""Seconds after a sample's end within which the other samples of its group have been queued."""
+PEER_TIMEOUT = 60.0
+"""Further seconds to wait for engines that have not reported all requests until then."""
 MAX_WAITING_GROUPS = 4096
+"""Groups that wait at one engine, and groups with an unknown number that are remembered."""
 
 
 class SampleGroup:
@@ -23,7 +29,9 @@ class SampleGroup:
         samples: Samples seen so far.
         longest: Tokens of the longest sample that ended.
         highest: Highest index of a sample.
+        arrival: Unix time at which the first sample arrived.
         ended: Stamp of the latest end of a sample.
+        ended_at: Unix time of the latest end of a sample.
         owner: The engine of that sample, for which the group counts.
         deadline: Time until which ``waits`` waits for further samples.
         aborted: Whether a sample was aborted.
@@ -32,14 +40,16 @@ class SampleGroup:
     """
 
     __slots__ = (
-        "aborted", "closed", "deadline", "ended", "highest", "live", "longest", "number", "owner",
-        "samples", "waits",
+        "aborted", "arrival", "closed", "deadline", "ended", "ended_at", "highest", "live", "longest",
+        "number", "owner", "samples", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.deadline = 0.0
+        self.arrival = math.inf
         self.ended = -1.0
+        self.ended_at = 0.0
         self.owner: EngineSamples | None = None
         self.live = self.samples = self.longest = 0
         self.highest = -1
@@ -52,11 +62,15 @@ class SampleGroups:
 
     Attributes:
         groups: Groups with a sample in flight, or which may still get one, by number.
+        given_up: Arrivals of groups that ended without some of their samples, by number, oldest first.
+        engines: The engines that send events of requests, by deployment.
         capacity: The shared limit on tracked requests.
     """
 
     def __init__(self) -> None:
         self.groups: dict[int, SampleGroup] = {}
+        self.given_up: dict[int, float] = {}
+        self.engines: dict[str, list[EngineSamples]] = {}
         self.capacity = RequestCapacity()
 
 
@@ -66,16 +80,42 @@ class EngineSamples:
     Attributes:
         observed: Number of samples, and tokens of the longest, of each group that ended here since
             this list was last emptied. Groups with an aborted sample are not included.
+        unknown: Groups that may lack samples and ended here, since this was last set to 0.
+        known_until: Unix time up to which all requests that reached the engine are known; 0.0: the
+            engine does not report that, and is not waited for.
+        interrupted_until: Unix time up to which requests may be unknown because events are missing.
+
+    Args:
+        deployment: Engines of other deployments have no samples of the same requests.
     """
 
-    def __init__(self, sample_groups: SampleGroups) -> None:
+    def __init__(self, sample_groups: SampleGroups, deployment: str = "") -> None:
         self.observed: list[tuple[int, int]] = []
+        self.unknown = 0
+        self.known_until = self.interrupted_until = 0.0
         self._sample_groups = sample_groups
+        self._deployment = deployment
+        self._peers = sample_groups.engines.setdefault(deployment, [])
+        self._peers.append(self)
         self._open: dict[int, SampleGroup] = {}
         self._closed = False
 
-    def join(self, number: int, sample: int) -> None:
-        """Add a sample that was queued here to its group."""
+    def advance(self, known_until: float) -> None:
+        """Note that requests which reached the engine before ``known_until`` are known."""
+        if known_until:
+            self.known_until = known_until
+            self.interrupted_until = min(self.interrupted_until, known_until)
+
+    def interrupt(self) -> None:
+        """Note that events are missing, among them perhaps those of new requests."""
+        if self.known_until:
+            self.interrupted_until = math.inf
+
+    def join(self, number: int, sample: int, arrival: float) -> bool:
+        """Add a sample that was queued here to its group; return whether the group may be observed."""
+        if self._sample_groups.given_up.get(number) == arrival:
+            # All samples of a request have one arrival; another request may have the same id.
+            return False
         group = self._sample_groups.groups.get(number)
         if group is None:
             group = self._sample_groups.groups[number] = SampleGroup(number)
@@ -85,18 +125,23 @@ class EngineSamples:
         group.live += 1
         group.samples += 1
         group.highest = max(group.highest, sample)
+        group.arrival = min(group.arrival, arrival)
+        return True
 
     def wait_for_samples(self, group: SampleGroup) -> None:
         """Wait until the deadline of ``group`` for samples that may still arrive."""
         self._open[group.number] = group
         group.waits = self
 
-    def leave(self, number: int, now: float, tokens: int, *, aborted: bool, outputs: bool) -> None:
+    def leave(
+        self, number: int, now: float, wall: float, tokens: int, *, aborted: bool, outputs: bool
+    ) -> None:
         """Remove a sample that ended here.
 
         Args:
             number: The group's number.
             now: Stamp of the end.
+            wall: Unix time of the end.
             tokens: Tokens of the sample.
             aborted: Whether the sample was aborted.
             outputs: Whether the sample had more than one output.
@@ -105,10 +150,11 @@ class EngineSamples:
         group.live -= 1
         group.aborted = group.aborted or aborted
         group.longest = max(group.longest, tokens)
+        group.ended_at = max(group.ended_at, wall)
         if now > group.ended:
             group.ended, group.owner = now, self
         # One engine queues all samples together: they are all known once one had a second output.
-        group.closed = group.closed or (outputs and self._sample_groups.capacity.engines == 1)
+        group.closed = group.closed or (outputs and len(self._peers) == 1)
         if group.live:
             return
         if group.closed or group.aborted:
@@ -139,6 +185,8 @@ class EngineSamples:
             group = next(iter(self._open.values()))
             if now < group.deadline:
                 break
+            if not self._are_all_known(group) and now < group.deadline + PEER_TIMEOUT:
+                break
             self._end(group)
 
     def clear(self) -> None:
@@ -150,11 +198,32 @@ class EngineSamples:
         """Detach the engine; the caller still has to count ``observed``."""
         self.clear()
         self._closed = True
+        self._peers.remove(self)
+        if not self._peers:
+            del self._sample_groups.engines[self._deployment]
+
+    def _are_all_known(self, group: SampleGroup) -> bool:
+        """Return whether all engines have reported the requests that may belong to ``group``."""
+        until = group.ended_at + GROUP_TIMEOUT
+        return all(
+            peer.known_until >= until and peer.interrupted_until <= group.arrival
+            for peer in self._peers
+            if peer is not self and peer.known_until
+        )
 
     def _end(self, group: SampleGroup) -> None:
         del self._sample_groups.groups[group.number]
         self._open.pop(group.number, None)
-        # A group that lacks a sample may not be a group at all, or began before the events did.
         owner = self if group.owner is None or group.owner._closed else group.owner
-        if not group.aborted and group.samples == group.highest + 1:
+        # A single sample is none of vLLM's: others are missing, or its id only resembles a sample's.
+        is_complete = 1 < group.samples == group.highest + 1 and self._are_all_known(group)
+        if is_complete and not group.aborted:
             owner.observed.append((group.samples, group.longest))
+        if is_complete:
+            return
+        self.unknown += not group.aborted
+        given_up = self._sample_groups.given_up
+        given_up.pop(group.number, None)
+        given_up[group.number] = group.arrival
+        if len(given_up) > MAX_WAITING_GROUPS:
+            del given_up[next(iter(given_up))]

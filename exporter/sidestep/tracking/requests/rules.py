@@ -24,5 +24,5 @@ class Rules:
     max_age: float = 86_400.0
 
 
-UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
-"""Reasons why not all intervals of a request are known."""
+UNTRACKED = ("capacity", "age", "restart", "unknown", "folded", "samples")
+"""Reasons why not all intervals of a request are known, or how many parallel samples it had."""

@@ -1,6 +1,6 @@
-"""What a stand-in package is made of: every name is there, and none can be used.
+"""Stand-in packages: every name can be imported, none can be called.
 
-Beside its stand-ins on PYTHONPATH, it is imported as a module of its own.
+The stand-ins import it as a top-level module from PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, NoReturn
 
 
 class Absent(type):
-    """Of the classes that stand for names: their own names are there, too."""
+    """A metaclass whose classes have every attribute."""
 
     def __getattr__(cls, name: str) -> Absent:
         return absent(f"{cls.__module__}.{cls.__qualname__}", name)
 
     def __call__(cls, *_: object, **__: object) -> NoReturn:
-        """Refuse, whatever it is that would be made or called."""
+        """Refuse every call and construction."""
         raise NotImplementedError(f"{cls.__module__}.{cls.__qualname__} is a stand-in")
 
 
 @functools.cache
 def absent(place: str, name: str) -> Absent:
-    """A class, as it may be called, made a base of, or named in an annotation.
+    """Return a class, which can be a decorator, a base or an annotation.
 
     Raises:
-        AttributeError: A special name: whoever looks for one acts on what it finds.
+        AttributeError: The name is special; libraries probe for such names.
     """
     if name.startswith("__"):
         raise AttributeError(name)
@@ -37,13 +37,13 @@ def absent(place: str, name: str) -> Absent:
 
 
 def stand_in(module: ModuleType, *, without: str = "") -> None:
-    """Give ``module`` every name and every submodule, save the one ``without``."""
+    """Give ``module`` every name and submodule, except the submodule ``without``."""
     _furnish(module)
     sys.meta_path.append(_Submodules(module.__name__, without))
 
 
 class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads whatever is below a package."""
+    """A finder and loader of everything below a package."""
 
     def __init__(self, package: str, without: str) -> None:
         self._below = f"{package}."

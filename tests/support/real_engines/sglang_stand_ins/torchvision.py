@@ -1,4 +1,4 @@
-"""Stands in for torchvision, whose wheel on PyPI cannot be imported beside a CPU build of torch.
+"""A stand-in for torchvision, whose wheel on PyPI cannot be imported beside a CPU build of torch.
 
 SGLang and transformers import it; models of text do not use it.
 """

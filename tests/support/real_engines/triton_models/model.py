@@ -1,6 +1,6 @@
-"""What every Python model here does; parameters of its config say how.
+"""The Python model behind all test models, configured by parameters of their config.
 
-It answers with its input. Triton's own process imports it, in isolated mode: PYTHONPATH is ignored.
+It answers with its input. Triton's own process imports it and ignores PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """One instance.
+    """One instance of the model.
 
-    The parameters: ``load_seconds`` and ``execute_seconds``, and ``negative``, what happens where the
-    first number of a request is below 0: ``raise`` or ``refuse``. A decoupled model sends as many
-    responses as that number says.
+    Parameters are ``load_seconds``, ``execute_seconds``, and ``negative``: ``raise`` or ``refuse`` if the
+    first number of a request is below 0. A decoupled model sends that many responses.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Triton calls it once, before it lists the version as ready."""
+        """Read the configuration; Triton calls this before the version is ready."""
         config = json.loads(args["model_config"])
         given = {key: value["string_value"] for key, value in config["parameters"].items()}
         self.seconds = float(given.get("execute_seconds", 0))
@@ -35,7 +34,7 @@ class TritonPythonModel:
         time.sleep(float(given.get("load_seconds", 0)))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Triton calls it with the requests of a batch."""
+        """Answer the requests of a batch."""
         if self.decoupled:
             for request in requests:
                 self._stream(request)

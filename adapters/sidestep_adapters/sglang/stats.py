@@ -1,0 +1,100 @@
+"""Recording of the stats that SGLang's scheduler reports; needs no SGLang itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from sidestep.engines.items import Item
+from sidestep.engines.sglang.rows import QUEUES
+from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
+from sidestep_adapters.publisher.translate import to_wire
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+
+RENAMED_FIELDS = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
+"""Fields of the stats that have other names in older releases."""
+IDLE_VALUES = {
+    "decode_sum_seq_lens": 0,
+    "gen_throughput": 0.0,
+    "num_retracted_reqs": 0,
+    "num_paused_reqs": 0,
+}
+"""Values while no request runs or waits; SGLang keeps exposing those of its last report."""
+
+
+class StatsRecorder:
+    """Recorder of the scheduler's stats, one object that SGLang changes and passes repeatedly.
+
+    Args:
+        deferred: Where reports are recorded.
+        engine: Index of the scheduler's engine.
+
+    Attributes:
+        record: Records a report's fields; or the numbers of running and waiting requests
+            after an iteration without a report.
+    """
+
+    def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
+        self._deferred = deferred
+        self.record = deferred.recorder(self)
+        self._engine = engine
+        self._fields: dict[str, Any] = {}
+
+    def record_report(self, stats: Any) -> None:
+        """Record a report's current fields, on the scheduler's loop.
+
+        Lists and queue counts are referenced: SGLang makes new ones for each report.
+        """
+        self.record((), stats.__dict__.copy(), 1)
+
+    def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as MetricSource
+        """Add a recorded report; the newest value of each field counts."""
+        if isinstance(value, dict):
+            self._fields.update(value)
+            for name, now in RENAMED_FIELDS.items():
+                if name in value:
+                    self._fields[now] = self._fields.pop(name)
+            for name in QUEUES:
+                # Older releases have the total only, as a number.
+                if isinstance(self._fields.get(name), int):
+                    self._fields[name] = _queue_count(self._fields[name])
+            return
+        if not self._fields:
+            # The other fields are unknown before the first report.
+            return
+        running, waiting = value
+        self._fields["num_running_reqs"] = _queue_count(running)
+        self._fields["num_queue_reqs"] = _queue_count(waiting)
+
+    def items(self, now: float) -> list[Item]:
+        """Return the stats as one item."""
+        if not self._fields:
+            return []
+        fields = {name: _without_nan(value) for name, value in self._fields.items()}
+        if not (_total(fields, "num_running_reqs") or _total(fields, "num_queue_reqs")):
+            fields.update((name, zero) for name, zero in IDLE_VALUES.items() if name in fields)
+        if not fields.get("hicache_host_mamba_total_states"):
+            fields["hicache_host_mamba_total_states"] = None
+            fields["hicache_host_mamba_used_states"] = None
+        stats, dropped = to_wire(SimpleNamespace(**fields), SchedulerStats)
+        for _ in range(dropped):
+            self._deferred.fail("a value of the scheduler's stats was left out")
+        return [SglangStats(self._engine, now, time.time(), stats)]
+
+    current_state = items
+    """Each item has the last value of all gauges."""
+
+
+def _queue_count(total: int) -> Any:
+    return SimpleNamespace(total=total, by_priority=None)
+
+
+def _without_nan(value: Any) -> Any:
+    """Return None for NaN, which SGLang uses for values that were never measured."""
+    return None if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN
+
+
+def _total(fields: Mapping[str, Any], name: str) -> int:
+    return int(getattr(fields.get(name), "total", 0) or 0)

@@ -1,0 +1,72 @@
+"""Rows that several dialects have, under the same names."""
+
+from __future__ import annotations
+
+import functools
+
+from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
+from sidestep.engines.row_builders import counter, gauge
+
+MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
+"""Gauge of the most requests that fit into an engine's batch."""
+REFUSED_OBSERVATIONS = counter(
+    "sidestep_refused_observations_total",
+    Handler("refused_observations"),
+    "Observations that were refused because they were negative (the host's wall clock stepped"
+    " back) or not a number.",
+)
+
+
+def saturation(
+    shared: tuple[str, ...] = ENGINE_LABELS, *, mirrored: bool = False
+) -> tuple[Row, ...]:
+    """Return the rows of the saturation, for a dialect with ``KeySeries.begun``."""
+    built = functools.partial(gauge, shared=shared, combine="max", mirrored=mirrored)
+    return (
+        built(
+            "sidestep_saturation_ratio",
+            Computed("saturation"),
+            "Offered load divided by the load that the engine can serve; from 1 on, its queue"
+            " grows. No sample in the first minute.",
+        ),
+        built(
+            "sidestep_shortest_step_seconds",
+            Computed("shortest_step"),
+            "Shortest time per step of the last 12 to 24 hours, which sidestep_saturation_ratio"
+            " takes for the part of a step that costs the same whatever the batch.",
+        ),
+        built(
+            "sidestep_shortest_step_timestamp_seconds",
+            Computed("shortest_step_time"),
+            "Unix time at which sidestep_shortest_step_seconds was measured.",
+        ),
+    )
+
+
+def objectives(
+    shared: tuple[str, ...] = ENGINE_LABELS, *, extra_labels: bool = False, mirrored: bool = False
+) -> tuple[Row, ...]:
+    """Return the rows of the counters of ``--slo``, for a dialect with ``latencies``."""
+    return (
+        counter(
+            SLO_REQUESTS,
+            Handler(SLO_HANDLERS[0]),
+            "Requests by whether they meet an objective of --slo: good is at most its threshold."
+            " An objective of inter-token latency counts gaps between tokens instead.",
+            own=("result", "slo"),
+            shared=shared,
+            extra_labels=extra_labels,
+            mirrored=mirrored,
+        ),
+        counter(
+            SLO_UNDECIDED,
+            Handler(SLO_HANDLERS[1]),
+            "Requests in neither result of sidestep_slo_requests_total: they arrived as bucket"
+            " counts, and the objective's threshold lies inside their bucket.",
+            own=("slo",),
+            shared=shared,
+            extra_labels=extra_labels,
+            mirrored=mirrored,
+        ),
+    )

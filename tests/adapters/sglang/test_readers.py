@@ -1,0 +1,193 @@
+"""Readers of values that SGLang does not report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import prometheus_client
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from collectors import ROWS, Shown
+from python_programs import run_python
+from sidestep.engines.sglang.wire import SglangStats
+from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
+from sidestep_adapters.sglang.stats import StatsRecorder
+
+
+class Scheduler:
+    """The attributes of SGLang's scheduler that are read."""
+
+    def __init__(self, **more: Any) -> None:
+        self.running_batch = SimpleNamespace(reqs=[1, 2, 3])
+        self.waiting_queue = [4]
+        vars(self).update(more)
+
+
+def test_queue_lengths_are_read_from_the_schedulers_lists() -> None:
+    """Each reading records the current lengths; without a scheduler none is recorded."""
+    deferred = DeferredMetrics()
+    scheduler = Scheduler()
+    queues = QueueLengths(SimpleNamespace(scheduler=scheduler), StatsRecorder(deferred, 0))
+    queues()
+    scheduler.waiting_queue.append(5)
+    queues()
+    del scheduler
+    queues()
+
+    assert [value for _, _, value, _ in deferred.queue] == [(3, 1), (3, 2)]
+
+
+def test_the_schedulers_slots_are_recorded_once() -> None:
+    """A scheduler whose queue lengths come from its reports has them, too."""
+    for more in ({}, {"enable_priority_scheduling": True}):
+        deferred = DeferredMetrics()
+        source = StatsRecorder(deferred, 0)
+        scheduler = Scheduler(max_running_requests=48, **more)
+        queues = QueueLengths(SimpleNamespace(scheduler=scheduler), source)
+        queues()
+        queues()
+        for recorder, key, value, weight in deferred.queue:
+            recorder.add(key, value, weight)
+        (item,) = source.items(1.0)
+        assert isinstance(item, SglangStats)
+
+        assert item.stats.max_running_requests == 48
+        assert (item.stats.num_running_reqs is None) == bool(more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"enable_priority_scheduling": True},
+        {"disaggregation_mode": SimpleNamespace(value="prefill")},
+        {"disaggregation_mode": "PREFILL"},
+    ],
+)
+def test_queue_lengths_come_from_reports_where_lists_do_not_have_them(more: dict[str, Any]) -> None:
+    """Lists have no counts by priority, and a prefill node never fills its running batch."""
+    deferred = DeferredMetrics()
+    scheduler = Scheduler(**more)
+    QueueLengths(SimpleNamespace(scheduler=scheduler), StatsRecorder(deferred, 0))()
+
+    assert len(deferred) == 0
+
+
+@pytest.fixture
+def process() -> Process:
+    """Return the records of a process without a publisher."""
+    return Process("ipc://nowhere", "pod", beside=False)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
+    """Return a registry in place of the process's own."""
+    found = CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "REGISTRY", found)
+    return found
+
+
+def process_families(registry: CollectorRegistry) -> tuple[Any, ...]:
+    """Return families that a process counts itself."""
+    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"], registry=registry)
+    active = Gauge(
+        "sglang:http_requests_active", "Theirs.", ["endpoint", "method"], registry=registry
+    )
+    names = ["name"]
+    timed = Histogram(
+        "sglang:func_latency_seconds",
+        "Theirs.",
+        names,
+        buckets=ROWS["sglang:func_latency_seconds"].bounds,
+        registry=registry,
+    )
+    Counter("sglang:somebody_elses_total", "Theirs.", registry=registry).inc()
+    return cpu, active, timed
+
+
+def test_families_of_a_process_are_read_as_increases(
+    process: Process, registry: CollectorRegistry
+) -> None:
+    """Gauges are read as values; families of other owners are ignored."""
+    reader = ProcessFamilies(process)
+    cpu, active, timed = process_families(registry)
+    shown = Shown(process)
+    for _ in range(2):
+        cpu.labels("scheduler").inc(1.5)
+        active.labels("/generate", "POST").set(2)
+        timed.labels("f").observe(0.06)
+        timed.labels("f").observe(1e6)
+        reader()
+        shown.take()
+    active.labels("/generate", "POST").dec()
+    reader()
+    page = shown.page
+
+    assert [info.labels for info in process._infos] == [{}]
+    (value,) = page["sglang:process_cpu_seconds"].samples.values()
+    assert value == 3
+    assert list(page["sglang:http_requests_active"].samples.values()) == [1]
+    histogram = page["sglang:func_latency_seconds"].samples
+    labels = (("name", "f"),)
+    assert histogram["sglang:func_latency_seconds_count", labels] == 4
+    assert histogram["sglang:func_latency_seconds_sum", labels] == pytest.approx(2_000_000.12)
+    assert "sglang:somebody_elses" not in page
+    assert process.deferred.dropped == 0
+
+
+def test_families_of_collectors_are_not_read_as_well(
+    process: Process, registry: CollectorRegistry
+) -> None:
+    """A family with a stub is counted once."""
+    cpu, _, _ = process_families(registry)
+    collector = SimpleNamespace(labels={}, cpu=cpu)
+    wrap(process, collector, "process")
+    collector.cpu.labels("scheduler").inc(2)
+    ProcessFamilies(process)()
+    cpu.labels("scheduler").inc(5)
+    ProcessFamilies(process)()
+    (value,) = Shown(process).page["sglang:process_cpu_seconds"].samples.values()
+
+    assert value == 2
+
+
+READING = """
+    from prometheus_client import Counter, Gauge, Histogram, values
+    from sidestep_adapters.sglang.collectors import Process
+    from sidestep_adapters.sglang.readers import ProcessFamilies
+    from collectors import ROWS, Shown
+
+    process = Process("ipc://nowhere", "pod", beside=False)
+    reader = ProcessFamilies(process)
+    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"])
+    active = Gauge("sglang:http_requests_active", "Theirs.", ["endpoint", "method"],
+                   multiprocess_mode="livesum")
+    bounds = ROWS["sglang:func_latency_seconds"].bounds
+    timed = Histogram("sglang:func_latency_seconds", "Theirs.", ["name"], buckets=bounds)
+    shown = Shown(process)
+    for _ in range(2):
+        cpu.labels("scheduler").inc(1.5)
+        active.labels("/generate", "POST").set(2)
+        timed.labels("f").observe(0.5)
+        reader()
+        shown.take()
+    for family in shown.page.values():
+        print(*(f"{name}={value:g}" for (name, _), value in family.samples.items()
+                if not name.endswith("_bucket")))
+"""
+
+
+def test_multiprocess_values_are_read_the_same_way(tmp_path: Path) -> None:
+    """The files are shared by all processes; only this process's values are read."""
+    expected = (
+        "sglang:http_requests_active=2",
+        "sglang:process_cpu_seconds_total=3",
+        "sglang:func_latency_seconds_count=2 sglang:func_latency_seconds_sum=1",
+    )
+    for environment in ({}, {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}):
+        assert sorted(run_python(READING, **environment).splitlines()) == sorted(expected)
+    assert list(tmp_path.glob("*.db"))

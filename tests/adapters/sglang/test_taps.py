@@ -1,0 +1,591 @@
+"""Tapped collectors of SGLang: the exporter's page equals the one that they would have had."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from collectors import (
+    RANK,
+    ROWS,
+    SCHEDULERS,
+    TOKENIZER,
+    QueueCount,
+    SchedulerMetricsCollector,
+    SchedulerStats,
+    Shown,
+    TokenizerMetricsCollector,
+    seen,
+)
+from pages import Family
+from python_programs import run_python
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Samples
+from sidestep_adapters.sglang import plugin as sglang_plugin
+from sidestep_adapters.sglang import taps as sglang_taps
+from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.metric_stubs import MetricStub
+
+RANKED = {name: str(value) for name, value in RANK.items()}
+
+
+class Unpublished(Process):
+    """The records of a process whose calls a test takes itself."""
+
+    def start(self, name: str, model: str = "") -> None:
+        """Start no publisher."""
+
+
+@pytest.fixture
+def beside() -> bool:
+    """Return whether SGLang's own objects keep counting."""
+    return False
+
+
+@pytest.fixture
+def process(beside: bool, monkeypatch: pytest.MonkeyPatch) -> Process:
+    """Return the records of this process, which tapped collectors use."""
+    made = Unpublished("ipc://nowhere", "pod", beside=beside)
+    monkeypatch.setattr(sglang_taps, "_process", made)
+    return made
+
+
+def tapped(cls: type, role: str, *args: Any, **kwargs: Any) -> Any:
+    """Return a collector as the plugin makes SGLang create it."""
+    return sglang_taps.tapped(cls, role)(*args, **kwargs)
+
+
+def plain_pair() -> tuple[SchedulerMetricsCollector, TokenizerMetricsCollector]:
+    """Return a scheduler's and a tokenizer's collector as without the plugin."""
+    return SchedulerMetricsCollector(), TokenizerMetricsCollector()
+
+
+def tapped_pair() -> tuple[Any, Any]:
+    """Return a scheduler's and a tokenizer's collector, tapped."""
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    return scheduler, tapped(TokenizerMetricsCollector, "tokenizer")
+
+
+def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
+    """Check that two pages agree, up to the order in which sums were added."""
+    assert theirs.keys() == ours.keys()
+    for name, family in theirs.items():
+        mine = ours[name]
+        assert (name, mine.kind, mine.samples.keys()) == (name, family.kind, family.samples.keys())
+        for key, value in family.samples.items():
+            assert math.isclose(mine.samples[key], value, rel_tol=1e-9, abs_tol=1e-9), key
+
+
+# Calls that SGLang makes, as (method, arguments), to a scheduler's and a tokenizer's collector.
+amounts = st.integers(0, 10**6) | st.floats(0, 1e9)
+seconds = st.floats(0, 5000)
+modes = st.sampled_from(["decode", "prefill_compute", "prefill_cache"])
+labelled = st.sampled_from(["a", 'q"\\', "b c", "é"])
+scheduler_calls = st.one_of(
+    st.tuples(st.just("increment_realtime_tokens"), modes, st.integers(0, 10**6)),
+    st.tuples(st.just("increment_realtime_tokens"), modes, st.integers(0, 99), st.integers(0, 3)),
+    st.tuples(st.just("observe_dp_balance"), st.integers(0, 10**6), seconds),
+    st.tuples(st.just("observe_queue_time"), seconds),
+)
+bare_calls = st.one_of(
+    st.tuples(st.just("cuda_graph_passes_total"), st.just("inc"), labelled, amounts),
+    st.tuples(st.just("num_retracted_reqs_total"), st.just("inc"), st.none(), amounts),
+    st.tuples(
+        st.just("estimated_flops_per_gpu_total"), st.just("inc"), st.none(), st.floats(0, 4e18)
+    ),
+    st.tuples(st.just("per_stage_req_latency_seconds"), st.just("observe"), labelled, seconds),
+    st.tuples(st.just("eplb_balancedness"), st.just("observe"), labelled, st.floats(0, 1)),
+    st.tuples(
+        st.just("weight_load_duration_seconds"),
+        st.sampled_from(["set", "inc", "dec"]),
+        labelled,
+        st.floats(-1e6, 1e6),
+    ),
+)
+tokenizer_calls = st.one_of(
+    st.tuples(st.just("first"), st.floats(0, 500), st.booleans()),
+    st.tuples(st.just("later"), seconds, st.integers(-1, 5)),
+    st.tuples(st.just("prompt"), st.integers(0, 2_000_000), st.booleans()),
+)
+
+
+def call(collector: Any, name: str, *args: Any) -> None:
+    """Make one of ``scheduler_calls`` or ``bare_calls``."""
+    if name not in SCHEDULERS:
+        getattr(collector, name)(*args)
+        return
+    method, value, amount = args
+    family = getattr(collector, name)
+    (own,) = ROWS[SCHEDULERS[name]].own_labels or (None,)
+    labels = collector.labels if own is None else {**collector.labels, own: value}
+    # By position as often as by name.
+    child = family.labels(*labels.values()) if len(str(amount)) % 2 else family.labels(**labels)
+    getattr(child, method)(amount)
+
+
+def send(collector: Any, name: str, value: Any, extra: Any) -> None:
+    """Make one of ``tokenizer_calls``."""
+    labels = dict(collector.labels)
+    if name == "first":
+        collector.observe_time_to_first_token(labels, value, stream=extra)
+    elif name == "later":
+        collector.observe_inter_token_latency(labels, value, extra)
+    else:
+        streaming = "true" if extra else "false"
+        collector.prompt_tokens_total.labels(**labels, is_streaming=streaming).inc(value)
+        collector.prompt_tokens_histogram.labels(**labels).observe(float(value))
+        collector.num_aborted_requests_total.labels(**labels).inc()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@example(calls=[], asked=[])
+@example(calls=[("observe_dp_balance", 4, 0.25)], asked=[("later", 0.3, 3)])
+@given(
+    calls=st.lists(scheduler_calls | bare_calls | st.just(("flush",)), max_size=40),
+    asked=st.lists(tokenizer_calls, max_size=20),
+)
+def test_pages_are_equal_for_any_calls(
+    beside: bool, calls: list[tuple[Any, ...]], asked: list[tuple[Any, ...]]
+) -> None:
+    """SGLang's own collectors and the tapped ones, in both modes, get the same calls.
+
+    Children exist at 0 before any call, and those that a collector looked up in its constructor
+    are replaced, too.
+    """
+    process = Unpublished("ipc://nowhere", "pod", beside=beside)
+    theirs = plain_pair()
+    untouched = [collector.page for collector in theirs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sglang_taps, "_process", process)
+        ours = tapped_pair()
+    shown = Shown(process)
+    for name, *args in calls:
+        if name == "flush":
+            shown.take()
+            continue
+        for scheduler in (theirs[0], ours[0]):
+            call(scheduler, name, *args)
+    for name, value, extra in asked:
+        for tokenizer in (theirs[1], ours[1]):
+            send(tokenizer, name, value, extra)
+    native = [collector.page for collector in theirs]
+
+    same({**native[0], **native[1]}, shown.page)
+    assert [collector.page for collector in ours] == (native if beside else untouched)
+    assert process.deferred.dropped == 0
+
+
+def test_the_plugin_taps_in_place_of_the_collectors(process: Process) -> None:
+    """With ``instead``, SGLang's own metrics stay as they were created."""
+    scheduler, tokenizer = tapped_pair()
+    before = scheduler.page, tokenizer.page
+    scheduler.increment_realtime_tokens("decode", 7)
+    scheduler.observe_dp_balance(5, 0.5)
+    scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3)))
+    tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 3)
+    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=True)
+    page = Shown(process).page
+    rank = tuple(sorted(RANKED.items()))
+
+    assert (scheduler.page, tokenizer.page) == before
+    assert page["sglang:num_running_reqs"].samples == {("sglang:num_running_reqs", rank): 3}
+    tokens = page["sglang:realtime_tokens"].samples
+    assert list(tokens.values()) == [7]
+    latencies = page["sglang:inter_token_latency_seconds"].samples
+    assert (
+        latencies["sglang:inter_token_latency_seconds_count", tuple(sorted(TOKENIZER.items()))] == 3
+    )
+    assert sum(page["sglang:dp_attention_tokens"].samples.values()) == 5
+
+
+@pytest.mark.parametrize("beside", [True])
+def test_beside_both_pages_count(process: Process) -> None:
+    """SGLang's page is the same as without the plugin."""
+    plain, both = plain_pair(), tapped_pair()
+    for scheduler, tokenizer in (plain, both):
+        scheduler.increment_realtime_tokens("decode", 7, 2)
+        scheduler.observe_dp_balance(5, 0.5)
+        scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=1.5))
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 7)
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 0)
+        tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=False)
+    page = Shown(process).page
+    silent = {"sglang:utilization"}
+    theirs = {k: v for collector in plain for k, v in collector.page.items() if k not in silent}
+
+    assert [collector.page for collector in both] == [collector.page for collector in plain]
+    assert isinstance(vars(both[1])["histogram_inter_token_latency"], Histogram)
+    same(theirs, {name: page[name] for name in theirs})
+
+
+@pytest.mark.usefixtures("process")
+def test_a_report_sets_the_time_of_the_last_one() -> None:
+    """Without it an idle scheduler would report in every iteration of its loop."""
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    scheduler.last_log_time = 0.0
+    scheduler.log_stats(SchedulerStats())
+
+    assert scheduler.last_log_time > 0
+
+
+def test_labels_by_request_are_the_childrens_own(process: Process) -> None:
+    """Labels that a request fills in, such as a priority, are not the engine's."""
+    labels = {**TOKENIZER, "priority": "", "tenant": ""}
+    plain = TokenizerMetricsCollector(labels)
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", labels)
+    for collector in (plain, tokenizer):
+        for priority, tenant in (("", ""), ("3", "a"), ("3", "b")):
+            asked = {**labels, "priority": priority, "tenant": tenant}
+            collector.observe_inter_token_latency(asked, 0.3, 3)
+            collector.observe_time_to_first_token(asked, 0.2, stream=True)
+    (info,) = process._infos
+
+    assert info.labels == TOKENIZER
+    same(
+        {name: family for name, family in plain.page.items() if "_seconds" in name},
+        {name: family for name, family in Shown(process).page.items() if "_seconds" in name},
+    )
+
+
+def test_only_configured_bounds_are_sent(process: Process) -> None:
+    """The exporter has the defaults; the buckets equal SGLang's."""
+    bounds = {"sglang:inter_token_latency_seconds": [0.5, 1.0, 2.0]}
+    tapped(SchedulerMetricsCollector, "scheduler")
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", TOKENIZER, bounds)
+    tokenizer.observe_inter_token_latency(dict(TOKENIZER), 1.5, 2)
+
+    assert [info.bounds for info in process._infos] == [
+        {},
+        {"sglang_inter_token_latency": [0.5, 1.0, 2.0]},
+    ]
+    samples = Shown(process).page["sglang:inter_token_latency_seconds"].samples
+    assert [v for (name, _), v in samples.items() if name.endswith("_bucket")] == [0, 2, 2, 2]
+
+
+def test_unknown_families_describe_themselves(process: Process) -> None:
+    """Families of another release are sent with help and bounds, for each kind."""
+    scheduler = SchedulerMetricsCollector()
+    registry = scheduler.registry
+    names = [*RANK, "what"]
+    vars(scheduler).update(
+        next_total=Counter("sglang:next_total", "Next\nrelease's.", names, registry=registry),
+        next_ratio=Gauge("sglang:next_ratio", "Next.", names, registry=registry),
+        next_seconds=Histogram(
+            "sglang:next_seconds", "Next.", names, buckets=(0.5, 2), registry=registry
+        ),
+    )
+    wrap(process, scheduler, "scheduler")
+    scheduler.next_total.labels(**RANK, what="a").inc(3)
+    scheduler.next_ratio.labels(**RANK, what="a").set(0.5)
+    scheduler.next_seconds.labels(**RANK, what="a").observe(1)
+    shown = Shown(process)
+    families = [f for item in shown.take() if isinstance(item, Samples) for f in item.families]
+    sent = {family.name: family for family in families}
+
+    assert sent["sglang:next_total"].help == "Next?release's."
+    assert sent["sglang:next_seconds"].bounds == [0.5, 2.0]
+    page = shown.page
+    assert {name: page[name].kind for name in page if "next" in name} == {
+        "sglang:next": "counter",
+        "sglang:next_ratio": "gauge",
+        "sglang:next_seconds": "histogram",
+    }
+
+
+@pytest.mark.usefixtures("process")
+def test_gauges_of_reports_are_not_replaced() -> None:
+    """The gauges of ``log_stats`` are sent with the report; dead ones are not sent."""
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+
+    assert {name for name, value in vars(scheduler).items() if isinstance(value, MetricStub)} == {
+        *SCHEDULERS
+    }
+    for name in ("num_running_reqs", "gen_throughput", "utilization"):
+        assert isinstance(vars(scheduler)[name], Gauge)
+
+
+def test_collectors_of_equal_labels_are_one_engine(process: Process) -> None:
+    """Equal labels are one series on SGLang's own page; other ranks are other engines."""
+    for rank in (0, 1, 1):
+        tapped(SchedulerMetricsCollector, "scheduler", {**RANK, "dp_rank": rank})
+    tapped(SchedulerMetricsCollector, "storage", {**RANK, "dp_rank": 1})
+    labels = "dp_rank={},engine_type=unified,moe_ep_rank=0,pp_rank=0,tp_rank=0"
+
+    assert [info.id for info in process._infos] == [
+        f"pod/m/sglang/scheduler/{labels.format(0)}",
+        f"pod/m/sglang/scheduler/{labels.format(1)}",
+        f"pod/m/sglang/storage/{labels.format(1)}",
+    ]
+    assert process._infos[0].labels == {**RANKED, "dp_rank": "0"}
+
+
+def test_options_are_features(process: Process) -> None:
+    """Attributes of the collector become features of the engine."""
+    tapped(SchedulerMetricsCollector, "scheduler", enable_lora=True, enable_hierarchical_cache=True)
+
+    assert process._infos[0].features == ["hicache", "lora"]
+
+
+def test_a_class_is_tapped_once() -> None:
+    """SGLang may ask repeatedly, and finds the class by name in its processes."""
+    once = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")
+
+    assert sglang_taps.tapped(SchedulerMetricsCollector, "scheduler") is once
+    assert sglang_taps.tapped(once, "scheduler") is once
+    assert once.__name__ == "SidestepSchedulerMetricsCollector"
+    assert issubclass(once, SchedulerMetricsCollector)
+
+
+def test_the_resolved_class_is_tapped_for_any_arguments() -> None:
+    """0.5.15 passes its arguments first; untapped roles keep the chosen class."""
+    chosen = SchedulerMetricsCollector
+    once = sglang_taps.tapped(chosen, "scheduler")
+
+    assert sglang_plugin._after_resolve(chosen, "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, SimpleNamespace(), "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, role="scheduler", default_cls=object) is once
+    assert sglang_plugin._after_resolve(dict, "expert_dispatch", dict) is None
+
+
+def test_classes_are_replaced_by_hooks_in_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook registry of 0.5.11 is used; classes that a release lacks are skipped."""
+    replaced: dict[str, type] = {}
+
+    class HookRegistry:
+        @staticmethod
+        def register(path: str, hook: Any, kind: str = "after") -> None:
+            if kind == "replace":
+                replaced[path] = hook
+
+    registry: Any = ModuleType("hook_registry")
+    registry.HookRegistry = HookRegistry
+    registry.HookType = SimpleNamespace(AFTER="after", REPLACE="replace")
+    collectors: Any = ModuleType("metrics_collector")
+    collectors.SchedulerMetricsCollector = SchedulerMetricsCollector
+    collectors.TokenizerMetricsCollector = TokenizerMetricsCollector
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+    monkeypatch.setitem(sys.modules, sglang_taps.COLLECTORS, collectors)
+    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
+    sglang_plugin.plugin()
+
+    assert replaced == {
+        f"{sglang_taps.COLLECTORS}.{cls.__name__}": sglang_taps.tapped(cls, role)
+        for cls, role in (
+            (SchedulerMetricsCollector, "scheduler"),
+            (TokenizerMetricsCollector, "tokenizer"),
+        )
+    }
+
+
+class Older(SchedulerMetricsCollector):
+    """A release that reports more fields, and has gauges instead of histograms."""
+
+    MORE = ("engine_startup_time", "kv_transfer_latency_ms", "num_next_reqs")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in self.MORE:
+            made = Gauge(f"sglang:{name}", "Theirs.", [*self.labels], registry=self.registry)
+            vars(self)[name] = made
+
+    def log_stats(self, stats: Any) -> None:
+        """Report more fields."""
+        super().log_stats(stats)
+        for name in self.MORE:
+            value = getattr(stats, name)
+            if value is not None:
+                vars(self)[name].labels(**self.labels).set(getattr(value, "total", value))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_reports_of_other_releases_lose_nothing(process: Process) -> None:
+    """A field without a catalogue entry has a gauge of its name; one of another kind is left out."""
+    scheduler = tapped(Older, "scheduler")
+    stats = SimpleNamespace(
+        **vars(SchedulerStats(num_running_reqs=3)),
+        engine_startup_time=12.5,
+        kv_transfer_latency_ms=7.0,
+        num_next_reqs=QueueCount(4),
+        num_prefill_prealloc_queue_reqs=2,
+    )
+    scheduler.log_stats(stats)
+    stats.engine_startup_time = None
+    scheduler.log_stats(stats)
+    page = Shown(process).page
+
+    assert {n: [*f.samples.values()] for n, f in page.items() if f.kind == "gauge"} == {
+        "sglang:decode_sum_seq_lens": [0],
+        "sglang:engine_startup_time": [12.5],
+        "sglang:gen_throughput": [0],
+        "sglang:num_next_reqs": [4],
+        "sglang:num_paused_reqs": [0],
+        "sglang:num_prefill_bootstrap_queue_reqs": [2],
+        "sglang:num_queue_reqs": [0],
+        "sglang:num_retracted_reqs": [0],
+        "sglang:num_running_reqs": [3],
+        "sglang:token_usage": [0],
+        "sglang:routing_key_running_req_count": [0] * 11,
+    }
+    assert "sglang:kv_transfer_latency_ms" not in page
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_labels_that_an_older_release_lacks_are_absent(process: Process) -> None:
+    """Releases up to 0.5.15 have no label for streaming."""
+    labels = [*TOKENIZER]
+    bounds = DEFAULTS["sglang_time_to_first_token"]
+
+    def older(registry: CollectorRegistry) -> SimpleNamespace:
+        name = "sglang:time_to_first_token_seconds"
+        return SimpleNamespace(
+            labels=TOKENIZER,
+            first=Histogram(name, "Theirs.", labels, buckets=bounds, registry=registry),
+            prompt=Counter("sglang:prompt_tokens_total", "Theirs.", labels, registry=registry),
+            cached=Counter("sglang:cached_tokens_total", "Theirs.", labels, registry=registry),
+        )
+
+    registry = CollectorRegistry()
+    plain, ours = older(registry), older(CollectorRegistry())
+    wrap(process, ours, "tokenizer")
+    for collector in (plain, ours):
+        collector.first.labels(**TOKENIZER).observe(0.3)
+        collector.prompt.labels(**TOKENIZER).inc(5)
+        collector.cached.labels(**TOKENIZER).inc(2)
+
+    same(seen(generate_latest(registry).decode()), Shown(process).page)
+
+
+@pytest.mark.usefixtures("process")
+def test_other_attributes_of_a_child_come_from_sglang() -> None:
+    """Older releases read a histogram's buckets: they exist and are empty."""
+    scheduler, tokenizer = tapped_pair()
+    several = scheduler.dp_cooperation_realtime_tokens_total
+    child = tokenizer.histogram_time_to_first_token.labels(**TOKENIZER, is_streaming="true")
+    child.observe(0.3)
+
+    assert [bucket.get() for bucket in child._buckets] == [0] * 19
+    assert tokenizer.histogram_inter_token_latency.labels(**TOKENIZER)._sum.get() == 0
+    assert several.labels(**RANK, mode="a", num_prefill_ranks=1)._value.get() == 0
+
+
+@pytest.mark.usefixtures("process")
+def test_a_failed_tap_leaves_the_collector_unchanged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang counts alone, and the error is logged."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(Process, "engine", broken)
+    plain, found = plain_pair(), tapped_pair()
+    for scheduler, tokenizer in (plain, found):
+        scheduler.increment_realtime_tokens("decode", 7)
+        scheduler.log_stats(SchedulerStats())
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 3)
+
+    assert [collector.page for collector in found] == [collector.page for collector in plain]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR] * 2
+
+
+def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A derived class behaves exactly as SGLang's own."""
+    monkeypatch.setattr(sglang_taps, "_process", None)
+    monkeypatch.setattr(sglang_taps, "usable_endpoint", lambda: False)
+    plain, found = SchedulerMetricsCollector(), tapped(SchedulerMetricsCollector, "scheduler")
+    for collector in (plain, found):
+        collector.log_stats(SchedulerStats(gen_throughput=3.5))
+        collector.increment_realtime_tokens("decode", 7)
+
+    assert found.page == plain.page
+    assert found.sidestep is None
+
+
+def test_nothing_that_a_tap_raises_reaches_the_engine(process: Process) -> None:
+    """Reports without fields, reporters without a scheduler and invalid amounts are counted."""
+    failures: list[str] = []
+    process.deferred.fail = failures.append
+    scheduler, tokenizer = tapped_pair()
+    scheduler.log_stats(object())
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=scheduler))
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=None))
+    scheduler.increment_realtime_tokens("decode", "many")
+    tokenizer.observe_inter_token_latency(object(), 0.3, 3)
+    Shown(process).take()
+
+    assert len(failures) == 3
+
+
+def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> None:
+    """The most frequent call appends to the queue directly, with the same limit."""
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
+    process.deferred.clear()
+    process.deferred.limit = 5
+    for _ in range(9):
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 1)
+    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.3, stream=True)
+
+    assert process.deferred.dropped == 5
+    assert len(process.deferred) == 5
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["plugin", "taps", "collectors", "stats", "readers", "metric_stubs", "deferred_metrics"],
+)
+def test_sglang_imports_prometheus_client_first(module: str) -> None:
+    """SGLang chooses its multiprocess directory before; SGLang itself is not imported either."""
+    program = f"""
+        import sys, sidestep_adapters.sglang.{module}
+        print(*({{"prometheus_client", "sglang", "aiohttp", "asyncio", "click"}} & sys.modules.keys()))
+    """
+
+    assert run_python(program).strip() == ""
+
+
+FORK = """
+    import os
+    from collectors import Shown, TokenizerMetricsCollector
+    from sidestep_adapters.sglang.collectors import Process, wrap
+
+    process = Process("ipc:///nonexistent/x", "pod", beside=False)
+    collector = TokenizerMetricsCollector()
+    wrap(process, collector, "tokenizer")
+    process.start("sglang/tokenizer")
+    process.publisher.close(0.0)
+    process.deferred.clear()
+    child_of = collector.num_aborted_requests_total.labels(**collector.labels)
+    child_of.inc(5)
+    child = os.fork()
+    if child == 0:
+        ours = len(process.deferred)
+        child_of.inc(7)
+        (value,) = Shown(process).page["sglang:num_aborted_requests"].samples.values()
+        os._exit(0 if (ours, value) == (0, 7) else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.deferred))
+"""
+
+
+def test_a_forked_child_has_recorded_calls_of_its_own() -> None:
+    """The parent's calls stay in the parent; children made before work in both processes."""
+    assert run_python(FORK).split() == ["0", "1"]
+
+
+def test_engines_are_described_before_their_items(process: Process) -> None:
+    """Engines that are added later are described as well."""
+    described: list[list[EngineInfo]] = []
+    process.publisher = SimpleNamespace(  # type: ignore[assignment]
+        describe=lambda infos: described.append(list(infos))
+    )
+    tapped_pair()
+
+    assert [len(infos) for infos in described][-1] == 2

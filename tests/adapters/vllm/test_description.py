@@ -1,0 +1,72 @@
+"""Descriptions of engines, read from vLLM's configuration of any release."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidestep_adapters.vllm.description import describe
+
+
+def config(**fields: Any) -> SimpleNamespace:
+    """Return the minimal VllmConfig of any release."""
+    model = SimpleNamespace(served_model_name="tiny", max_model_len=100)
+    return SimpleNamespace(**{"model_config": model, **fields})
+
+
+def test_the_oldest_configuration_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that a release lacks are off."""
+    monkeypatch.setenv("SIDESTEP_NAMESPACE", "ns")
+    monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
+    description = describe(config(), [0, 1])
+    first, second = description.engine_infos
+
+    assert description.features == ()
+    assert description.stream == "ns/tiny/engine0/api0"
+    assert (first.id, second.id) == ("ns/tiny/0", "ns/tiny/1")
+    assert first.labels == {"engine": "0", "model_name": "tiny"}
+    assert first.bounds["request_tokens"] == [1, 2, 5, 10, 20, 50, 100]
+
+
+def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features have the catalogue's names and the labels whose series start at 0."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    description = describe(
+        config(
+            speculative_config=SimpleNamespace(num_speculative_tokens=2),
+            lora_config=SimpleNamespace(max_loras=4),
+            scheduler_config=SimpleNamespace(max_num_seqs=128),
+            kv_transfer_config=SimpleNamespace(
+                is_kv_consumer=True,
+                kv_connector="MultiConnector",
+                kv_connector_extra_config={"connectors": [{"kv_connector": "NixlConnector"}]},
+            ),
+            parallel_config=SimpleNamespace(_api_process_rank=3),
+            observability_config=SimpleNamespace(
+                kv_cache_metrics=True,
+                custom_histogram_buckets={"request_latency": [1.0, 2.0]},
+            ),
+        ),
+        [2],
+    )
+    (info,) = description.engine_infos
+
+    assert set(description.features) == {
+        "spec_decode", "nan_check", "lora", "kv_consumer", "kv_cache_metrics", "nixl",
+    }  # fmt: skip
+    assert description.stream.endswith("/engine2/api3")
+    assert info.closed == {"position": ["0", "1"]}
+    assert info.info == {"lora": {"max_lora": "4"}, "limits": {"max_running_requests": "128"}}
+    assert info.bounds["request_latency"] == [1.0, 2.0]
+
+
+def test_long_names_do_not_merge_engines() -> None:
+    """The distinguishing end of an identity is kept."""
+    model = SimpleNamespace(served_model_name="m" * 400, max_model_len=10)
+    description = describe(SimpleNamespace(model_config=model), [0, 1])
+    first, second = description.engine_infos
+
+    assert first.id != second.id
+    assert max(len(first.id), len(description.stream)) <= 256

@@ -1,0 +1,157 @@
+"""Settings from flags, environment variables and the file, and one-line errors for invalid ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidestep.cli import serve
+from sidestep.config.settings import SETTINGS, Config, read
+from sidestep.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("web.listen-address", "nonsense", "must be host:port"),
+        ("web.listen-address", "127.0.0.1:99999", "must be host:port"),
+        ("web.telemetry-path", "metrics", "must begin with /"),
+        ("web.telemetry-path", "/", "must be a path of its own"),
+        ("web.telemetry-path", "/-/healthy", "must be a path of its own"),
+        ("web.telemetry-path", "/{", "must be a path of its own"),
+        ("log.level", "loud", "must be one of debug, info, warning, error"),
+        ("log.stats-interval", "-1", "must be a number of seconds"),
+        ("kv.sample-rate", "1.5", "must be a number, 0 to 1"),
+        ("kv.sample-rate", "nan", "must be a number, 0 to 1"),
+        ("kv.max-tracked", "0", "must be a whole number above 0"),
+        ("requests.max-tracked", "1.5", "must be a whole number above 0"),
+        ("requests.max-age", "0", "must be a number of seconds above 0"),
+        ("forward.interval", "11", "must be 10 seconds at most"),
+        ("intervals.scheduled", "middle", "must be one of first, last"),
+        ("intervals.inter-token", "both", "must be one of output, token"),
+        ("limits.memory-hard", "-1", "must be a whole number"),
+    ],
+)
+def test_an_invalid_value_is_an_error(flag: str, value: str, message: str) -> None:
+    """The line has the flag or the variable, the value, and the valid ones."""
+    (setting,) = (setting for setting in SETTINGS if setting.flag == flag)
+    given = (value,) if setting.repeatable else value
+
+    with pytest.raises(ConfigError, match=f"^--{flag} '{re.escape(value)}': {re.escape(message)}"):
+        read({setting.key: given}, {})
+    with pytest.raises(ConfigError, match=f"^{setting.variable} '{re.escape(value)}': "):
+        read({}, {setting.variable: value})
+
+
+FILES = {
+    "not TOML": ("= 1", "is not TOML"),
+    "unknown key": ("[web]\nlisten = 'x'", "web.listen is not a setting"),
+    "unknown section": ("speed = 9", "speed is not a setting"),
+    "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
+    "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
+    "boolean for a number": ("[kv]\nmax-tracked = true", "must be a whole number above 0"),
+    "boolean for a share": ("[kv]\nsample-rate = false", "must be a number, 0 to 1"),
+    "deep nesting": ("x = " + "[" * 5000, "is not TOML"),
+    "long number": ("x = " + "9" * 5000, "is not TOML"),
+    "no address": ("[web]\nlisten-address = []", "give at least one"),
+    "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
+    "decreasing buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
+    "unknown schema": ("[schemas]\nx = 3", "schemas.x is unknown"),
+    "too fine": ("[schemas]\nrequest_latency = 9", "give a whole number from -4 to 8"),
+    "no number": ("[schemas]\nrequest_latency = true", "give a whole number"),
+    "no table": ("schemas = 3", "schemas must be a table"),
+    "unknown histograms": ('histograms = "new"', "histograms"),
+    "no buckets": ("[buckets]\nrequest_latency = []", "give one or more finite numbers"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), FILES.values(), ids=FILES.keys())
+def test_an_invalid_file_is_an_error(content: str, message: str, tmp_path: Path) -> None:
+    """The error names the key and the valid values."""
+    with pytest.raises(ConfigError, match=message):
+        read_file(tmp_path, content)
+
+
+def read_file(directory: Path, content: str, **environ: str) -> Config:
+    """Return the settings of a file with ``content``."""
+    file = directory / "sidestep.toml"
+    file.write_text(content)
+    return read({"config_file": str(file)}, environ)
+
+
+def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
+    """A setting that is given nowhere has its default."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[log]\nlevel = 'debug'\nformat = 'json'\nstats-interval = 5\n")
+    environ = {"SIDESTEP_LOG_LEVEL": "warning", "SIDESTEP_LOG_FORMAT": "text"}
+    config = read({"config_file": str(file), "log_level": "error"}, environ)
+
+    assert (config.log_level, config.log_format) == ("error", "text")
+    assert config.log_stats_interval == 5.0
+    assert config.web_telemetry_path == "/metrics"
+    assert config.web_listen_address == (("127.0.0.1", 9857),)
+
+
+def test_tracking_of_requests_and_blocks_is_configured(tmp_path: Path) -> None:
+    """The defaults are the engine's definitions and a hundredth of the blocks."""
+    config = read({}, {})
+    assert (config.kv_sample_rate, config.kv_scale_samples) == (0.01, False)
+    assert (config.kv_max_tracked, config.requests_max_tracked) == (100_000, 100_000)
+    assert (config.intervals_scheduled, config.intervals_inter_token) == ("first", "output")
+    assert config.requests_max_age == 86400.0
+
+    config = read_file(
+        tmp_path,
+        "[kv]\nsample-rate = 1\nscale-samples = true\nmax-tracked = 7\n"
+        "[intervals]\nscheduled = 'last'\ninter-token = 'token'\n",
+        SIDESTEP_REQUESTS_MAX_AGE="60",
+    )
+    assert (config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked) == (1.0, True, 7)
+    assert (config.intervals_scheduled, config.intervals_inter_token) == ("last", "token")
+    assert config.requests_max_age == 60.0
+
+
+def test_the_web_configuration_is_a_dotted_key_or_a_table(tmp_path: Path) -> None:
+    """``web.config.file`` has two dots."""
+    for text in ('[web]\nconfig.file = "x.yml"\n', '[web.config]\nfile = "x.yml"\n'):
+        assert read_file(tmp_path, text).web_config_file == "x.yml"
+    assert read({}, {"SIDESTEP_WEB_CONFIG_FILE": "y.yml"}).web_config_file == "y.yml"
+
+
+def test_only_adjustable_settings_change_while_running() -> None:
+    """Other changed settings keep their value and are listed again at every reload."""
+    old = read({}, {})
+    flags = {"kv_sample_rate": "0.5", "log_format": "json", "metrics_legacy": True}
+    new = dataclasses.replace(read(flags, {}), buckets={"request_latency": (1.0,)})
+    now, applied, pending = old.adjusted(new)
+
+    assert applied == ["kv.sample-rate 0.5"]
+    assert pending == ["metrics.legacy", "log.format", "buckets"]
+    assert now == dataclasses.replace(old, kv_sample_rate=0.5)
+    assert now.adjusted(new) == (now, [], pending)
+
+
+def test_an_absent_switch_does_not_override_variable_or_file(tmp_path: Path) -> None:
+    """The command line passes no value for it, rather than false."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[metrics]\nlegacy = true\n[kv]\nscale-samples = true\n")
+
+    def settings(*arguments: str, **environ: str) -> tuple[bool, bool]:
+        config = read(serve.make_context("serve", list(arguments)).params, environ)
+        return config.metrics_legacy, config.kv_scale_samples
+
+    assert settings() == (False, False)
+    assert settings("--config.file", str(file)) == (True, True)
+    assert settings(SIDESTEP_METRICS_LEGACY="true") == (True, False)
+    assert settings("--kv.scale-samples", SIDESTEP_KV_SCALE_SAMPLES="false") == (False, True)
+
+
+def test_several_listen_addresses() -> None:
+    """A host can be empty for all addresses, or an IPv6 address in brackets."""
+    flags: dict[str, Any] = {"web_listen_address": (":9000", "[::1]:9001", "10.0.0.1:9002")}
+
+    assert read(flags, {}).web_listen_address == (("", 9000), ("::1", 9001), ("10.0.0.1", 9002))

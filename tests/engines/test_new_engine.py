@@ -1,0 +1,155 @@
+"""An engine that is added as a folder and one entry in the list of dialects, as CONTRIBUTING.md says."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.engines.toy_engine.dialect import DIALECT
+from tests.engines.toy_engine.wire import ToyStep
+from tools import docs
+
+from exporters import until
+from pages import Family, get, parse
+from sidestep.app import Exporter
+from sidestep.catalog.model import Handler
+from sidestep.config.settings import read
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialect import Dialects
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.row_builders import counter
+from sidestep.engines.vllm.wire import VllmSleep
+from sidestep.errors import CatalogueError
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
+
+WITH_TOY = Dialects(*DIALECTS.values(), DIALECT)
+LABELS = {"engine": "0", "model_name": "m"}
+STEP = ToyStep(0, 1.0, 2, 1, 0.5, 100, 10, [0.05, 5.0], "decode")
+
+
+@asynccontextmanager
+async def exporter(folder: Path, **flags: Any) -> AsyncIterator[Exporter]:
+    """Run an exporter that knows the toy engine."""
+    given = {
+        "web_listen_address": ("127.0.0.1:0",),
+        "ingest_endpoint": (f"ipc://{folder}/ingest.ipc",),
+        "log_stats_interval": "0",
+        "limits_memory_soft": "0",
+        "limits_memory_hard": "0",
+        **flags,
+    }
+    async with Exporter(read(given, {}), dialects=WITH_TOY).running() as running:
+        yield running
+
+
+async def send(to: Exporter, *steps: ToyStep) -> None:
+    """Send ``steps`` over a socket, as the engine's plugin would."""
+    publisher = Publisher(to.endpoints[0], "toy", [EngineInfo("e", "toy", LABELS)])
+    expected = to.intake.items + len(steps)
+    with closing(publisher):
+        for step in steps:
+            publisher.push(step)
+        await until(lambda: to.intake.items == expected)
+
+
+def sample(page: dict[str, Family], family: str, **labels: str) -> float:
+    """Return the value of one of the engine's series."""
+    key = family, tuple(sorted({**LABELS, **labels}.items()))
+    return page[family.removesuffix("_total").removesuffix("_bucket")].samples[key]
+
+
+async def test_its_page_has_its_own_families_and_the_common_ones(tmp_path: Path) -> None:
+    """Plain fields, a handler's row, objectives and common names arrive over a real socket."""
+    async with exporter(tmp_path, metrics_common=True, slo=("ttft=1s",)) as running:
+        await send(running, STEP, STEP)
+        page = parse(await get(running.url))
+
+    assert sample(page, "toy:requests_running") == 2
+    assert sample(page, "toy:generated_tokens_total") == 20
+    assert sample(page, "toy:first_token_seconds_bucket", le="0.1") == 2
+    assert sample(page, "toy:steps_total", phase="decode") == 2
+    assert sample(page, "sidestep_requests_waiting") == 1
+    slo = "sidestep_slo_requests_total"
+    assert sample(page, slo, result="good", slo="ttft") == 2
+    assert sample(page, slo, result="bad", slo="ttft") == 2
+    ttft = page["gen_ai_server_time_to_first_token_seconds"].samples
+    assert max(ttft.values()) == 10.1
+
+
+async def test_its_counters_continue_from_a_snapshot(tmp_path: Path) -> None:
+    """Another exporter restores them, and adds what the engine sends then."""
+    for expected in (10, 20):
+        async with exporter(tmp_path, state_dir=str(tmp_path / "state")) as running:
+            await send(running, STEP)
+            page = parse(await get(running.url))
+
+        assert sample(page, "toy:generated_tokens_total") == expected
+        assert sample(page, "toy:steps_total", phase="decode") == expected / 10
+
+
+async def test_it_has_a_statistics_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The exporter logs the series that the dialect names."""
+    expected = re.compile(
+        r"engine 0: prompt [1-9]\S* tokens/s, generation [1-9]\S* tokens/s, running 2, waiting 1,"
+        r" KV cache 50\.0%"
+    )
+    with caplog.at_level(logging.INFO, "sidestep.exposition.statistics_log"):
+        async with exporter(tmp_path, log_stats_interval="0.05") as running:
+            await send(running, STEP)
+            await until(lambda: any(map(expected.fullmatch, caplog.messages)))
+
+
+def test_its_documents_are_generated() -> None:
+    """Its families, its column of the common names, and its families of objectives."""
+    families = docs.dialect_text(DIALECT)
+    common = docs.common(WITH_TOY)
+
+    assert "## toy: the engine's own" in families
+    for row in DIALECT.rows:
+        assert row.name in docs.OBJECTIVES or f"| `{row.name}` | {row.kind} |" in families
+    assert "| From toy |" in common
+    assert re.search(
+        r"^\| `sidestep_requests_running` .* \| `running` \| sum \|$", common, re.MULTILINE
+    )
+    assert re.search(r"^\| `sidestep_preemptions_total` .* \| - \| sum \|$", common, re.MULTILINE)
+    assert "`toy:first_token_seconds` |" in docs.objectives(WITH_TOY)
+
+
+def test_names_and_tags_of_dialects_are_unique() -> None:
+    """A second dialect or item of the same name prevents the start."""
+
+    class Other(msgspec.Struct, array_like=True, tag="toy"):
+        """An item with the tag of another one."""
+
+    other = dataclasses.replace(DIALECT, name="other", items=(Other,))
+
+    with pytest.raises(CatalogueError, match="same name"):
+        Dialects(DIALECT, DIALECT)
+    with pytest.raises(CatalogueError, match="unique `tag` values"):
+        Dialects(DIALECT, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rows": (*DIALECT.rows, counter("toy:x_total", Handler("other"), "X."))}, "other"),
+        ({"rows": (*(row for row in DIALECT.rows if row.name != "toy:steps_total"),)}, "steps"),
+        ({"items": (ToyStep, VllmSleep)}, "VllmSleep"),
+        ({"items": ()}, "ToyStep"),
+    ],
+)
+def test_handlers_fit_the_rows_and_the_items(change: dict[str, Any], named: str) -> None:
+    """A row's handler or an item without a function prevents the start, and so does the reverse."""
+    dialects = Dialects(dataclasses.replace(DIALECT, **change))
+
+    with pytest.raises(CatalogueError, match=named):
+        Applier(Registry(dialects.layouts(), {}), dialects)

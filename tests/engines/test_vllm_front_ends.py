@@ -1,0 +1,316 @@
+"""A tapped core and its front ends: who counts what users wait for, and the hop between them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import Start, until
+from intakes import Fed
+from sidestep.catalog.slo import Objective
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
+from sidestep.exposition.text_page import render
+from sidestep.ingest.bindings import FRONT_END_WAIT
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
+from sidestep.protocol import messages
+from sidestep.protocol.messages import (
+    CORE,
+    ENGINE_CORE,
+    FRONT_END,
+    FRONT_END_STATS,
+    Bye,
+    EngineInfo,
+    Heartbeat,
+    Settings,
+)
+from sidestep.protocol.request_events import (
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.snapshot.capture import restore
+from sidestep.tracking.requests.front_end_hops import MAX_UNMATCHED, FrontEndHops
+from sidestep_adapters.publisher.publisher import Publisher
+
+TTFT, E2E = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
+HOP = "sidestep_frontend_hop_seconds"
+ARRIVAL = 1_795_173_151.25
+NOTHING = (0, 0.0)
+
+
+def hello(role: str, *features: str) -> list[EngineInfo]:
+    """Return the engine as a process with this role describes it."""
+    labels = {"engine": "0", "model_name": "m"}
+    return [EngineInfo("e", "vllm", labels, features=[ENGINE_CORE, *features], role=role)]
+
+
+def core_items(request: int = 1, arrival: float = ARRIVAL, group: int = 0) -> list[bytes]:
+    """Return a core's items about a request: its first output after 2 s, its end after 4 s."""
+    events: list[Event] = [
+        Queued(request, 1.0, arrival, 8, group=group),
+        Scheduled(request, 1.5),
+        Iteration(1.9, 2.0, arrival + 2.0, [Output(2.0, [request])]),
+        Iteration(3.9, 4.0, arrival + 4.0, [Output(4.0, [request])]),
+        Finished(request, 4.0, arrival + 4.0, 0, 8, 2),
+    ]
+    return [encode_item(RequestEvents(0, 4.0, 1, [event])) for event in events]
+
+
+def front_end_items(arrival: float = ARRIVAL) -> list[bytes]:
+    """Return the items of the same request's front end, which receives each output 0.25 s later."""
+    found = [
+        FrontEndLatencies(arrival + 2.25, [2.25], []),
+        FrontEndLatencies(arrival + 4.25, [], [4.25]),
+    ]
+    return [encode_item(VllmStep(0, 5.0, 1.0, front_end=latencies)) for latencies in found]
+
+
+def observed(fed: Fed, family: str) -> tuple[int, float]:
+    """Return count and sum of a histogram of the only engine."""
+    values = {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in fed.page.splitlines()
+        if line.startswith((f"{family}_count", f"{family}_sum"))
+    }
+    return int(values[f"{family}_count"]), values[f"{family}_sum"]
+
+
+@pytest.fixture
+def fed() -> Fed:
+    """Return an intake with an engine that its core and an API server with the plugin feed."""
+    made = Fed()
+    made.send_hello("core", hello(CORE))
+    made.send_hello("api", hello(FRONT_END))
+    return made
+
+
+@pytest.mark.parametrize("core_first", [False, True])
+def test_the_front_ends_latencies_count_and_the_difference_is_shown(
+    fed: Fed, core_first: bool
+) -> None:
+    """A request is observed once, with the hop that the core does not see, in either order."""
+    sent = [("core", core_items()), ("api", front_end_items())]
+    for stream, items in sent if core_first else reversed(sent):
+        if stream == "api" and not core_first:
+            # The core has sent something before, as it does once a second.
+            fed.items("core", [encode_item(RequestEvents(0, 0.5, 1))])
+        fed.items(stream, items)
+
+    assert fed.rejected == {}
+    assert observed(fed, TTFT) == (1, 2.25)
+    assert observed(fed, E2E) == (1, 4.25)
+    assert observed(fed, HOP) == (1, 0.25)
+    assert observed(fed, "vllm:request_queue_time_seconds") == (1, 0.5)
+
+
+def test_the_cores_latencies_count_without_a_plugin() -> None:
+    """A core without the plugin beside it counts TTFT and e2e, and no hop."""
+    made = Fed()
+    made.send_hello("core", hello(CORE))
+    made.items("core", core_items())
+
+    assert observed(made, TTFT) == (1, 2.0)
+    assert observed(made, E2E) == (1, 4.0)
+    assert observed(made, HOP) == NOTHING
+
+
+def test_a_front_end_of_an_earlier_release_leaves_the_latencies_to_the_core() -> None:
+    """A plugin whose Hello names no role sends no latencies."""
+    made = Fed()
+    made.send_hello("core", hello(CORE))
+    made.send_hello("api", hello(""))
+    made.items("core", core_items())
+
+    assert observed(made, TTFT) == (1, 2.0)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("folded", ["core", "api"])
+def test_folded_items_count_once(folded: str, known: bool) -> None:
+    """Objectives leave out a core's folded latencies, whether or not the sender knew the objectives."""
+    slo = [("ttft", TTFT, 1.0), ("queue", "vllm:request_queue_time_seconds", 1.0)]
+    made = Fed(slo=[Objective(name, (family,), limit) for name, family, limit in slo])
+    sent = [messages.Objective(name, [family], limit) for name, family, limit in slo]
+    made.send_hello("api", hello(FRONT_END))
+    made.send_hello("core", hello(CORE))
+    for stream, items in (("core", core_items()), ("api", front_end_items())):
+        if stream == folded:
+            made.fold(stream, items, settings=Settings(objectives=sent if known else []))
+        else:
+            made.items(stream, items)
+
+    assert made.rejected == {}
+    assert observed(made, TTFT) == (1, 2.25)
+    assert observed(made, E2E) == (1, 4.25)
+    (engine,) = made.intake.registry.engines.values()
+    counted = engine.keyed[engine.layout.handler_slot("slo_requests")]
+    assert counted == {
+        ("bad", "ttft"): 1,
+        ("good", "ttft"): 0,
+        ("good", "queue"): 1,
+        ("bad", "queue"): 0,
+    }
+
+
+def test_a_core_waits_for_its_front_end() -> None:
+    """After an outage both resend; whichever reconnects first, the front end's values count."""
+    made = Fed()
+    made.send_hello("core", hello(CORE, FRONT_END_STATS))
+    assert "core" not in made.intake.receiver.streams
+
+    made.now += 1.0
+    made.send_hello("api", hello(FRONT_END))
+    made.send_hello("core", hello(CORE, FRONT_END_STATS))
+    made.items("core", core_items())
+    made.items("api", front_end_items())
+
+    assert observed(made, TTFT) == (1, 2.25)
+
+
+async def test_an_exporter_that_starts_late_counts_each_request_once(
+    start: Start, tmp_path: Path
+) -> None:
+    """Over real sockets: core and front end have the same request in their rings and reconnect in any order."""
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    core = Publisher(endpoint, "core", hello(CORE, FRONT_END_STATS))
+    api = Publisher(endpoint, "api", hello(FRONT_END))
+    for publisher, items in ((core, core_items()), (api, front_end_items())):
+        for item in items:
+            publisher.push(DIALECTS.decode(item))
+    try:
+        async with start(ingest_endpoint=(endpoint,)) as exporter:
+            both = (core, api)
+            await until(lambda: all(one.connected and one.drained for one in both))
+            page = render(exporter.registry).decode()
+    finally:
+        for publisher in (core, api):
+            publisher.close()
+
+    labels = '{engine="0",model_name="m"}'
+    for name, seconds in ((TTFT, 2.25), (E2E, 4.25)):
+        assert f"{name}_count{labels} 1\n" in page
+        assert f"{name}_sum{labels} {seconds}\n" in page
+
+
+async def test_a_paused_ranks_sample_completes_its_group(start: Start) -> None:
+    """Over real sockets: one rank's events arrive half a minute, in its clock, after the other's."""
+    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
+    async with start() as exporter:
+        ranks = []
+        for rank in range(2):
+            labels = {"engine": str(rank), "model_name": "m"}
+            info = EngineInfo(f"pod/m/{rank}", "vllm", labels, features=[ENGINE_CORE])
+            ranks.append(Publisher(exporter.endpoints[0], f"rank{rank}", [info]))
+
+        async def send(rank: int, *items: RequestEvents) -> None:
+            for item in items:
+                ranks[rank].push(item)
+            await until(lambda: ranks[rank].connected and ranks[rank].drained)
+
+        await send(1, RequestEvents(0, 0.5, 1, [], 0.5))
+        ended = RequestEvents(0, 2.0, 1, [asked[0], Finished(0, 2.0, 2.0, 0)])
+        await send(0, ended, *(RequestEvents(0, at, 1, [], at) for at in (10.0, 20.0, 30.0)))
+        ended = RequestEvents(0, 1.5, 1, [asked[1], Finished(1, 1.5, 1.5, 0)])
+        await send(1, ended, RequestEvents(0, 30.0, 1, [], 30.0))
+        await send(0, RequestEvents(0, 31.0, 1, [], 31.0))
+        page = render(exporter.registry).decode()
+        for publisher in ranks:
+            publisher.close()
+
+    assert 'vllm:request_params_n_sum{engine="0",model_name="m"} 2.0\n' in page
+    assert 'vllm:request_params_n_count{engine="0",model_name="m"} 1\n' in page
+    assert 'vllm:request_params_n_count{engine="1",model_name="m"} 0\n' in page
+
+
+def test_a_core_waits_no_longer_than_a_front_end_needs() -> None:
+    """Front ends with statistics need not have the plugin."""
+    made = Fed()
+    made.send_hello("core", hello(CORE, FRONT_END_STATS))
+    made.now += FRONT_END_WAIT
+    made.send_hello("core", hello(CORE, FRONT_END_STATS))
+    made.items("core", core_items())
+
+    assert observed(made, TTFT) == (1, 2.0)
+
+
+def test_a_cores_last_items_may_follow_its_front_ends_goodbye(fed: Fed) -> None:
+    """Late items count no request twice; the core's next process counts if no front end comes."""
+    fed.items("api", front_end_items())
+    fed.send("api", Bye(fed.incarnation("api"), 2))
+    fed.items("core", core_items())
+    assert observed(fed, TTFT) == (1, 2.25)
+
+    fed.restart("core")
+    fed.send_hello("core", hello(CORE))
+    fed.items("core", core_items())
+    assert observed(fed, TTFT) == (2, 4.25)
+
+
+def test_a_silent_front_end_has_its_latencies_still_to_send(fed: Fed) -> None:
+    """The core counts again once the front end's stream has expired."""
+    beat = Heartbeat(fed.incarnation("core"), 0, 0)
+    for _ in range(int(ENGINE_EXPIRES_SECONDS) - 1):
+        fed.advance(1.0)
+        fed.send("core", beat)
+    fed.items("core", core_items(1))
+    assert observed(fed, TTFT) == NOTHING
+
+    fed.advance(2.0)
+    fed.items("core", core_items(2))
+    assert observed(fed, TTFT) == (1, 2.0)
+
+
+def test_a_restarted_exporter_knows_the_front_ends(fed: Fed) -> None:
+    """A core that reconnects first does not count what its front end is about to send."""
+    restarted = Fed(boot=2)
+    restore(restarted.intake, fed.snapshot(), 0.0)
+    restarted.seqs, restarted.processes = fed.seqs, fed.processes
+    restarted.send_hello("core", hello(CORE, FRONT_END_STATS))
+    restarted.items("core", core_items())
+    restarted.send_hello("api", hello(FRONT_END))
+    restarted.items("api", front_end_items())
+
+    assert observed(restarted, TTFT) == (1, 2.25)
+    assert observed(restarted, E2E) == (1, 4.25)
+
+
+def test_parallel_samples_have_no_hop(fed: Fed) -> None:
+    """Parallel samples share an arrival, so their first tokens cannot be distinguished."""
+    fed.items("core", core_items(group=7))
+    fed.items("api", front_end_items())
+
+    assert observed(fed, TTFT) == (1, 2.25)
+    assert observed(fed, HOP) == NOTHING
+
+
+@given(
+    st.floats(1_750_000_000.0, 2_147_483_000.0),
+    st.floats(0.0, 600.0),
+)
+def test_an_arrival_is_exact(arrival: float, waited: float) -> None:
+    """A latency, subtracted from the time at which it was measured, gives the very same arrival."""
+    measured = arrival + waited
+
+    assert measured - (measured - arrival) == arrival
+
+
+def test_requests_without_a_second_side_are_limited() -> None:
+    """The oldest are forgotten, and the newest still match."""
+    hops = FrontEndHops()
+    for number in range(2 * MAX_UNMATCHED):
+        assert hops.core_output(float(number), number + 1.0) is None
+
+    last = 2.0 * MAX_UNMATCHED - 1
+    assert hops.front_end_output(0.0, 2.0) is None
+    assert hops.front_end_output(last, last + 1.5) == 0.5
+    assert math.isclose(hops.core_output(0.0, 1.5) or 0.0, 0.5)

@@ -1,0 +1,275 @@
+"""Text pages and their cache, the same values as JSON, and the parts in which a page is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import aiohttp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+import metric_families
+from exporters import Start
+from pages import parse
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.exposition import json_format, protobuf_page, protobuf_samples
+from sidestep.exposition.compression import MAX_INLINE_BYTES, Body, compress, pack
+from sidestep.exposition.families import families
+from sidestep.exposition.label_cache import MAX_LABEL_SETS, LabelCache
+from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition.text_page import TextPage, render
+from sidestep.federation.aggregate import Aggregate
+from sidestep.http.chunked_response import PIECE, pieces
+from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.registry import Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
+
+LAYOUTS = {
+    name: compile_layout(dialect, legacy=True, common=True) for name, dialect in DIALECTS.items()
+}
+LABELS = {
+    "vllm": {"engine": "0", "model_name": "m"},
+    "sglang": {
+        "engine_type": "unified",
+        "model_name": "m",
+        "moe_ep_rank": "0",
+        "pp_rank": "0",
+        "tp_rank": "0",
+    },
+}
+
+
+def joined(found: Iterator[list[bytes]]) -> bytes:
+    """Return a whole page."""
+    return b"".join(chain.from_iterable(found))
+
+
+def fleet(engines: int) -> Registry:
+    """Return a registry of engines that have a value in every slot."""
+    registry = Registry(LAYOUTS, {})
+    for number in range(engines):
+        labels = {**LABELS["vllm"], "model_name": f"m{number}"}
+        engine = registry.register(EngineInfo(f"e{number}", "vllm", labels))
+        engine.values = [number if value is None else value for value in engine.values]
+        for slot in range(len(engine.histograms)):
+            engine.histogram(slot).observe(number / 7)
+        registry.touch(engine)
+    return registry
+
+
+def test_text_of_unchanged_engines_is_reused() -> None:
+    """An unchanged page consists of the same objects; after one engine changed, most of them are."""
+    registry = fleet(200)
+    texts = TextPage(registry)
+    first = [text for piece in texts.pieces() for text in piece]
+    again = [text for piece in texts.pieces(openmetrics=False) for text in piece]
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+    engine = registry.engines["e3"]
+    (slot,) = LAYOUTS["vllm"].find("vllm:e2e_request_latency_seconds").slots
+    engine.histogram(slot).observe(0.5)
+    registry.touch(engine)
+    after = [text for piece in texts.pieces() for text in piece]
+    written = [text for old, text in zip(first, after, strict=True) if old is not text]
+
+    assert written
+    assert sum(map(len, written)) < sum(map(len, after)) / 2
+
+
+def test_equal_numbers_of_two_types_have_their_own_text() -> None:
+    """The text of 1 and 1.0 differs although they are equal."""
+    registry = fleet(2)
+    texts = TextPage(registry)
+    for value in (1, 1.0, 1):
+        for engine in registry.engines.values():
+            engine.values = [value] * len(engine.values)
+            registry.touch(engine)
+        assert joined(texts.pieces()) == render(registry)
+
+
+@given(st.lists(st.binary(max_size=3 * PIECE), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_a_response_is_written_in_pieces_of_limited_length(parts: list[bytes]) -> None:
+    """Together they are the parts of the page."""
+    found = [bytes(piece) for piece in pieces(parts)]
+    assert b"".join(found) == b"".join(parts)
+    assert all(len(piece) <= PIECE for piece in found)
+
+
+@given(st.lists(st.binary(max_size=2000), max_size=4))
+@settings(deadline=None)
+def test_the_gzip_of_parts_holds_all_of_them(parts: list[bytes]) -> None:
+    """The compressed parts are one gzip file."""
+    assert gzip.decompress(b"".join(compress(parts))) == b"".join(parts)
+
+
+async def test_a_body_is_packed_once() -> None:
+    """All requests share the same bytes."""
+    body = Body([b"engines " * 1000, b"own"])
+    one, other = await asyncio.gather(body.packed(), body.packed())
+
+    assert one is other
+    assert gzip.decompress(b"".join(one)) == b"engines " * 1000 + b"own"
+
+
+async def test_short_parts_are_packed_without_a_thread() -> None:
+    """Longer ones are compressed in a thread."""
+    before = threading.active_count()
+    await pack([b"x" * MAX_INLINE_BYTES])
+    assert threading.active_count() == before
+    await pack([b"x" * MAX_INLINE_BYTES, b"x"])
+    assert threading.active_count() == before + 1
+
+
+def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
+    """In all formats, on the first page and on later ones, whole and by name."""
+    metrics = SelfMetrics()
+    metrics.add("sidestep_messages_total", 3, 'he"l\\lo\n')
+    metrics.add("sidestep_items_total", 1e15)
+    metrics.set("sidestep_scrape_duration_seconds", 0.125)
+    metrics.set("sidestep_snapshot_bytes", float("inf"))
+    metrics.read("sidestep_http_connections", lambda: iter([((), 7)]))
+    registry = own_registry(metrics, [])
+    texts = OwnFamilies(registry)
+
+    def stable(page: bytes) -> list[str]:
+        """Return the lines that do not change from page to page."""
+        return [
+            line
+            for line in page.decode().splitlines()
+            if not line.startswith(("process_", "python_gc_"))
+        ]
+
+    def metrics_of(page: bytes) -> list[Any]:
+        """Return the families that do not change from page to page."""
+        found = metric_families.families(page)
+        return [family for family in found if not family.name.startswith(("process_", "python_gc"))]
+
+    for _ in range(2):
+        assert stable(b"".join(texts.pieces("text"))) == stable(generate_latest(registry))
+        theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+        assert stable(b"".join(texts.pieces("openmetrics"))) == stable(theirs)
+        ours = metrics_of(b"".join(texts.pieces("protobuf")))
+        assert ours == metrics_of(protobuf_samples.generate(registry))
+    part = b"".join(texts.pieces("text", {"sidestep_items_total"}))
+    assert parse(part.decode())["sidestep_items"].samples
+
+
+def test_json_has_the_values_of_the_text_page() -> None:
+    """Every sample has the labels and the value of a line; without engines the list is empty."""
+    registry = fleet(3)
+    shown = json.loads(b"".join(json_format.pieces(registry)))
+    page = parse(render(registry).decode())
+
+    def base(family: dict[str, Any]) -> str:
+        name: str = family["name"]
+        return name.removesuffix("_total") if family["type"] == "counter" else name
+
+    assert {base(family) for family in shown} == set(page)
+    for family in shown:
+        found = page[base(family)].samples
+        for sample in family["samples"]:
+            labels = tuple(sorted(sample["labels"].items()))
+            end = "" if "value" in sample else "_count"
+            value = sample["value"] if "value" in sample else sample["count"]
+            assert found[family["name"] + end, labels] == value
+    assert json.loads(b"".join(json_format.pieces(Registry(LAYOUTS, {})))) == []
+
+
+def test_labels_of_engines_that_are_gone_are_dropped() -> None:
+    """A cache retains the labels of present engines only, and not too many."""
+    registry = fleet(3)
+    labels = LabelCache(dict)
+    (family,) = families(registry, {"vllm:num_requests_running"})
+    engines = [*registry.engines.values()]
+    for engine in engines:
+        labels.get(engine, family, (), (), [()])
+    labels.retain(engines[1:])
+    assert labels._by_version.keys() == {engine.label_version for engine in engines[1:]}
+    for start in range(0, MAX_LABEL_SETS, 1000):
+        labels.get(engines[1], family, (), ("l",), [(str(start + n),) for n in range(1000)])
+    labels.retain(engines[1:])
+    assert not labels._by_version
+
+
+async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
+    """With a Content-Length; a HEAD request gets no body."""
+    async with start() as exporter, aiohttp.ClientSession(auto_decompress=False) as session:
+        for number in range(90):
+            labels = {**LABELS["vllm"], "engine": str(number)}
+            engine = exporter.registry.register(EngineInfo(f"e{number}", "vllm", labels))
+            # Otherwise it would expire within a second.
+            engine.seen_at = time.monotonic()
+        plain: dict[str, str] = {"Accept-Encoding": "identity"}
+        url = f"{exporter.url}?name[]=vllm:e2e_request_latency_seconds_bucket"
+        async with session.get(url, headers=plain) as answer:
+            page = await answer.read()
+            assert int(answer.headers["Content-Length"]) == len(page) > 2 * PIECE
+        async with session.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
+            assert gzip.decompress(await answer.read()) == page
+        async with session.head(url, headers=plain) as answer:
+            assert int(answer.headers["Content-Length"]) == len(page)
+            assert await answer.read() == b""
+        # The connection is still usable.
+        async with session.get(url, headers=plain) as answer:
+            assert await answer.read() == page
+        assert page == render(exporter.registry, names={"vllm:e2e_request_latency_seconds"})
+
+
+def test_histograms_without_a_common_bound_are_aggregated() -> None:
+    """Only the bucket +Inf remains."""
+    registry = Registry(LAYOUTS, {})
+    name = "vllm:time_in_queue_requests"
+    (slot,) = LAYOUTS["vllm"].find(name).slots
+    for number, bounds in enumerate(([1.0, 2.0], [3.0, 4.0])):
+        labels = {"engine": str(number), "model_name": "m"}
+        info = EngineInfo(f"e{number}", "vllm", labels, bounds={"request_latency": bounds})
+        registry.register(info).histogram(slot).observe(1.5)
+    found = {
+        (sample, dict(labels).get("le")): value
+        for (sample, labels), value in parse(render(registry).decode())[name].samples.items()
+    }
+    assert found == {
+        (f"{name}_bucket", "+Inf"): 2.0,
+        (f"{name}_count", None): 2.0,
+        (f"{name}_sum", None): 3.0,
+    }
+
+
+def test_a_federated_engine_renames_a_label() -> None:
+    """Its cached labels are replaced with its series."""
+    name, own = "sglang:prompt_tokens_total", ["is_streaming"]
+    info = EngineInfo("e", "sglang", LABELS["sglang"])
+    registry = Registry(LAYOUTS, {}, native=NativeSettings({}, lambda: 0.0))
+    engine = registry.register(info)
+    texts = TextPage(registry)
+    for label in ("tenant", "customer"):
+        counting = Registry(LAYOUTS, {})
+        counted = counting.register(info)
+        sample = Sample(["true", "x"], 3)
+        family = Family(name, "counter", [*own, label], [sample])
+        add_samples(counting, counted, Samples(0, 0.0, [family]))
+        record = decode_record(encode_record(counted, totals_of(counted)))
+        total = Aggregate(registry, engine)
+        for _ in total.add(record):
+            pass
+        assert total.publish(registry, engine) is None
+        page = joined(texts.pieces())
+        assert page == render(registry)
+        assert f'{label}="x"'.encode() in page
+        binary = b"".join(b"".join(piece) for piece in protobuf_page.pieces(registry))
+        assert label.encode() in binary

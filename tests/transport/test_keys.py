@@ -1,0 +1,220 @@
+"""Files of keys, the directory of authorized keys, and the names that a key owns."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from zmq.utils import z85
+
+from command_line import one_line, sidestep
+from key_ring import Ring
+from sidestep.errors import ConfigError, WireError
+from sidestep.transport import keys
+from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
+from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY, keys_for
+from sidestep.transport.name_owners import LOCAL, MAX_NAMES, NameOwners
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    """Keys of an exporter, in a directory of the test."""
+    return Ring(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_a_secret_key_file_is_readable_by_its_owner_only(umask: int, tmp_path: Path) -> None:
+    """The file modes do not depend on the umask."""
+    before = os.umask(umask)
+    try:
+        secret, public = keys.generate(tmp_path, "x")
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644
+
+
+def test_keygen_never_overwrites_a_key(tmp_path: Path) -> None:
+    """A second pair of the same name would lock out the owner of the first."""
+    done = sidestep("keygen", "engine-0", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    secret, public = tmp_path / "engine-0.key", tmp_path / "engine-0.pub"
+    assert keys.public_of(keys.read_secret(secret)).decode() == keys.read_public(public).text
+
+    kept = secret.read_text()
+    one_line(sidestep("keygen", "engine-0", "--out", tmp_path), 2, "keys are never overwritten")
+    assert secret.read_text() == kept
+    secret.unlink()
+    one_line(sidestep("keygen", "engine-0", "--out", tmp_path), 2, "keys are never overwritten")
+    assert not secret.exists()
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_every_z85_key_is_valid(raw: bytes) -> None:
+    """A key may begin with any character of the alphabet."""
+    assert keys.is_key(z85.encode(raw).decode())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x" * 39, "x" * 41, "%" * 40, "x" * 39 + "é", "x" * 39 + "~", "x" * 39 + "\n"]
+)
+def test_invalid_keys_are_recognized(text: str) -> None:
+    """Length, alphabet and the range of five characters are checked."""
+    assert not keys.is_key(text)
+
+
+BAD_SECRETS = {
+    "missing": (None, "x.key", "No such file"),
+    "empty": (b"", "x.key", "not a key of 40"),
+    "noise": (b"\xff\x00" * 40, "x.key", "not a key of 40"),
+    "short": (b"abc\n", "x.key", "not a key of 40"),
+    "public": (b"x" * 40, "x.pub", "holds a public key"),
+    "open to all": (b"x" * 40, "open.key", "chmod 600"),
+    "NUL": (None, "x\0.key", "null byte"),
+}
+
+
+@pytest.mark.parametrize(("content", "name", "what"), BAD_SECRETS.values(), ids=BAD_SECRETS.keys())
+def test_an_invalid_secret_key_is_a_configuration_error(
+    content: bytes | None, name: str, what: str, tmp_path: Path
+) -> None:
+    """The message names the problem."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o644 if name == "open.key" else 0o600)
+    with pytest.raises(ConfigError, match=what):
+        keys.read_secret(path)
+
+
+def test_a_pipe_is_not_read_as_a_key(tmp_path: Path) -> None:
+    """Reading from it could block forever."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="not a key of 40"):
+        keys.read_secret(tmp_path / "pipe")
+
+
+def test_a_secret_key_in_place_of_a_public_one_is_refused(ring: Ring) -> None:
+    """A secret key in place of a public one is refused, because the configuration would expose it."""
+    with pytest.raises(ConfigError, match="holds a secret key"):
+        keys.read_public(ring.secret)
+
+
+def test_the_directory_of_keys_is_reloaded_at_most_once_a_second(ring: Ring) -> None:
+    """Added, changed and removed files take effect; invalid files authorize no key."""
+    ring.engine("a", "prod/*", "", "# for now", "test/?")
+    authorized = AuthorizedKeys(ring.authorized)
+    a = ring.text("a")
+    assert list(authorized.engines(a)) == ["prod/*", "test/?"]
+
+    ring.engine("b")
+    (ring.authorized / "noise.pub").write_text("noise")
+    (ring.authorized / "readme").write_text("none of ours")
+    assert authorized.refresh(100.0) == frozenset()
+    assert len(authorized) == 2
+    ring.remove("a")
+    assert authorized.refresh(100.0 + INTERVAL / 2) == frozenset()
+    assert a in authorized
+    assert authorized.refresh(100.0 + INTERVAL) == {a}
+    assert a not in authorized
+    assert authorized.engines(a) == ()
+
+    (ring.authorized / "b.pub").write_text(a)
+    assert authorized.refresh(200.0) == {ring.text("b")}
+    assert a in authorized
+
+
+@pytest.mark.parametrize(
+    ("code", "left"), [(errno.ENOENT, 0), (errno.EACCES, 0), (errno.EMFILE, 1), (errno.EIO, 1)]
+)
+def test_an_unreadable_directory_revokes_keys_only_if_it_was_taken_away(
+    code: int, left: int, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that an untrusted peer can cause change nothing."""
+    ring.engine("a")
+    authorized = AuthorizedKeys(ring.authorized)
+
+    def failing(_: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "iterdir", failing)
+    removed = authorized.refresh(100.0)
+
+    assert (len(authorized), len(removed)) == (left, 1 - left)
+
+
+def test_a_missing_directory_of_keys_is_a_configuration_error(tmp_path: Path) -> None:
+    """The exporter does not start without it."""
+    with pytest.raises(ConfigError, match="cannot read the directory"):
+        AuthorizedKeys(tmp_path / "none")
+
+
+def test_a_name_belongs_to_the_first_key_that_uses_it() -> None:
+    """The key may be that of local peers; it owns names until it is released; a refused Hello claims none."""
+    owners = NameOwners()
+    owners.claim("a", "s", ["e1", "e2"])
+    owners.claim("a", "s", ["e1", "e2", "e3"])
+    for stream, engines in (("s", ["f"]), ("t", ["f", "e3"])):
+        with pytest.raises(WireError, match="belongs to another key"):
+            owners.claim("b", stream, engines)
+    with pytest.raises(WireError, match="belongs to another key"):
+        owners.claim(LOCAL, "local", ["e1"])
+    owners.claim("b", "t", ["f"])
+    owners.claim(LOCAL, "local", ["g"])
+    with pytest.raises(WireError, match="belongs to another key"):
+        owners.claim("a", "s", ["g"])
+
+    owners.release("a")
+    owners.claim("b", "s", ["e1", "e2", "e3"])
+    with pytest.raises(WireError, match="belongs to another key"):
+        owners.claim("a", "s", [])
+
+
+def test_a_key_may_feed_engines_that_match_its_patterns() -> None:
+    """Every engine of a Hello must match; the comparison is case-sensitive."""
+    owners = NameOwners()
+    owners.claim("a", "s", ["prod/x/0", "test/1"], ["prod/*", "test/?"])
+    for engine in ("dev/x", "test/12", "Prod/x", "xprod/x"):
+        with pytest.raises(WireError, match=f"may not feed engine {engine}"):
+            owners.claim("a", "s", ["prod/x/0", engine], ["prod/*", "test/?"])
+
+
+def test_the_names_of_a_key_are_limited() -> None:
+    """Further names of a key are refused; local peers may use more, but own no more."""
+    for key in ("a", LOCAL):
+        owners = NameOwners()
+        for number in range(MAX_NAMES // 2):
+            owners.claim(key, f"s{number}", [f"e{number}"])
+        owners.claim(key, "s0", ["e1"])
+        if key:
+            with pytest.raises(WireError, match="too many"):
+                owners.claim(key, "more", [])
+        else:
+            owners.claim(key, "more", [])
+        assert len(owners._streams) + len(owners._engines) == MAX_NAMES
+
+
+def test_keys_are_read_only_for_tcp() -> None:
+    """A path needs none, and without configured keys there are none."""
+    environ = {SERVER_KEY: "/none", CLIENT_KEY: "/none"}
+
+    assert keys_for("ipc:///x", environ) is None
+    assert keys_for("tcp://x:1", {}) is None
+    with pytest.raises(ConfigError):
+        keys_for("tcp://x:1", environ)
+
+
+def test_a_libzmq_without_curve_is_a_configuration_error(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no fallback to a plain connection."""
+    monkeypatch.setattr(zmq, "has", lambda _: False)
+    with pytest.raises(ConfigError, match="no CURVE"):
+        keys_for("tcp://x:1", {SERVER_KEY: str(ring.public), CLIENT_KEY: str(ring.secret)})
