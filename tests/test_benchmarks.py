@@ -33,7 +33,7 @@ seen = {{}}
 def count():
     while True:
         lines = inlet.recv(65536).decode().splitlines()
-        until = time.thread_time() + 0.002
+        until = time.thread_time() + 0.004
         while time.thread_time() < until:
             pass
         for line in lines:
@@ -184,7 +184,8 @@ def test_statsd_exporter_is_fed_and_measured(tmp_path: Path) -> None:
     binary.write_text(STATSD.format(python=sys.executable))
     binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
 
-    assert statsd.per_core(str(binary), 10_000) < 32 / 0.002
+    # The fake takes 4 ms of CPU time for 32 values. The system counts that time in ticks of up to 10 ms.
+    assert statsd.per_core(str(binary), 10_000) < 32 / 0.003
     assert int(Path(f"{binary}.seen").read_text()) == 10_000 // 32 * 32
 
 
