@@ -29,12 +29,15 @@ from sidestep.protocol.messages import (
     decode_from_exporter,
     encode,
 )
+from sidestep.protocol.progress import Progress, is_overdue
 from sidestep.protocol.ring import Chunk, Ring
 
 RING_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10
 ACK_TIMEOUT = 3.0
 HEARTBEAT = 1.0
+OVERDUE_HEARTBEAT = 0.25
+"""Seconds between heartbeats while an engine's progress is overdue."""
 HELLO_BACKOFF = (0.2, 5.0)
 
 
@@ -104,7 +107,8 @@ class Sender:
         self._unreadable = False
         self._nonce = 1
         self._hello_sent = False
-        self._hello_at = self._beat_at = 0.0
+        self._hello_at = self._beat_at = self._beat_sent_at = 0.0
+        self._progress: Sequence[Progress] = ()
         self._deadline = math.inf
         """Monotonic time by which the exporter must answer."""
         self._backoff = HELLO_BACKOFF[0]
@@ -155,6 +159,12 @@ class Sender:
         if self.state is State.STREAMING or (self.state is State.HANDSHAKE and self._hello_sent):
             self._start_handshake()
 
+    def report(self, progress: Sequence[Progress]) -> None:
+        """Put ``progress`` into the next heartbeat, which is due earlier while it is overdue."""
+        self._progress = progress
+        if any(map(is_overdue, progress)):
+            self._beat_at = min(self._beat_at, self._beat_sent_at + OVERDUE_HEARTBEAT)
+
     def next_frame(self, now: float) -> bytes | None:
         """Return the frame to send now, if any: the same one until ``sent`` or a change of state."""
         if now >= self._deadline:
@@ -182,6 +192,7 @@ class Sender:
             self._ring.mark_sent()
             self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
+            self._beat_sent_at = now
             self._beat_at = now + HEARTBEAT
             self._reported = self.dropped + self.errors
 
@@ -232,6 +243,7 @@ class Sender:
             dropped=self.dropped,
             errors=self.errors,
             folded=self.folded,
+            progress=list(self._progress),
         )
 
     def _start_streaming(self, ack: Ack, now: float) -> None:
