@@ -165,6 +165,17 @@ class Core:
                 self.steps += 1
 
 
+class SchedulerStats:
+    """The core's stats: a class of its own, as the plugin remembers what it found out about one."""
+
+
+class IterationStats:
+    """Stats of outputs."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+
+
 class StatLoggerBase:
     """The base class of stat loggers."""
 
@@ -199,11 +210,9 @@ class StatLoggerManager:
 
     def record(self, prompt_tokens: int | None, engine_idx: int = 0) -> None:
         """Record outputs of an engine; without any the core has sent its own stats only."""
-        iteration = None
-        if prompt_tokens is not None:
-            iteration = SimpleNamespace(num_prompt_tokens=prompt_tokens)
+        iteration = None if prompt_tokens is None else IterationStats(prompt_tokens)
         for logger in self.stat_loggers:
-            logger.record(SimpleNamespace(), iteration, None, engine_idx=engine_idx)
+            logger.record(SchedulerStats(), iteration, None, engine_idx=engine_idx)
 
 
 @contextmanager

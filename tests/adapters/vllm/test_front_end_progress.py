@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fake_vllm import AsyncLLM, LLMEngine, importable
+from fake_vllm import AsyncLLM, IterationStats, LLMEngine, SchedulerStats, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
@@ -53,7 +53,7 @@ class Timed:
 
     def answer(self, prompt_tokens: int = 0, engine: int = 0) -> None:
         """Record outputs of an engine."""
-        self.progress.answered(engine, SimpleNamespace(num_prompt_tokens=prompt_tokens))
+        self.progress.answered(engine, IterationStats(prompt_tokens))
 
     def read(self, seconds: float = 0.0) -> list[Progress]:
         """Return the progress after ``seconds``, with a wake each 250 ms, as the publisher has them."""
@@ -272,7 +272,7 @@ def test_an_answer_that_cannot_be_read_is_counted(
     with importable(monkeypatch, exporter.endpoint) as ours:
         front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
         (logger,) = front_end.logger_manager.stat_loggers
-        logger.record(SimpleNamespace(), Unreadable(), None, 0)
+        logger.record(SchedulerStats(), Unreadable(), None, 0)
         errors = logger._publisher.errors
         logger._publisher.close()
 
