@@ -16,9 +16,10 @@ from sidestep.protocol.receiver import Receiver
 
 
 class Beat(NamedTuple):
-    """A heartbeat, and when it arrived."""
+    """A heartbeat, when it arrived, and of which stream it is."""
 
     at: float
+    stream: str
     heartbeat: Heartbeat
 
 
@@ -56,6 +57,13 @@ class Heartbeats:
         """Return the progress of the stream's first engine, by heartbeat."""
         return [beat.heartbeat.progress[0] for beat in self.beats if beat.heartbeat.progress]
 
+    def last(self, stream: str) -> Progress | None:
+        """Return the last progress of the stream whose name ends so; None if there is none."""
+        for beat in reversed(self.beats):
+            if beat.stream.endswith(stream) and beat.heartbeat.progress:
+                return beat.heartbeat.progress[0]
+        return None
+
     def wait(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Wait until ``condition`` holds.
 
@@ -74,9 +82,9 @@ class Heartbeats:
             if self._socket.poll(10):
                 peer, frame = self._socket.recv_multipart()
                 message = decode_from_sender(frame)
-                if isinstance(message, Heartbeat):
-                    self.beats.append(Beat(time.monotonic(), message))
                 received = receiver.receive(peer, message, time.monotonic(), len(frame))
+                if isinstance(message, Heartbeat) and received.stream is not None:
+                    self.beats.append(Beat(time.monotonic(), received.stream.id, message))
                 replies += received.replies
             for to, reply in replies:
                 self._socket.send_multipart([to, encode(reply)])
