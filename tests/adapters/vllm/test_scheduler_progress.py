@@ -238,6 +238,9 @@ def test_steps_without_output_are_late_after_twice_the_tokens(timed: Timed) -> N
     timed.scheduler.answers = True
     timed.update(timed.schedule())
     assert timed.read(1.0).output_age is None
+    timed.scheduler.answers = False
+    timed.update(timed.schedule())
+    assert timed.read(5.0).output_age is None
 
 
 @pytest.mark.parametrize(
