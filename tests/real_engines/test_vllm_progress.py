@@ -132,7 +132,7 @@ async def test_a_real_engine_that_hangs_says_where(vllm: VllmSite) -> None:
 
 async def test_long_prefills_and_sleep_are_reported_as_such(vllm: VllmSite) -> None:
     """A paused core and a sleeping front end owe nothing; steps carry the tokens of long prompts."""
-    flags = [*TAP, "--enable-sleep-mode", "--max-num-batched-tokens", "4096"]
+    flags = [*TAP, "--max-num-batched-tokens", "4096"]
     server = vllm.server(flags, {"VLLM_SERVER_DEV_MODE": "1"})
     with Heartbeats(vllm.endpoint) as exporter:
         async with server, Client(server.base) as client:
@@ -152,15 +152,19 @@ async def test_long_prefills_and_sleep_are_reported_as_such(vllm: VllmSite) -> N
                 for stream in (CORE, FRONT_END)
             }
 
-            await client._session.post(f"{server.base}/sleep?level=1")
+            # Level 0, the only one on a CPU, keeps the requests.
+            ask = asyncio.create_task(client.ask(Ask(client.text(20), 1500)))
+            await engine.wait(CORE, lambda p: p.unfinished == 1)
+            await client._session.post(f"{server.base}/sleep?level=0&mode=keep")
             asleep = await engine.wait(FRONT_END, lambda p: p.condition == ASLEEP)
             paused = await engine.wait(CORE, lambda p: p.condition == PAUSED)
-            await client._session.post(f"{server.base}/wake_up")
+            await client._session.post(f"{server.base}/wake_up?tags=scheduling")
             await engine.wait(FRONT_END, lambda p: not p.condition)
             await engine.wait(CORE, lambda p: not p.condition)
-            await client.ask(Ask(client.text(20), 5))
+            await ask
             await engine.idle()
 
+    assert asleep.unfinished == 1
     assert asleep.step_age is None
     assert paused.waiting_age is None
     assert longest[CORE][0] >= 2000

@@ -174,6 +174,7 @@ class Timed:
 
     def schedule(self) -> Any:
         """Schedule a batch."""
+        self.tap.scheduling_since = self.now
         batch = self.scheduler.schedule()
         self.tap.scheduled(batch, self.scheduler.requests, self.now)
         return batch
@@ -222,6 +223,20 @@ def test_overlapping_steps_count_one_after_the_other(timed: Timed) -> None:
     progress = timed.read()
     assert (progress.steps, progress.longest, progress.longest_tokens) == (2, 0.5, 1)
     assert (progress.step_age, progress.waiting_age) == (None, 0.0)
+
+
+@pytest.mark.parametrize("admits", [True, False])
+def test_requests_wait_while_no_step_is_open(timed: Timed, admits: bool) -> None:
+    """After one has ended, and while a batch without tokens is processed."""
+    timed.ask(5)
+    timed.scheduler.admits = admits
+    batch = timed.schedule()
+    if admits:
+        timed.update(batch)
+
+    progress = timed.read(3.0)
+
+    assert (progress.step_age, progress.waiting_age) == (None, 3.0)
 
 
 def test_steps_without_output_are_late_after_twice_the_tokens(timed: Timed) -> None:
