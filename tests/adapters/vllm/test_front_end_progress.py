@@ -97,6 +97,7 @@ def test_the_longest_time_without_an_answer(timed: Timed) -> None:
     front_end = timed.make()
     timed.read(60.0)
     timed.answer(99)
+    timed.read(60.0)
     front_end.add_request("a")
     timed.read(3.0)
     timed.answer(30)

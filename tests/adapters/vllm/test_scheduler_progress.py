@@ -240,6 +240,17 @@ def test_requests_wait_while_no_step_is_open(timed: Timed, admits: bool) -> None
     assert (progress.step_age, progress.waiting_age) == (None, 3.0)
 
 
+def test_a_call_that_schedules_is_an_open_step_once_it_is_overdue(timed: Timed) -> None:
+    """An engine that admits nobody makes many short ones, and its requests wait."""
+    timed.ask(5)
+    timed.tap.scheduling_since = timed.now
+    progress = timed.read(OVERDUE - WAKE)
+    assert (progress.step_age, progress.waiting_age) == (None, OVERDUE - WAKE)
+
+    progress = timed.read(WAKE)
+    assert (progress.step_age, progress.waiting_age) == (OVERDUE, None)
+
+
 def test_steps_without_output_are_late_after_twice_the_tokens(timed: Timed) -> None:
     """Until some request has output again."""
     timed.ask(4, 6)
