@@ -109,6 +109,17 @@ def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
     ]
 
 
+def test_a_longest_time_with_tokens_goes_before_one_without() -> None:
+    """Otherwise a front end's prompts would seldom be heard of."""
+    sender = open_sender()
+    for longest, tokens in [(0.5, 5), (3.0, 0), (0.25, 9)]:
+        sender.report([Progress(0, longest=longest, longest_tokens=tokens)])
+
+    found = beat(sender, HEARTBEAT)
+    assert found is not None
+    assert (found.progress[0].longest, found.progress[0].longest_tokens) == (0.5, 5)
+
+
 def test_progress_is_kept_while_there_is_no_exporter() -> None:
     """The first heartbeat to the next one has the latest."""
     sender = Sender("s", 7, [ENGINE], Random(1), ItemFolder())

@@ -152,11 +152,11 @@ async def test_long_prefills_and_sleep_are_reported_as_such(vllm: VllmSite) -> N
                 for stream in (CORE, FRONT_END)
             }
 
-            # Level 0, the only one on a CPU, keeps the requests.
-            ask = asyncio.create_task(client.ask(Ask(client.text(20), 1500)))
-            await engine.wait(CORE, lambda p: p.unfinished == 1)
+            # Level 0, the only one on a CPU: requests are accepted and wait.
             await client._session.post(f"{server.base}/sleep?level=0&mode=keep")
-            asleep = await engine.wait(FRONT_END, lambda p: p.condition == ASLEEP)
+            await engine.wait(FRONT_END, lambda p: p.condition == ASLEEP)
+            ask = asyncio.create_task(client.ask(Ask(client.text(20), 5)))
+            asleep = await engine.wait(FRONT_END, lambda p: p.unfinished == 1)
             paused = await engine.wait(CORE, lambda p: p.condition == PAUSED)
             await client._session.post(f"{server.base}/wake_up?tags=scheduling")
             await engine.wait(FRONT_END, lambda p: not p.condition)
@@ -164,8 +164,7 @@ async def test_long_prefills_and_sleep_are_reported_as_such(vllm: VllmSite) -> N
             await ask
             await engine.idle()
 
-    assert asleep.unfinished == 1
-    assert asleep.step_age is None
+    assert (asleep.condition, asleep.step_age) == (ASLEEP, None)
     assert paused.waiting_age is None
     assert longest[CORE][0] >= 2000
     assert longest[FRONT_END][0] >= 2000

@@ -65,22 +65,23 @@ class ProgressMeter:
     Attributes:
         owed_since: Time of the wake since which requests have been unfinished; None: none are, or
             the engine makes no progress on purpose.
+        woken_at: Time of the last wake.
     """
 
     def __init__(self, engine: int = 0, thread: int | None = None) -> None:
         self.thread = thread
         self.owed_since: float | None = None
         self._engine = engine
-        self._woken_at = self._earliest = self._blocked_until = -math.inf
+        self.woken_at = self._earliest = self._blocked_until = -math.inf
         self._stack: list[str] = []
         self._sampled_at = -math.inf
         self._has_stacks = stacks()
 
     def measure(self, reading: Reading, now: float) -> Progress:
         """Return the progress at ``now``."""
-        if now - self._woken_at > LATE:
+        if now - self.woken_at > LATE:
             self._earliest = now
-        self._woken_at = now
+        self.woken_at = now
         if reading.unfinished <= 0 or reading.condition:
             self.owed_since = None
         elif self.owed_since is None:

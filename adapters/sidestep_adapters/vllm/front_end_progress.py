@@ -72,18 +72,19 @@ class _Engine:
         self._meter = ProgressMeter(index, thread)
         self.measure = self._meter.measure
         self._answers = 0
-        self._answered_at = 0.0
+        self._answered_at = _monotonic()
         self._longest, self._longest_tokens = 0.0, 0
 
     def answered(self, prompt_tokens: int) -> None:
         """Count an answer, with the tokens of the prompts that it is the first answer to."""
         now = _monotonic()
-        # Requests that came and were answered between two wakes have no known beginning.
+        # Requests that came since the last wake are at most as old as that.
         owed_since = self._meter.owed_since
-        if owed_since is not None:
-            seconds = now - max(self._answered_at, owed_since)
-            if seconds > self._longest:
-                self._longest, self._longest_tokens = seconds, prompt_tokens
+        since = self._meter.woken_at if owed_since is None else owed_since
+        seconds = now - max(self._answered_at, since)
+        # First answers are few: longer times between others must not hide what prompts take.
+        if (prompt_tokens > 0, seconds) > (self._longest_tokens > 0, self._longest):
+            self._longest, self._longest_tokens = seconds, prompt_tokens
         self._answered_at = now
         self._answers += 1
 
@@ -92,14 +93,15 @@ class _Engine:
         if unfinished and now - self._answered_at >= OVERDUE:
             unfinished, tokens = requests.owed(number)
         # An answer that comes between these lines is not counted; the next one is.
-        longest, self._longest = self._longest, 0.0
+        longest, longest_tokens = self._longest, self._longest_tokens
+        self._longest, self._longest_tokens = 0.0, 0
         return Reading(
             unfinished,
             self._answers,
             self._answered_at if unfinished else None,
             tokens,
             longest=longest,
-            longest_tokens=self._longest_tokens if longest else 0,
+            longest_tokens=longest_tokens,
             condition=condition,
         )
 

@@ -163,12 +163,12 @@ class Sender:
         """Put ``progress`` into the next heartbeat, which is due earlier while it is overdue.
 
         Its longest step is of the time since the last report; that of reports that no heartbeat
-        has carried is kept.
+        has carried is kept. One with tokens goes before a front end's without.
         """
         unsent = {each.engine: each for each in self._progress}
         for each in progress:
             before = unsent.get(each.engine)
-            if before is not None and before.longest > each.longest:
+            if before is not None and _length(before) > _length(each):
                 each.longest, each.longest_tokens = before.longest, before.longest_tokens
         self._progress = progress
         if any(map(is_overdue, progress)):
@@ -363,3 +363,7 @@ class Sender:
     def _append(self, last: int, message: Batch | Aggregate) -> None:
         self._ring.append(message.first, last, encode(message))
         self._seq = last
+
+
+def _length(progress: Progress) -> tuple[bool, float]:
+    return progress.longest_tokens > 0, progress.longest

@@ -111,17 +111,30 @@ def test_the_longest_time_without_an_answer(timed: Timed) -> None:
     assert [(3.0, 30), (0.25, 8), (0.0, 0)] == [(p.longest, p.longest_tokens) for p in found]
 
 
-def test_a_request_that_was_answered_between_two_wakes_has_no_known_time(timed: Timed) -> None:
+def test_a_request_that_came_since_the_last_wake_is_at_most_as_old(timed: Timed) -> None:
     """The time since the last answer is an idle minute."""
     front_end = timed.make()
-    front_end.add_request("a")
-    timed.read(1.0)
     timed.answer()
-    front_end.output_processor.request_states.clear()
     timed.read(60.0)
-    timed.answer()
+    front_end.add_request("a")
+    timed.now += 0.125
+    timed.answer(9)
 
-    assert timed.read()[0].longest == 0.0
+    (progress,) = timed.read()
+    assert (progress.longest, progress.longest_tokens) == (0.125, 9)
+
+
+def test_answers_to_prompts_go_before_others(timed: Timed) -> None:
+    """Of each kind the longest time counts."""
+    front_end = timed.make()
+    front_end.add_request("a")
+    timed.read()
+    for seconds, prompt_tokens in [(1.0, 0), (0.25, 9), (0.5, 8), (2.0, 0), (0.125, 7)]:
+        timed.now += seconds
+        timed.answer(prompt_tokens)
+
+    (progress,) = timed.read()
+    assert (progress.longest, progress.longest_tokens) == (0.5, 8)
 
 
 def test_a_session_without_input_owes_nothing(timed: Timed) -> None:
