@@ -31,6 +31,7 @@ from sidestep.protocol.limits import (
     printable,
 )
 from sidestep.protocol.native_buckets import Schema
+from sidestep.protocol.progress import Progress
 
 Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
@@ -125,6 +126,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
         dropped: Items without a seq, because the queue was full or they could not be read.
         errors: Records that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
+        progress: Progress of the stream's engines, as far as the sender measures it.
     """
 
     incarnation: Random64
@@ -133,6 +135,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
     dropped: Count = 0
     errors: Count = 0
     folded: Count = 0
+    progress: Annotated[list[Progress], Meta(max_length=MAX_ENGINES_PER_STREAM)] = []
 
 
 class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):

@@ -29,12 +29,15 @@ from sidestep.protocol.messages import (
     decode_from_exporter,
     encode,
 )
+from sidestep.protocol.progress import Progress, is_overdue
 from sidestep.protocol.ring import Chunk, Ring
 
 RING_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10
 ACK_TIMEOUT = 3.0
 HEARTBEAT = 1.0
+OVERDUE_HEARTBEAT = 0.25
+"""Seconds between heartbeats while an engine's progress is overdue."""
 HELLO_BACKOFF = (0.2, 5.0)
 
 
@@ -104,7 +107,8 @@ class Sender:
         self._unreadable = False
         self._nonce = 1
         self._hello_sent = False
-        self._hello_at = self._beat_at = 0.0
+        self._hello_at = self._beat_at = self._beat_sent_at = 0.0
+        self._progress: Sequence[Progress] = ()
         self._deadline = math.inf
         """Monotonic time by which the exporter must answer."""
         self._backoff = HELLO_BACKOFF[0]
@@ -155,6 +159,21 @@ class Sender:
         if self.state is State.STREAMING or (self.state is State.HANDSHAKE and self._hello_sent):
             self._start_handshake()
 
+    def report(self, progress: Sequence[Progress]) -> None:
+        """Put ``progress`` into the next heartbeat, which is due earlier while it is overdue.
+
+        Its longest step is of the time since the last report; that of reports that no heartbeat
+        has carried is kept. One with tokens goes before a front end's without.
+        """
+        unsent = {each.engine: each for each in self._progress}
+        for each in progress:
+            before = unsent.get(each.engine)
+            if before is not None and _length(before) > _length(each):
+                each.longest, each.longest_tokens = before.longest, before.longest_tokens
+        self._progress = progress
+        if any(map(is_overdue, progress)):
+            self._beat_at = min(self._beat_at, self._beat_sent_at + OVERDUE_HEARTBEAT)
+
     def next_frame(self, now: float) -> bytes | None:
         """Return the frame to send now, if any: the same one until ``sent`` or a change of state."""
         if now >= self._deadline:
@@ -182,7 +201,10 @@ class Sender:
             self._ring.mark_sent()
             self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
+            self._beat_sent_at = now
             self._beat_at = now + HEARTBEAT
+            for each in self._progress:
+                each.longest, each.longest_tokens = 0.0, 0
             self._reported = self.dropped + self.errors
 
     def receive(self, frame: bytes, now: float) -> None:
@@ -232,6 +254,7 @@ class Sender:
             dropped=self.dropped,
             errors=self.errors,
             folded=self.folded,
+            progress=list(self._progress),
         )
 
     def _start_streaming(self, ack: Ack, now: float) -> None:
@@ -340,3 +363,7 @@ class Sender:
     def _append(self, last: int, message: Batch | Aggregate) -> None:
         self._ring.append(message.first, last, encode(message))
         self._seq = last
+
+
+def _length(progress: Progress) -> tuple[bool, float]:
+    return progress.longest_tokens > 0, progress.longest
