@@ -18,8 +18,10 @@ from heartbeats import WORKING, process
 from pages import get
 from sidestep.app import Exporter
 from sidestep.ingest.health import INTERVAL
-from sidestep.protocol.messages import Bye
+from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM
+from sidestep.protocol.messages import Bye, Heartbeat
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
+from socket_peers import connect
 from tritons import tritons
 
 ID = "ns/m/0"
@@ -137,6 +139,27 @@ async def test_a_killed_process_is_found_by_its_silence(
         "engine ns/m/0 is stalled: publisher",
         "engine ns/m/0 is no longer stalled, its state is ok",
     ]
+
+
+async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -> None:
+    """The answer is whole, however long it is."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=MAX_ENGINES_PER_STREAM)
+        progress = [Progress(n) for n in range(MAX_ENGINES_PER_STREAM)]
+        progress[100] = Progress(100, unfinished=1, waiting_age=60.0)
+
+        async def are_known() -> bool:
+            await peer.send(Heartbeat(1, 0, 0, progress=progress))
+            return sorted((await states(exporter)).values()) == [
+                *["idle"] * (MAX_ENGINES_PER_STREAM - 1),
+                "stalled",
+            ]
+
+        await until(are_known)
+        status, found = await probe(exporter.url, "/-/engines")
+        assert status == 503
+        (stalled,) = (one for one in found["engines"] if one["state"] == "stalled")
+        assert (stalled["id"], stalled["reason"]) == ("s100", "no_steps")
 
 
 async def test_paths_that_name_no_engine(start: Start) -> None:
