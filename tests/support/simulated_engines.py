@@ -15,7 +15,6 @@ from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, OVERDUE, STARTING, Progress
 from sidestep.tracking.health import machine as real_machine
 from sidestep.tracking.health.machine import Process
-from sidestep.tracking.health.step_times import Thresholds
 
 STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE = (
     "step", "schedule", "no_steps", "no_output", "publisher", "queue",
@@ -164,14 +163,40 @@ class Core:
 
     def _later(self, now: float, until: float) -> float:
         """Return when a step can begin at the earliest, if none can at ``now``."""
-        candidates = [until]
+        candidates = [self.asleep_until, self.healed_at]
         if self.next is not None:
             candidates.append(self.next.at)
         candidates += [request.blocked for request, _ in self.waiting]
-        candidates += [self.asleep_until, self.healed_at]
-        return min((each for each in candidates if each > now), default=until)
+        return min([until, *(each for each in candidates if each > now)])
+
+    def visible_since(self, now: float) -> float | None:
+        """Return since when the wedge can be seen; None: it cannot yet."""
+        if not self.wedged_at <= now < self.healed_at:
+            return None
+        is_hung = self.started is not None and self.ends >= self.healed_at
+        is_late = self.tokens_since_output > 2 * self.known_tokens
+        is_seen, since = {
+            STEP: (is_hung, self.started),
+            SCHEDULE: (is_hung, self.started),
+            NO_STEPS: (
+                self.started is None and self.unfinished > 0,
+                max(self.progressed_at, self.wedged_at),
+            ),
+            NO_OUTPUT: (is_late, now),
+            PUBLISHER: (True, self.wedged_at),
+            QUEUE: (
+                bool(self.unlucky) and not self.unfinished,
+                max([self.progressed_at, *(each.at for each in self.unlucky[:1])]),
+            ),
+        }[self.wedge]
+        return since if is_seen else None
 
     def _accept(self, now: float) -> None:
+        if self.unlucky and now >= self.healed_at:
+            self.waiting.extend((request, request.prompt) for request in self.unlucky)
+            self.known_tokens += sum(each.prompt + each.output for each in self.unlucky)
+            self.progressed_at = self.output_at = self.healed_at
+            self.unlucky.clear()
         while (request := self.next) is not None and request.at <= now:
             self.next = next(self.requests, None)
             front_end = self.front_ends[request.front_end]
@@ -193,17 +218,8 @@ class Core:
         if self.is_wedged(now, NO_STEPS) or now < self.asleep_until:
             return False
         profile = self.profile
-        if self.running and self.random.random() < profile.preempted:
-            _, _, request = self.running.pop()
-            heapq.heapify(self.running)
-            self.waiting.appendleft((request, request.prompt + request.output // 2))
-            self.front_ends[request.front_end].prompt_tokens += request.prompt
-        if self.prefilling is None and len(self.running) < profile.most_running:
-            for index, (request, tokens) in enumerate(self.waiting):
-                if request.blocked <= now:
-                    del self.waiting[index]
-                    self.prefilling = request, tokens
-                    break
+        self._preempt()
+        self._admit(now)
         decodes = len(self.running) * (1 + profile.drafts)
         self.chunk = 0
         if self.prefilling is not None:
@@ -227,6 +243,21 @@ class Core:
             self.tokens = 0 if self.wedge == SCHEDULE else tokens
             self.ends = max(self.healed_at, self.ends)
         return True
+
+    def _preempt(self) -> None:
+        if self.running and self.random.random() < self.profile.preempted:
+            _, _, request = self.running.pop()
+            heapq.heapify(self.running)
+            self.waiting.appendleft((request, request.prompt + request.output // 2))
+            self.front_ends[request.front_end].prompt_tokens += request.prompt
+
+    def _admit(self, now: float) -> None:
+        if self.prefilling is None and len(self.running) < self.profile.most_running:
+            for index, (request, tokens) in enumerate(self.waiting):
+                if request.blocked <= now:
+                    del self.waiting[index]
+                    self.prefilling = request, tokens
+                    break
 
     def _end(self) -> None:
         assert self.started is not None
@@ -319,7 +350,6 @@ def watch(
     *,
     front_ends: int = 0,
     has_core: bool = True,
-    limits: Thresholds | None = None,
     machine: ModuleType = real_machine,
     pauses: Iterable[tuple[float, float]] = (),
     restarts: Iterable[tuple[float, float]] = (),
@@ -332,14 +362,13 @@ def watch(
         seconds: How long.
         front_ends: Front ends that report progress as well.
         has_core: Whether the core reports.
-        limits: Thresholds; the defaults by default.
         machine: Module of the state machine, or a mutant of it.
         pauses: When the engine's machine stops, and for how long: no process runs.
         restarts: When the core is replaced, and how long the new one starts up.
         sleeps: When the engine is put to sleep, once idle, and for how long.
     """
     random = core.random
-    limits = limits or Thresholds()
+    limits = machine.Thresholds()
     tracker = machine.HealthTracker()
     publishers = [Publisher("core", CORE, random)] if has_core else []
     publishers += [Publisher(f"front/{n}", FRONT_END, random, n) for n in range(front_ends)]

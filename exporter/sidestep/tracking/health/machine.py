@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from sidestep.protocol.messages import CORE
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
+from sidestep.tracking.health.states import EngineState, Health, Presence, Process, Reason
 from sidestep.tracking.health.step_times import FACTOR, StepTimes, Thresholds
+
+__all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Reason", "Thresholds"]
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
@@ -17,82 +20,6 @@ GROWTH = 2.0
 """Seconds by which an age grows at most after its report: heartbeats arrive about once a second."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
-
-
-class EngineState(Enum):
-    """State of an engine; docs/health.md has what each means."""
-
-    STARTING = "starting"
-    OK = "ok"
-    IDLE = "idle"
-    SLOW = "slow"
-    STALLED = "stalled"
-    UNREACHABLE = "unreachable"
-    STOPPED = "stopped"
-    ASLEEP = "asleep"
-
-
-class Reason(Enum):
-    """Reason for which an engine is stalled."""
-
-    STEP = "step"
-    """A step does not end."""
-    NO_STEPS = "no_steps"
-    """Requests wait, and no step begins."""
-    NO_OUTPUT = "no_output"
-    """Steps end, and no request gets any output."""
-    PUBLISHER = "publisher"
-    """One of its processes sends no heartbeat."""
-    QUEUE = "queue"
-    """A front end has accepted requests that the engine's core does not answer."""
-
-
-class Presence(Enum):
-    """Presence of an engine's processes at the exporter."""
-
-    CONNECTED = 0
-    EXPECTED = 1
-    """None has connected since the exporter started, a moment ago."""
-    CLOSED = 2
-    """The last one, or the core, has said that it ends."""
-    LOST = 3
-    """The last one, or the core, has been silent for 30 s."""
-
-
-class Process(NamedTuple):
-    """A process that feeds the engine.
-
-    Attributes:
-        stream: Name of its stream.
-        role: ``CORE``, ``FRONT_END`` or empty.
-        seen_at: When its last message arrived, by the clock of ``HealthTracker.health``.
-    """
-
-    stream: str
-    role: str
-    seen_at: float
-
-
-class Health(NamedTuple):
-    """Health of an engine at one moment.
-
-    Attributes:
-        state: Its state.
-        reason: Why it is stalled, or would be if this went on; None in other states.
-        age: Seconds for which it has been without progress, in the states stalled and slow; else 0.
-        step_age: Seconds since the oldest open step began; None without one.
-        unfinished: Requests accepted and not finished; None if no process reports them.
-        stream: Stream of the process that is silent, or whose thread is stuck; empty if none is.
-        stack: Frames of that thread, the innermost last; empty where they are not known.
-    """
-
-    state: EngineState
-    reason: Reason | None = None
-    age: float = 0.0
-    step_age: float | None = None
-    unfinished: int | None = None
-    stream: str = ""
-    stack: Sequence[str] = ()
 
 
 class _Doubt(NamedTuple):
@@ -110,6 +37,7 @@ class _Report:
     """Latest report of one process.
 
     Attributes:
+        ages_from: Moment beyond which no age reaches back: the end of its last condition.
         condition_since: When it began to report its present condition.
         idle_since: When it began to report that no request is unfinished; None: some are.
         stepped_at: When it last reported that steps had ended; None: never.
@@ -119,6 +47,7 @@ class _Report:
     process: Process
     progress: Progress
     at: float
+    ages_from: float
     condition_since: float
     idle_since: float | None
     stepped_at: float | None
@@ -126,7 +55,9 @@ class _Report:
 
     def grown(self, age: float | None, now: float) -> float | None:
         """Return what ``age`` has become by ``now``; a process that is silent reports no age."""
-        return None if age is None else age + min(now - self.at, GROWTH)
+        if age is None:
+            return None
+        return min(age + min(now - self.at, GROWTH), now - self.ages_from)
 
 
 class HealthTracker:
@@ -143,11 +74,11 @@ class HealthTracker:
         before = self._reports.get(process.stream)
         if before is None or progress.steps < before.progress.steps:
             # A new process: its first steps compile again.
-            report = _Report(process, progress, now, now, None, None, StepTimes())
+            report = _Report(process, progress, now, -math.inf, now, None, None, StepTimes())
         else:
             report = dataclasses.replace(before, process=process, progress=progress, at=now)
             if progress.condition != before.progress.condition:
-                report.condition_since = now
+                report.condition_since = report.ages_from = now
             if progress.steps != before.progress.steps:
                 report.stepped_at = self._stepped_at = now
         if progress.unfinished:

@@ -57,25 +57,32 @@ class StepTimes:
         return max(self._usual.values(), default=0.0)
 
     def overdue_after(self, tokens: int, limits: Thresholds) -> float:
-        """Return the seconds after which a step of ``tokens`` is overdue."""
-        usual = self._usual.get(tokens.bit_length())
+        """Return the seconds after which a step of ``tokens`` is overdue, if there were no most."""
         is_new = self._beats < NEW_BEATS
         seconds = max(limits.least, FIRST_SECONDS) if is_new else limits.least
-        seconds += self._bound(tokens) if usual is None else FACTOR * usual
-        return min(max(seconds, limits.waiting), limits.most)
+        seconds += max(FACTOR * self._expected(tokens), self._bound(tokens))
+        return max(seconds, limits.waiting)
+
+    def _expected(self, tokens: int) -> float:
+        """Return the seconds that a step takes by what each size takes, of larger ones in proportion."""
+        return max(
+            (
+                usual * min(1.0, tokens / 2 ** (size - 1)) if size else usual
+                for size, usual in self._usual.items()
+            ),
+            default=0.0,
+        )
 
     def _bound(self, tokens: int) -> float:
-        """Return the additional seconds for a step of a size without usual time, by other sizes."""
+        """Return the most seconds that the first step of a size may take, above the least; else 0."""
         size = tokens.bit_length()
-        smaller = max((each for each in self._usual if each < size), default=None)
-        larger = min((each for each in self._usual if each > size), default=None)
-        seconds = SECONDS_PER_TOKEN * tokens
+        if size in self._usual:
+            return 0.0
+        smaller = max((each for each in self._usual if each < size), default=0)
+        per_token = SECONDS_PER_TOKEN
         if smaller:
             # Batching makes a token of a large step several times cheaper than one of a small step.
-            seconds = max(seconds, self._usual[smaller] / 2**smaller / 2 * tokens)
-        if smaller is not None:
-            seconds += FACTOR * self._usual[smaller]
-        if larger is not None:
-            usual = FACTOR * self._usual[larger]
-            seconds = min(max(seconds, usual * tokens / 2 ** (larger - 1)), usual)
-        return seconds
+            per_token = max(per_token, self._usual[smaller] / 2**smaller / 2)
+        seconds = FACTOR * self._usual.get(smaller, 0.0) + per_token * tokens
+        larger = min((each for each in self._usual if each > size), default=None)
+        return seconds if larger is None else min(seconds, FACTOR * self._usual[larger])
