@@ -107,8 +107,14 @@ class ServerFeed(Feed):
             for info in self._stream.engines:
                 self.intake.enqueue(partial(self._bind_again, info))
 
+    def mark_answered(self, now: float) -> None:
+        """Record that the server sent statistics."""
+        self._stream.unanswered = False
+        self.mark_seen(now)
+
     def mark_stale(self) -> None:
         """Mark the gauges of all engines as stale: the server has not answered for long."""
+        self._stream.unanswered = True
         for engine in self._engines.values():
             engine.live = False
             self.intake.registry.touch(engine)
