@@ -161,7 +161,8 @@ class HealthTracker:
         """Return doubts of front ends that wait for an answer, unless the core knows its requests."""
         if any(core.idle_since is None for core in cores):
             return []
-        since = [core.idle_since for core in cores if core.idle_since is not None]
+        # The core has been idle for up to a heartbeat longer.
+        since = [core.idle_since - GROWTH for core in cores if core.idle_since is not None]
         if not cores and len(front_ends) > 1 and self._stepped_at is not None:
             # Requests of one may wait in the engine's queue while those of others are answered.
             since = [self._stepped_at]
