@@ -17,7 +17,7 @@ __all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Rea
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
 GROWTH = 2.0
-"""Seconds by which an age grows at most after its report: heartbeats arrive about once a second."""
+"""Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
 
