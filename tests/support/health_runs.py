@@ -96,7 +96,7 @@ def _legal_profile(random: Random, prompt: int, *, has_core: bool) -> Profile:
             base,
             per_token,
             per_token * 10 ** random.uniform(-2.5, -1),
-            2 ** random.randrange(8, 15),
+            2 ** random.randrange(8, 15 if has_core else 12),
             random.choice((1, 16, 256)),
             random.choice((0, 3, 6, 10)),
             1 + random.random(),

@@ -16,7 +16,7 @@ __all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Rea
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
-GROWTH = 2.0
+GROWTH = 1.0
 """Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
