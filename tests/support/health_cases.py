@@ -238,7 +238,7 @@ def silence(engine: Engine) -> None:
     engine.expect("ok", 63.7)
     engine.expect("slow publisher", 64)
     assert engine.expect("stalled publisher", 68).stream == "core"
-    assert engine.health(68).step_age == 2.5
+    assert engine.health(68).step_age == 1.5
     engine.run(69, 70)
     engine.expect("ok", 69)
 

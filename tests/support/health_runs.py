@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from random import Random
 from types import ModuleType
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def legal_run(seed: int, machine: ModuleType = real_machine) -> list[Verdict]:
     has_core = random.random() < 0.85
     front_ends = random.randrange(3) if has_core else random.randrange(1, 3)
     prompt = random.choice((100, 1000, 10_000, 100_000))
-    profile = _legal_profile(random, prompt)
+    profile = _legal_profile(random, prompt, has_core=has_core)
     load = poisson(
         random,
         10 ** random.uniform(-2, 0),
@@ -86,7 +87,7 @@ def legal_run(seed: int, machine: ModuleType = real_machine) -> list[Verdict]:
     )
 
 
-def _legal_profile(random: Random, prompt: int) -> Profile:
+def _legal_profile(random: Random, prompt: int, *, has_core: bool) -> Profile:
     """Return an engine whose full steps take at most 80 s, and 5 s and 20 ms per token."""
     while True:
         base = 10 ** random.uniform(-2, -0.3)
@@ -95,12 +96,13 @@ def _legal_profile(random: Random, prompt: int) -> Profile:
             base,
             per_token,
             per_token * 10 ** random.uniform(-2.5, -1),
-            2 ** random.randrange(8, 15),
+            2 ** random.randrange(8, 15 if has_core else 12),
             random.choice((1, 16, 256)),
             random.choice((0, 3, 6, 10)),
             1 + random.random(),
             random.choice((0, 0.01)),
             random.choice((0, 3)),
+            6.0 if has_core else 0.0,
         )
         tokens = profile.most_tokens
         slowest = base + tokens * (per_token + profile.per_context * prompt / 1000)
@@ -130,9 +132,12 @@ def wedged_run(
     at = random.uniform(65, 90) if is_warm else random.uniform(2, 6)
     base = 10 ** random.uniform(-2, -0.7)
     profile = Profile(base, base / 100, 0.0, 2048, 64, 3.0)
-    # Steps without output are seen once they outnumber the tokens of all requests.
-    end = at + (90 if wedge == NO_OUTPUT else 40)
-    load = poisson(random, 1.0, at + 5 if wedge == NO_OUTPUT else end + 40, 50, 30)
+    end = at + 40
+    load = poisson(random, 1.0, end + 40, 50, 30)
+    if wedge == NO_OUTPUT:
+        # Steps without output are seen once they outnumber the tokens of all requests.
+        end = at + 90
+        load = chain(poisson(random, 1.0, at, 50, 30), [Request(at, 50, 30)])
     core = Core(profile, random, load, wedge, at, end)
     expected = "step" if wedge == SCHEDULE else wedge
     visible = math.inf

@@ -22,6 +22,9 @@ STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE = (
 WEDGES = (STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE)
 """What can go wrong; a wedge in ``schedule`` is an open step whose tokens are not known yet."""
 
+RARE = 0.002
+"""Share of the steps after which an adapter is loaded, where one is."""
+
 
 class Profile(NamedTuple):
     """How long an engine's steps take.
@@ -36,6 +39,7 @@ class Profile(NamedTuple):
         spread: Steps take up to so many times as long as usual.
         preempted: Share of the steps that preempt a request.
         drafts: Draft tokens per request and step.
+        load: Most seconds between two steps in which an adapter is loaded; rare.
     """
 
     base: float
@@ -47,6 +51,7 @@ class Profile(NamedTuple):
     spread: float = 1.5
     preempted: float = 0.0
     drafts: int = 0
+    load: float = 0.0
 
 
 class Request(NamedTuple):
@@ -266,6 +271,8 @@ class Core:
             self.longest, self.longest_tokens = seconds, self.tokens
         self.steps += 1
         self.progressed_at = self.free_at = self.ends
+        if self.profile.load and self.random.random() < RARE:
+            self.free_at += self.random.uniform(0, self.profile.load)
         self.started = None
         self.tokens_since_output += self.tokens
         for number, front_end in self.front_ends.items():

@@ -17,8 +17,8 @@ from simulated_engines import WEDGES, Core, Profile, Request, watch
 
 TRACE = Path(__file__).parents[3] / "shared/reference/traces/conversation.jsonl.gz"
 DAY = 86400.0
-GPU = Profile(0.05, 4e-5, 1e-6, 8192, 256, 6.0, preempted=0.001)
-CPU = Profile(0.3, 0.004, 5e-5, 2048, 16, 11.0, drafts=3)
+GPU = Profile(0.05, 4e-5, 1e-6, 8192, 256, 6.0, preempted=0.001, load=6.0)
+CPU = Profile(0.3, 0.004, 5e-5, 2048, 16, 11.0, drafts=3, load=6.0)
 
 # The seed draws a whole run: shrinking it would say nothing.
 seeds = st.integers(0, 2**32)

@@ -16,8 +16,8 @@ __all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Rea
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
-GROWTH = 2.0
-"""Seconds by which an age grows at most after its report: heartbeats arrive about once a second."""
+GROWTH = 1.0
+"""Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
 
@@ -161,7 +161,8 @@ class HealthTracker:
         """Return doubts of front ends that wait for an answer, unless the core knows its requests."""
         if any(core.idle_since is None for core in cores):
             return []
-        since = [core.idle_since for core in cores if core.idle_since is not None]
+        # The core has been idle for up to a heartbeat longer.
+        since = [core.idle_since - GROWTH for core in cores if core.idle_since is not None]
         if not cores and len(front_ends) > 1 and self._stepped_at is not None:
             # Requests of one may wait in the engine's queue while those of others are answered.
             since = [self._stepped_at]
