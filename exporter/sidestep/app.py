@@ -49,6 +49,7 @@ from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
+from sidestep.tracking.health.step_times import Thresholds
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import PeerGuard
@@ -125,6 +126,7 @@ class Exporter:
             durable=bool(config.state_dir),
             settings=engine_settings(config, objectives),
             guard=PeerGuard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
+            limits=Thresholds(config.health_min_threshold, config.health_max_threshold),
             dialects=dialects,
         )
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
@@ -194,7 +196,9 @@ class Exporter:
             self.ingest.open(self.config.ingest_endpoint, sources, cut)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
-            lines = StatsLog(self.registry).run(self.config.log_stats_interval)
+            lines = StatsLog(self.registry, self.intake.health.of).run(
+                self.config.log_stats_interval
+            )
             stack.callback(_background(lines).cancel)
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
@@ -217,7 +221,7 @@ class Exporter:
             series_filter=self.series_filter,
         )
         path, view = self.config.web_telemetry_path, self.config.web_default_view
-        app = application(pages, path, lambda: bool(self.endpoints), view)
+        app = application(pages, path, lambda: bool(self.endpoints), self.intake.health, view)
         return self.http_server.serving(app, sockets)
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:

@@ -70,7 +70,7 @@ class ServerState:
         """Note that statistics were received."""
         self._statistics_at = now
         self._is_up, self._is_stale = True, False
-        self._feed.mark_seen(now)
+        self._feed.mark_answered(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
         """Note a complete poll, with its number of versions and its duration in seconds."""

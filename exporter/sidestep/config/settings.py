@@ -326,6 +326,21 @@ class Config:
         parsing.positive_seconds,
         parsing.DAY,
     )
+    health_min_threshold: float = option(
+        "--health.min-threshold SECONDS",
+        "Least seconds for which a step may last before the engine counts as stalled, however short its"
+        " steps have been; requests, outputs and heartbeats are waited for 1.5 times as long. See"
+        " health.md.",
+        parsing.positive_seconds,
+        5.0,
+    )
+    health_max_threshold: float = option(
+        "--health.max-threshold SECONDS",
+        "Seconds for which a step may last before the engine counts as stalled, however long its steps"
+        " have been.",
+        parsing.positive_seconds,
+        120.0,
+    )
     log_level: str = option(
         "--log.level LEVEL",
         "Lowest log level that is written.",
@@ -395,6 +410,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         for setting in SETTINGS
     }
     _check_forwarding(values)
+    _check_thresholds(values)
     return Config(**values, **tables)
 
 
@@ -443,6 +459,19 @@ def _parsed(setting: Setting, given: Any, origin: str) -> Any:
         return setting.collect(parsed)
     except ValueError as error:
         raise ConfigError(f"{setting.key}: {error}") from None
+
+
+def _check_thresholds(values: Mapping[str, Any]) -> None:
+    """Check the thresholds of stalled engines together.
+
+    Raises:
+        ConfigError: The least is larger than the most.
+    """
+    least, most = values["health_min_threshold"], values["health_max_threshold"]
+    if least > most:
+        raise ConfigError(
+            f"--health.min-threshold {least:g}: must not exceed --health.max-threshold {most:g}"
+        )
 
 
 def _check_forwarding(values: Mapping[str, Any]) -> None:

@@ -16,11 +16,14 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.series import NumberReader, number_reader
+from sidestep.tracking.health.machine import EngineState, Health
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
 """The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
+UNREMARKABLE = frozenset({EngineState.OK, EngineState.IDLE})
+"""States that a line does not mention."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,7 +47,13 @@ class _Totals:
 
 @dataclasses.dataclass(slots=True)
 class Line:
-    """Numbers of one line; ``engines`` is how many engines they cover."""
+    """Numbers of one line; ``engines`` is how many engines they cover.
+
+    Attributes:
+        state: State of the engine, unless it is ok or idle.
+        reason: Why it is stalled or slow.
+        seconds: For how long it has been.
+    """
 
     who: str
     engines: int
@@ -59,6 +68,9 @@ class Line:
     external_hit_rate: float | None
     mm_hit_rate: float | None
     draft_acceptance_rate: float | None
+    state: str | None = None
+    reason: str | None = None
+    seconds: float | None = None
 
     def text(self) -> str:
         """Return the line: rates with one decimal, without what does not apply."""
@@ -80,21 +92,32 @@ class Line:
             "drafts accepted": self.draft_acceptance_rate,
         }
         parts += [f"{name} {rate:.1%}" for name, rate in rates.items() if rate is not None]
+        if self.state:
+            why = f" ({self.reason}, {self.seconds:.0f} s)" if self.reason else ""
+            parts.append(f"state {self.state}{why}")
         return f"{self.who}: " + ", ".join(parts)
 
 
 class StatsLog:
-    """Running totals at the last line, by engine."""
+    """Running totals at the last line, by engine.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        health: Returns the health of an engine; None where it is not known.
+    """
+
+    def __init__(
+        self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
+    ) -> None:
         self.registry = registry
+        self._health = health
         self._before: dict[str, _Totals] = {}
         self._busy: set[str] = set()
 
     def lines(self, interval: float) -> list[tuple[int, Line]]:
         """Return log level and numbers of each engine, and of all engines if there are several.
 
-        A line is at debug level if the engine was idle, now and at the last line.
+        A line is at debug level if the engine was idle, now and at the last line; that of a stalled
+        engine is not.
         """
         found: list[tuple[int, Line]] = []
         self.registry.version += 1  # the legacy throughputs are gauges on the page
@@ -115,6 +138,7 @@ class StatsLog:
                 engine.computed["generation_throughput"] = difference.generation / interval
             differences.append(difference)
             line = _line(f"engine {_name(engine)}", [engine], difference, interval)
+            self._add_state(line, engine)
             found.append((self._level(engine.id, line), line))
         known = self.registry.engines.keys() | self.registry.retired.keys()
         if len(self._before) > 2 * len(known):
@@ -133,9 +157,17 @@ class StatsLog:
             found.append((self._level("", line), line))
         return found
 
+    def _add_state(self, line: Line, engine: Engine) -> None:
+        health = self._health(engine)
+        if health is None or health.state in UNREMARKABLE:
+            return
+        line.state = health.state.value
+        if health.reason is not None:
+            line.reason, line.seconds = health.reason.value, health.age
+
     def _level(self, name: str, line: Line) -> int:
         was_busy = name in self._busy
-        if line.prompt_throughput or line.generation_throughput:
+        if line.prompt_throughput or line.generation_throughput or line.reason:
             self._busy.add(name)
             return logging.INFO
         self._busy.discard(name)

@@ -75,9 +75,11 @@ class RequestGuard:
                 return refusal
             try:
                 if request.path.startswith("/-/"):
-                    return await handler(request)
-                async with self._responses.render_slots:
+                    # Probes do not wait for pages that are being rendered.
                     response = await handler(request)
+                else:
+                    async with self._responses.render_slots:
+                        response = await handler(request)
                 return await self._responses.send(request, response)
             except Overload:
                 self._metrics.add("sidestep_http_refused_total", 1, "overload")

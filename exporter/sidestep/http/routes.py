@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,10 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.landing_page import landing_page
+from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
+from sidestep.tracking.health.machine import Health
 
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""
@@ -26,11 +28,11 @@ SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 
 
 def application(
-    pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
+    pages: Pages, path: str, ready: Callable[[], bool], health: HealthMonitor, view: str = "engine"
 ) -> web.Application:
     """Return the application; the metrics page at ``path`` has ``view`` by default."""
-    endpoints = Endpoints(pages, ready, view)
-    # Path, handler, and text of the link on the landing page.
+    endpoints = Endpoints(pages, ready, health, view)
+    # Path, handler, and text of the link on the landing page; one of a single engine has no link.
     routes = (
         (path, endpoints.metrics, "Metrics"),
         # Some clients can be configured with a path but not with a query.
@@ -40,8 +42,12 @@ def application(
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
+        ("/-/engines", endpoints.engines_health, "Health of the engines (JSON)"),
+        # The identity of an engine can contain slashes.
+        ("/-/engines/{engine:.+}", endpoints.engine_health, ""),
+        ("/api/v1/engines/{engine:.+}/stack", endpoints.stack, ""),
     )
-    links = [(target, text) for target, _, text in routes]
+    links = [(target, text) for target, _, text in routes if text]
 
     async def landing(_: web.Request) -> web.StreamResponse:
         text = landing_page(links, len(pages.registry.engines))
@@ -57,12 +63,16 @@ class Endpoints:
 
     Args:
         ready: Returns whether engines can connect.
+        health: Health of the engines.
         view: View of the metrics page if the request names none.
     """
 
-    def __init__(self, pages: Pages, ready: Callable[[], bool], view: str) -> None:
+    def __init__(
+        self, pages: Pages, ready: Callable[[], bool], health: HealthMonitor, view: str
+    ) -> None:
         self._pages = pages
         self._ready = ready
+        self._health = health
         self._view = view
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
@@ -79,7 +89,42 @@ class Endpoints:
 
     async def engines(self, _: web.Request) -> web.StreamResponse:
         """Return the engines."""
-        return _json([_engine(engine) for engine in self._pages.registry.engines.values()])
+        engines = self._pages.registry.engines.values()
+        return _json([_engine(engine, self._health.of(engine)) for engine in engines])
+
+    async def engines_health(self, request: web.Request) -> web.StreamResponse:
+        """Return the health of all engines, with status 503 if one of them fails the probe."""
+        found = list(self._health)
+        # Without engines there is nothing that could serve a request.
+        is_ready = _passes(request, [health for _, health in found]) and (
+            bool(found) or "ready" not in request.query
+        )
+        engines = [_health(engine, health) for engine, health in found]
+        return _json({"engines": engines}, 200 if is_ready else 503)
+
+    async def engine_health(self, request: web.Request) -> web.StreamResponse:
+        """Return the health of one engine, with status 503 if it fails the probe."""
+        engine, health = self._find(request)
+        return _json(_health(engine, health), 200 if _passes(request, [health]) else 503)
+
+    async def stack(self, request: web.Request) -> web.StreamResponse:
+        """Return the stack of the thread that makes no progress, the innermost frame last."""
+        engine, health = self._find(request)
+        if not health.stack:
+            raise web.HTTPNotFound(text=f"no stack: engine {engine.id} is {health.state.value}\n")
+        return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
+
+    def _find(self, request: web.Request) -> tuple[Engine, Health]:
+        """Return the engine that the path names.
+
+        Raises:
+            HTTPNotFound: There is none, or its state is not known here.
+        """
+        engine = self._pages.registry.engines.get(request.match_info["engine"])
+        health = None if engine is None else self._health.of(engine)
+        if engine is None or health is None:
+            raise web.HTTPNotFound(text="no such engine; /-/engines lists all\n")
+        return engine, health
 
     async def metrics_json(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page as values."""
@@ -143,16 +188,40 @@ def _response(parts: Sequence[bytes], content_type: str, *, packed: bool) -> web
     return PartsResponse(parts, headers)
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type=JSON)
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type=JSON, status=status)
 
 
-def _engine(engine: Engine) -> dict[str, Any]:
+def _passes(request: web.Request, found: Iterable[Health]) -> bool:
+    """Return whether engines of this health pass the probe: of liveness, or with ``?ready`` of readiness."""
+    failing = NOT_READY if "ready" in request.query else ALARMING
+    return not any(health.state in failing for health in found)
+
+
+def _health(engine: Engine, health: Health) -> dict[str, Any]:
+    return {
+        "id": engine.id,
+        "state": health.state.value,
+        "reason": _reason(health),
+        "seconds": health.age,
+        "step_age_seconds": health.step_age,
+        "unfinished_requests": health.unfinished,
+        "stream": health.stream or None,
+    }
+
+
+def _reason(health: Health | None) -> str | None:
+    return None if health is None or health.reason is None else health.reason.value
+
+
+def _engine(engine: Engine, health: Health | None) -> dict[str, Any]:
     return {
         "id": engine.id,
         "dialect": engine.layout.dialect,
         "labels": engine.labels,
         "up": engine.is_up,
+        "state": None if health is None else health.state.value,
+        "reason": _reason(health),
         "streams": len(engine.streams),
         "restarts": engine.restarts,
         "features": sorted(engine.description.features),

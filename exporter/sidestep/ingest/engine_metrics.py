@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import Heartbeat
@@ -12,19 +13,31 @@ from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
 from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
+from sidestep.tracking.health.machine import EngineState
 
 BATCH = 100
 """Engines read between two yields to the event loop: up to 5 us each."""
 
 
-def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -> None:
-    """Register the self-metrics that are read from ``registry`` and ``receiver`` at each scrape."""
+def read_metrics(
+    metrics: SelfMetrics, registry: Registry, receiver: Receiver, health: HealthMonitor
+) -> None:
+    """Register the self-metrics that are read from the arguments at each scrape."""
     read, engines = metrics.read, Engines(registry)
     read("sidestep_engine_up", engines.reading(lambda engine: float(engine.is_up)))
     read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
     read(
         "sidestep_engine_last_seen_timestamp_seconds",
         engines.reading(lambda engine: engine.last_seen),
+    )
+    # A version of a model has no other metrics here, but a state of its own.
+    parts = Engines(registry, with_parts=True)
+    read("sidestep_engine_state", parts.samples(lambda engine: _states(health, engine)))
+    read("sidestep_engine_stalled_seconds", parts.samples(lambda engine: _stalls(health, engine)))
+    read("sidestep_engine_step_age_seconds", parts.samples(lambda engine: _steps(health, engine)))
+    read(
+        "sidestep_engine_unfinished_requests",
+        parts.samples(lambda engine: _unfinished(health, engine)),
     )
     read("sidestep_engines", lambda: [((), len(registry.engines))])
     read("sidestep_series", SeriesCount(registry).reading)
@@ -57,10 +70,15 @@ def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -
 
 
 class Engines:
-    """Engines by the labels of self-metrics; the labels are cached while no engine's labels change."""
+    """Engines by the labels of self-metrics; the labels are cached while no engine's labels change.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        with_parts: Whether to include engines that are part of another engine.
+    """
+
+    def __init__(self, registry: Registry, *, with_parts: bool = False) -> None:
         self._registry = registry
+        self._with_parts = with_parts
         self._cached_key: tuple[Sequence[int], Sequence[str]] | None = None
         self._found: Sequence[tuple[Labels, Engine]] = ()
 
@@ -73,6 +91,19 @@ class Engines:
 
         return read
 
+    def samples(self, samples: Callable[[Engine], Iterable[Sample]]) -> Reading:
+        """Return a reading of any number of ``samples`` of each engine, with own labels."""
+
+        def read() -> Iterator[Sample | None]:
+            yield from self._refresh()
+            for number, (labels, engine) in enumerate(self._found, start=1):
+                for own, value in samples(engine):
+                    yield (*labels, *own), value
+                if not number % BATCH:
+                    yield None
+
+        return read
+
     def _refresh(self) -> Iterator[None]:
         """Rebuild the labels if engines have changed; the caller yields to the loop at each step."""
         current = list(self._registry.engines.values())
@@ -82,7 +113,7 @@ class Engines:
             return
         keys: list[tuple[Labels, Engine]] = []
         for number, engine in enumerate(current, start=1):
-            if not engine.layout.tables.is_part(engine.labels):
+            if self._with_parts or not engine.layout.tables.is_part(engine.labels):
                 others = (engine.labels.get(name, "") for name in PER_ENGINE[1:])
                 keys.append(((engine.name, *others), engine))
             if not number % BATCH:
@@ -138,6 +169,37 @@ def series_of(engine: Engine) -> int:
         + sum(map(len, engine.keyed))
         + sum(len(family.children) for family in engine.open_families.values())
     )
+
+
+_STATES = tuple((state, (state.value,)) for state in EngineState)
+
+
+def _states(health: HealthMonitor, engine: Engine) -> list[Sample]:
+    found = health.of(engine)
+    if found is None:
+        return []
+    return [(labels, float(found.state is state)) for state, labels in _STATES]
+
+
+def _stalls(health: HealthMonitor, engine: Engine) -> list[Sample]:
+    found = health.of(engine)
+    if found is None or found.state is not EngineState.STALLED or found.reason is None:
+        return []
+    return [((found.reason.value,), found.age)]
+
+
+def _steps(health: HealthMonitor, engine: Engine) -> list[Sample]:
+    found = health.of(engine)
+    if found is None or not health.has_steps(engine):
+        return []
+    return [((), found.step_age or 0.0)]
+
+
+def _unfinished(health: HealthMonitor, engine: Engine) -> list[Sample]:
+    found = health.of(engine)
+    if found is None or found.unfinished is None:
+        return []
+    return [((), found.unfinished)]
 
 
 def _beat(stream: Stream) -> Heartbeat:

@@ -24,16 +24,24 @@ from sidestep.federation.receiver import RecordReceiver, Replies
 from sidestep.federation.store import OwnSource, Store
 from sidestep.ingest.bindings import EngineBindings, Work
 from sidestep.ingest.engine_metrics import read_metrics
+from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
-from sidestep.protocol.messages import FromSender, Hello, Settings, decode_from_sender
+from sidestep.protocol.messages import (
+    FromSender,
+    Heartbeat,
+    Hello,
+    Settings,
+    decode_from_sender,
+)
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.health.step_times import Thresholds
 from sidestep.transport.guard import PeerGuard
 
 log = logging.getLogger(__name__)
@@ -59,12 +67,14 @@ class Intake:
         durable: Whether snapshots are written, so that senders hold their frames until then.
         settings: Settings by which senders fold.
         guard: Authorization and throttling of peers; by default everything is allowed.
+        limits: Seconds without progress after which engines count as stalled.
         dialects: Those of the registry's layouts.
 
     Attributes:
         bindings: Streams and the engines that they feed.
         federation: Engines that other exporters count.
         loads: Saturation of the engines that are counted here.
+        health: Health of these engines.
         refused: Frames rejected so far.
         items: Items applied so far.
     """
@@ -81,6 +91,7 @@ class Intake:
         durable: bool = False,
         settings: Settings | None = None,
         guard: PeerGuard | None = None,
+        limits: Thresholds | None = None,
         dialects: Dialects = DIALECTS,
     ) -> None:
         self.registry = registry
@@ -101,7 +112,8 @@ class Intake:
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
-        read_metrics(metrics, registry, self.receiver)
+        self.health = HealthMonitor(registry, self.receiver, limits or Thresholds(), clock)
+        read_metrics(metrics, registry, self.receiver, self.health)
         metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
 
@@ -162,6 +174,8 @@ class Intake:
             self.bindings.resume(stream)
         self._arrived = self._wall()
         engines = self.bindings.engines[stream.incarnation]
+        if isinstance(message, Heartbeat):
+            self._report(stream, message, engines, now)
         raws = self._without_oversized(frame, received.items)
         if raws:
             # Reversed: the next item is popped from the end.
@@ -170,6 +184,21 @@ class Intake:
         if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
         return received.replies
+
+    def _report(
+        self, stream: Stream, beat: Heartbeat, engines: Sequence[Engine], now: float
+    ) -> None:
+        """Pass on the progress in ``beat``, which is not kept: a snapshot holds the last heartbeat."""
+        # Engines that are not bound yet are missing, and a hostile sender has more of them.
+        known = range(min(len(engines), len(stream.engines)))
+        reports = [
+            (engines[index], stream.engines[index].role, progress)
+            for progress in beat.progress
+            if (index := progress.engine) in known
+        ]
+        beat.progress = []
+        if reports:
+            self.health.report(stream, reports, now)
 
     def _accept_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
         try:
@@ -268,6 +297,7 @@ class Intake:
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""
+        self.health.restored(streams, now)
         for stream in streams:
             stream.seen_at = now
             stream.silent = True

@@ -169,6 +169,8 @@ class Ingest:
         self._ack_due = True
         now = self._clock()
         if not self._holds:
+            # First, so that nothing expires that the exporter itself has slept through.
+            self.intake.health.update(now)
             self.intake.applier.flush_block_lifetimes()
             self.intake.loads.update(now)
             if now >= self._expire_at:

@@ -19,6 +19,7 @@ from sidestep.metrics.saturation import Saturation
 from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMITS, EngineInfo
+from sidestep.tracking.health.machine import HealthTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.rules import UNTRACKED
@@ -100,6 +101,7 @@ class Engine:
         requests: The engine's requests in flight, where it sends request events.
         blocks: The engine's KV blocks, where it sends events of them.
         saturation: The engine's saturation estimate; None where it is not tracked.
+        health: Progress of the engine's processes, where they report it.
         computed: Computed gauges that do not follow from this state alone, by name.
         created: Unix time at which the counters began, where native histograms are on.
         restarts: How often another process has continued the engine.
@@ -125,6 +127,7 @@ class Engine:
         "federated",
         "front_ends",
         "gauge_stamp",
+        "health",
         "held_tokens",
         "histograms",
         "hit_windows",
@@ -174,6 +177,7 @@ class Engine:
         self.requests: RequestTracker | None = None
         self.blocks: BlockTracker | None = None
         self.saturation: Saturation | None = None
+        self.health = HealthTracker()
         self.computed: dict[str, float] = {}
         self.gauge_stamp = self.last_seen = self.seen_at = 0.0
         self.streams: set[int] = set()
@@ -315,6 +319,7 @@ class Engine:
         made.label_cache, made.streams, made.last_seen = {}, set(), 0.0
         made.lost_cores, made.front_ends = set(), set()
         made.requests = made.blocks = made.statistics = None
+        made.health = HealthTracker()
         return made
 
     def start_family(self, assignment: SlotAssignment) -> None:

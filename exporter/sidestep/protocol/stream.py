@@ -36,7 +36,9 @@ class Stream:
         durable: Highest seq that outlives this process.
         seen_at: Monotonic time of its last message.
         silent: True if it has been silent for so long that its engines' gauges have expired.
-        beat: Its last Heartbeat.
+        unanswered: True if the server that a source in this process polls accepts connections and
+            has not answered for so long that its engines' gauges have expired.
+        beat: Its last Heartbeat, without the progress that it carried.
         dropped: Items that all its incarnations reported as dropped.
         errors: Records that they could not translate or encode.
         folded: Items that they folded.
@@ -56,6 +58,7 @@ class Stream:
     durable: int = 0
     seen_at: float = 0.0
     silent: bool = False
+    unanswered: bool = False
     beat: Heartbeat | None = None
     dropped: int = 0
     errors: int = 0

@@ -106,6 +106,34 @@ ROWS: tuple[SelfRow, ...] = (
         PER_ENGINE,
     ),
     SelfRow(
+        "sidestep_engine_state",
+        "gauge",
+        "1 for the engine's present state, 0 for the other states: starting, ok, idle, slow, stalled,"
+        " unreachable, stopped or asleep. See health.md.",
+        (*PER_ENGINE, "state"),
+    ),
+    SelfRow(
+        "sidestep_engine_stalled_seconds",
+        "gauge",
+        "Seconds for which a stalled engine has made no progress, by reason: step, no_steps, no_output,"
+        " publisher or queue; no sample in other states.",
+        (*PER_ENGINE, "reason"),
+    ),
+    SelfRow(
+        "sidestep_engine_step_age_seconds",
+        "gauge",
+        "Seconds since the engine's oldest open step began, 0 without one; no sample for an engine"
+        " whose processes report no steps.",
+        PER_ENGINE,
+    ),
+    SelfRow(
+        "sidestep_engine_unfinished_requests",
+        "gauge",
+        "Requests that the engine has accepted and not finished; no sample for an engine whose processes"
+        " do not report them.",
+        PER_ENGINE,
+    ),
+    SelfRow(
         "sidestep_streams",
         "gauge",
         "Connected streams: open, and received from within the last 30 s.",

@@ -13,6 +13,8 @@ from sidestep.tracking.health.step_times import StepTimes, Thresholds
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
+STALE = 2.0
+"""Seconds without a report after which its ages grow no further: then its process is silent."""
 
 
 class EngineState(Enum):
@@ -254,4 +256,4 @@ _ABSENT = {
 
 def _grown(age: float | None, report: _Report, now: float) -> float | None:
     """Return an age now that the report had when it was made."""
-    return None if age is None else age + now - report.at
+    return None if age is None else age + min(now - report.at, STALE)

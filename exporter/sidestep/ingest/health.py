@@ -1,0 +1,287 @@
+"""Health of the engines: progress in, states once a second, and a log line when one changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, MAX_ENGINES, Registry
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import FRONT_END
+from sidestep.protocol.progress import Progress
+from sidestep.protocol.receiver import Receiver
+from sidestep.protocol.stream import Stream, StreamState
+from sidestep.telemetry.logs import RateLimitedLog
+from sidestep.tracking.health.machine import EngineState, Health, Presence, Process
+from sidestep.tracking.health.step_times import Thresholds
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Least seconds between two evaluations of an engine."""
+BATCH = 64
+"""Engines that one call evaluates, at some microseconds each."""
+MAX_ADVANCE = 1.0
+"""Most seconds between two calls that count; for the rest, the exporter was stopped or starved."""
+MAX_FRAME_CHARS = 200
+LOGGED_FRAMES = 3
+"""Innermost frames in the log line of a stalled engine."""
+ALARMING = frozenset({EngineState.STALLED, EngineState.UNREACHABLE})
+"""States in which an engine serves nothing and should."""
+NOT_READY = ALARMING | {EngineState.STARTING, EngineState.STOPPED, EngineState.ASLEEP}
+"""States in which an engine does not serve requests."""
+
+
+_NEW = Health(EngineState.STARTING)
+"""Health of an engine before its first evaluation."""
+
+
+class AwakeClock:
+    """Monotonic time without the pauses of the exporter itself, which engines are not blamed for."""
+
+    def __init__(self) -> None:
+        self._pauses = 0.0
+        self._advanced_at: float | None = None
+
+    def read(self, now: float) -> float:
+        """Return the awake time at ``now``."""
+        return now - self._pauses - self._pause(now)
+
+    def advance(self, now: float) -> float:
+        """Return the seconds of a pause since the last call; call it several times a second."""
+        pause = self._pause(now)
+        self._pauses += pause
+        self._advanced_at = now
+        return pause
+
+    def _pause(self, now: float) -> float:
+        if self._advanced_at is None:
+            return 0.0
+        return max(now - self._advanced_at - MAX_ADVANCE, 0.0)
+
+
+@dataclasses.dataclass(slots=True)
+class _Followed:
+    """What is known of one engine.
+
+    Attributes:
+        health: At its last evaluation; None before the first.
+        has_steps: Whether a process of it reports steps.
+        last_seen: The engine's ``last_seen`` then.
+        item_at: Awake time of the evaluation that found its last item; None: none has arrived.
+    """
+
+    health: Health | None = None
+    has_steps: bool = False
+    last_seen: float = 0.0
+    item_at: float | None = None
+
+
+class _Streams:
+    """The streams at the beginning of a round, by what the evaluation of an engine needs."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.by_incarnation = {stream.incarnation: stream for stream in streams}
+        self.roles: dict[tuple[int, str], str] = {}
+        self.latest: dict[str, Stream] = {}
+        """By engine: the stream that was received from last, of those that name it."""
+        for stream in streams:
+            for info in stream.engines:
+                self.roles[stream.incarnation, info.id] = info.role
+                known = self.latest.get(info.id)
+                if known is None or known.seen_at < stream.seen_at:
+                    self.latest[info.id] = stream
+
+
+class HealthMonitor:
+    """Follows the health of the engines that are counted here.
+
+    Federated engines have none: their own exporter knows it. Nor have engines that a polled server
+    no longer has.
+
+    Args:
+        limits: Least and most seconds without progress.
+        clock: Of the log's rate limits; monotonic.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        receiver: Receiver,
+        limits: Thresholds,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registry = registry
+        self._receiver = receiver
+        self._limits = limits
+        self._awake = AwakeClock()
+        self._followed: dict[str, _Followed] = {}
+        self._reporting: set[int] = set()
+        """Incarnations that have reported progress."""
+        self._expected: set[str] = set()
+        """Streams from a snapshot that have not connected yet."""
+        self._expected_until = 0.0
+        self._streams = _Streams(())
+        self._due: list[Engine] = []
+        self._next = float("-inf")
+        # A kind for each engine and alarming state, so that no engine suppresses another's line.
+        self._lines = RateLimitedLog(log, 2 * len(ALARMING) * MAX_ENGINES, clock)
+
+    def __iter__(self) -> Iterator[tuple[Engine, Health]]:
+        """Yield the engines that have a state, with their health."""
+        for engine in self._registry.engines.values():
+            health = self.of(engine)
+            if health is not None:
+                yield engine, health
+
+    def of(self, engine: Engine) -> Health | None:
+        """Return the health of ``engine`` at its last evaluation; None if it has none."""
+        if not _has_health(engine):
+            return None
+        found = self._followed.get(engine.id)
+        return _NEW if found is None or found.health is None else found.health
+
+    def has_steps(self, engine: Engine) -> bool:
+        """Return whether a connected process of ``engine`` reports steps."""
+        found = self._followed.get(engine.id)
+        return found is not None and found.has_steps
+
+    def restored(self, streams: Sequence[Stream], now: float) -> None:
+        """Expect ``streams`` of a snapshot to connect within 30 s."""
+        self._expected = {s.id for s in streams if s.state is not StreamState.CLOSED}
+        self._expected_until = self._awake.read(now) + GAUGES_EXPIRE_SECONDS
+
+    def report(
+        self, stream: Stream, reports: Iterable[tuple[Engine, str, Progress]], now: float
+    ) -> None:
+        """Record progress.
+
+        Args:
+            stream: The stream that has brought it.
+            reports: Each engine, the role of the process for it, and its progress.
+            now: Monotonic seconds.
+        """
+        awake = self._awake.read(now)
+        self._reporting.add(stream.incarnation)
+        for engine, role, progress in reports:
+            progress.stack = [_frame(text) for text in progress.stack]
+            process = Process(stream.id, role, awake)
+            engine.health.report(process, progress, self._limits, awake)
+
+    def update(self, now: float) -> None:
+        """Evaluate the next batch of engines; call it several times a second.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        pause = self._awake.advance(now)
+        if pause:
+            # What was sent meanwhile has not been received yet: nobody has been silent for longer.
+            for stream in self._receiver.streams.values():
+                stream.seen_at = min(stream.seen_at + pause, now)
+        if not self._due:
+            if now < self._next:
+                return
+            self._next = now + INTERVAL
+            self._begin_round(now)
+        for engine in self._due[-BATCH:]:
+            self._evaluate(engine, now)
+        del self._due[-BATCH:]
+
+    def _begin_round(self, now: float) -> None:
+        streams = list(self._receiver.streams.values())
+        self._streams = _Streams(streams)
+        self._reporting &= self._streams.by_incarnation.keys()
+        if self._expected:
+            is_over = self._awake.read(now) >= self._expected_until
+            self._expected &= set() if is_over else {s.id for s in streams if s.silent}
+        engines = self._registry.engines
+        self._due = [engine for engine in engines.values() if _has_health(engine)]
+        self._followed = {e.id: self._followed.get(e.id) or _Followed() for e in self._due}
+
+    def _evaluate(self, engine: Engine, now: float) -> None:
+        followed = self._followed.get(engine.id)
+        if followed is None:
+            return
+        awake = self._awake.read(now)
+        if engine.last_seen != followed.last_seen:
+            followed.last_seen, followed.item_at = engine.last_seen, awake
+        processes = self._processes(engine, now)
+        followed.has_steps = any(process.role != FRONT_END for process in processes)
+        before = followed.health
+        followed.health = health = engine.health.health(
+            self._presence(engine), processes, self._limits, followed.item_at, awake
+        )
+        self._log(engine, before, health)
+
+    def _processes(self, engine: Engine, now: float) -> list[Process]:
+        """Return the connected processes of ``engine`` that report progress."""
+        awake = self._awake.read(now)
+        found: list[Process] = []
+        for incarnation in engine.streams & self._reporting:
+            stream = self._streams.by_incarnation.get(incarnation)
+            if stream is not None:
+                # A poller in this process sends no heartbeats: its server's answers are awaited elsewhere.
+                silence = 0.0 if stream.state is StreamState.LOCAL else now - stream.seen_at
+                role = self._streams.roles.get((incarnation, engine.id), "")
+                found.append(Process(stream.id, role, awake - silence))
+        return found
+
+    def _presence(self, engine: Engine) -> Presence:
+        """Return whether the engine's processes are there."""
+        if engine.is_up:
+            feeding = map(self._streams.by_incarnation.get, engine.streams)
+            is_unanswered = all(s is not None and s.unanswered for s in feeding)
+            return Presence.LOST if is_unanswered else Presence.CONNECTED
+        streams = self._receiver.streams
+        lost = [streams[name] for name in engine.lost_cores if name in streams]
+        if not engine.lost_cores and engine.id in self._streams.latest:
+            lost = [self._streams.latest[engine.id]]
+        if any(stream.id in self._expected for stream in lost):
+            return Presence.EXPECTED
+        # A process that no longer names the engine has closed it, too.
+        is_closed = all(stream.state is StreamState.CLOSED for stream in lost)
+        return Presence.CLOSED if is_closed else Presence.LOST
+
+    def _log(self, engine: Engine, before: Health | None, health: Health) -> None:
+        """Log that an engine has become stalled or unreachable, or no longer is."""
+        state = health.state
+        was = None if before is None else before.state
+        if was is state:
+            return
+        if state is EngineState.STALLED:
+            reason = "" if health.reason is None else health.reason.value
+            self._lines.warning(
+                f"{state.value} {engine.id}",
+                "engine %s is stalled: %s for %.0f s, stream %s%s",
+                engine.id,
+                reason,
+                health.age,
+                health.stream,
+                "".join(f", in {frame}" for frame in health.stack[: -LOGGED_FRAMES - 1 : -1]),
+            )
+        elif state is EngineState.UNREACHABLE:
+            self._lines.warning(
+                f"{state.value} {engine.id}",
+                "engine %s is unreachable: its processes or its server do not answer",
+                engine.id,
+            )
+        elif was in ALARMING:
+            self._lines.info(
+                f"no longer {was.value} {engine.id}",
+                "engine %s is no longer %s, its state is %s",
+                engine.id,
+                was.value,
+                state.value,
+            )
+
+
+def _has_health(engine: Engine) -> bool:
+    return not (engine.federated or engine.absent)
+
+
+def _frame(text: str) -> str:
+    """Return a frame of a stack as log lines and pages may have it; in ASCII, it takes a byte a character."""
+    return printable(text[:MAX_FRAME_CHARS]).encode("ascii", "replace").decode()
