@@ -1,0 +1,89 @@
+"""The row of panels about the states of engines, which several dashboards share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tools.boards import reasons
+from tools.boards.dashboard import Row
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import PLACE, PLACE_NAME, Scope, grouped, most, total
+from tools.boards.shapes import lines
+
+STATE = "sidestep_engine_state"
+STATES = {
+    "ok": "green",
+    "idle": "blue",
+    "asleep": "purple",
+    "starting": "yellow",
+    "stopped": "text",
+    "slow": "orange",
+    "unreachable": "dark-red",
+    "stalled": "red",
+}
+"""Colors by state; of several engines with equal labels, the timeline shows the last of these."""
+
+
+def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
+    """Return the row for the engines that ``of`` selects, distinguished by their place and ``labels``."""
+    each = (*PLACE, *labels)
+    name = " ".join([PLACE_NAME, *(f"{{{{{label}}}}}" for label in labels)])
+    states = " or ".join(
+        f"{number} * {of(STATE, state=state, **matched)}"
+        for number, state in enumerate(STATES, start=1)
+    )
+    return Row(
+        "Engine health",
+        (
+            Panel(
+                title="State",
+                says=(
+                    "State of each engine over time. Stalled: it owes requests and makes no progress. "
+                    "Unreachable: it is silent, without a goodbye."
+                ),
+                empty=reasons.STATES,
+                kind="state-timeline",
+                width=24,
+                height=10,
+                queries=[Query(grouped("max", each, states), name)],
+                states=STATES,
+            ),
+            lines(
+                "Engines by state",
+                "Number of engines in each state.",
+                reasons.STATES,
+                Query(total(of(STATE, **matched), "state"), "{{state}}"),
+                width=6,
+                stacked=True,
+            ),
+            lines(
+                "Stalled for",
+                (
+                    "Seconds without progress of engines that are stalled, by reason. The runbook of "
+                    "InferenceEngineStalled describes what to do."
+                ),
+                reasons.NOT_STALLED,
+                Query(
+                    most(of("sidestep_engine_stalled_seconds", **matched), (*each, "reason")),
+                    f"{{{{reason}}}} {name}",
+                ),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Step age",
+                "Seconds since the oldest open step of an engine began; 0 between steps.",
+                reasons.PROGRESS,
+                Query(most(of("sidestep_engine_step_age_seconds", **matched), each), name),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Unfinished requests",
+                "Requests that an engine has accepted and not finished.",
+                reasons.PROGRESS,
+                Query(total(of("sidestep_engine_unfinished_requests", **matched), each), name),
+                width=6,
+            ),
+        ),
+    )
