@@ -12,6 +12,7 @@ import pytest
 from sidestep.cli import serve
 from sidestep.config.settings import SETTINGS, Config, read
 from sidestep.errors import ConfigError
+from sidestep.tracking.health.step_times import Thresholds
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,9 @@ from sidestep.errors import ConfigError
         ("kv.max-tracked", "0", "must be a whole number above 0"),
         ("requests.max-tracked", "1.5", "must be a whole number above 0"),
         ("requests.max-age", "0", "must be a number of seconds above 0"),
+        ("health.min-threshold", "0.5", "must be a number of seconds, 1 to 86400"),
+        ("health.min-threshold", "nan", "must be a number of seconds, 1 to 86400"),
+        ("health.max-threshold", "0", "must be a number of seconds above 0"),
         ("forward.interval", "11", "must be 10 seconds at most"),
         ("intervals.scheduled", "middle", "must be one of first, last"),
         ("intervals.inter-token", "both", "must be one of output, token"),
@@ -113,6 +117,23 @@ def test_tracking_of_requests_and_blocks_is_configured(tmp_path: Path) -> None:
     assert (config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked) == (1.0, True, 7)
     assert (config.intervals_scheduled, config.intervals_inter_token) == ("last", "token")
     assert config.requests_max_age == 60.0
+
+
+def test_the_thresholds_of_stalled_engines_are_in_order() -> None:
+    """The defaults are those of the state machine; an error names both."""
+    config = read({}, {})
+    defaults = Thresholds()
+    assert (config.health_min_threshold, config.health_max_threshold) == (
+        defaults.least,
+        defaults.most,
+    )
+
+    config = read({"health_min_threshold": "3"}, {"SIDESTEP_HEALTH_MAX_THRESHOLD": "3"})
+    assert (config.health_min_threshold, config.health_max_threshold) == (3.0, 3.0)
+    with pytest.raises(
+        ConfigError, match=r"^--health.min-threshold 5: must not exceed --health.max-threshold 3$"
+    ):
+        read({"health_max_threshold": "3"}, {})
 
 
 def test_the_web_configuration_is_a_dotted_key_or_a_table(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sidestep.exposition.statistics_log import StatsLog
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample
+from sidestep.tracking.health.machine import EngineState, Health, Reason
 from vllm_bench import Bench
 
 
@@ -64,6 +65,37 @@ def test_idle_lines_are_for_debugging(bench: Bench) -> None:
     levels = [log.lines(10.0)[0][0] for _ in range(3)]
 
     assert levels == [logging.INFO, logging.INFO, logging.DEBUG]
+
+
+@pytest.mark.parametrize(
+    ("health", "end"),
+    [
+        (Health(EngineState.STALLED, Reason.STEP, 12.4), ", state stalled (step, 12 s)"),
+        (Health(EngineState.SLOW, Reason.NO_STEPS, 4.0), ", state slow (no_steps, 4 s)"),
+        (Health(EngineState.STARTING), ", state starting"),
+        (Health(EngineState.OK), ", drafts accepted 40.0%"),
+        (Health(EngineState.IDLE), ", drafts accepted 40.0%"),
+    ],
+)
+def test_the_line_has_the_state_unless_it_is_unremarkable(
+    bench: Bench, health: Health, end: str
+) -> None:
+    """Last, where it is easily seen."""
+    log = StatsLog(bench.registry, lambda _: health)
+    bench.apply(busy())
+    ((_, line),) = log.lines(10.0)
+
+    assert line.text().endswith(end)
+
+
+def test_lines_of_a_stalled_engine_are_not_for_debugging(bench: Bench) -> None:
+    """Its throughput is that of an idle one."""
+    health = Health(EngineState.STALLED, Reason.QUEUE, 60.0)
+    log = StatsLog(bench.registry, lambda _: health)
+    bench.apply(busy())
+    levels = [log.lines(10.0)[0][0] for _ in range(3)]
+
+    assert levels == [logging.INFO] * 3
 
 
 def test_several_engines_are_added_up(bench: Bench) -> None:

@@ -29,7 +29,9 @@ def authority(tmp_path: Path) -> Authority:
     return made
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready", "/api/v1/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/", "/-/healthy", "/-/ready", "/-/engines", "/api/v1/metrics"]
+)
 async def test_every_page_needs_tls_and_password(
     start: Start, authority: Authority, path: str
 ) -> None:

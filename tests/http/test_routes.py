@@ -190,6 +190,7 @@ async def test_engines_as_json(exporter: Exporter) -> None:
     assert [engine["id"] for engine in engines] == ["test/tiny/0"]
     assert engines[0]["labels"] == {"engine": "0", "model_name": "tiny"}
     assert engines[0]["up"] is False
+    assert (engines[0]["state"], engines[0]["reason"]) == ("stopped", None)
 
 
 async def test_metrics_as_json(exporter: Exporter) -> None:
@@ -281,6 +282,7 @@ async def test_the_landing_page_in_a_browser(exporter: Exporter, tmp_path: Path)
         "/api/v1/cardinality",
         "/api/v1/engines",
         "/api/v1/metrics",
+        "/-/engines",
         "/-/healthy",
         "/-/ready",
     ):

@@ -41,7 +41,7 @@ TEXTS = (
     "", "a", "b", "0", "1", "m", "stored", "begun", "lost", "a\nb", "\x00", "\r", "\x85", "\u2028", "\u202e", "\\", '"',
     '"} 1\nfake_total{a="', "{", "x" * MAX_LABEL_CHARS, "x" * (MAX_LABEL_CHARS + 1), "\U0001f600", "__other__",
     "GPU", "CPU", "position", "request_tokens", "inter_token_latency", "engine_core", "spec_decode", "lora",
-    "core:lora", "kv_sampling", "rate", "limits", "max_running_requests", "max_lora", "cache_config", "vllm", "honest",
+    "core:lora", "kv_sampling", "rate", "limits", "max_running_requests", "max_lora", "cache_config", "vllm", "honest", "starting", "asleep", "paused",
 )  # fmt: skip
 LABELS = (
     "a", "b", "pod", "model", "version", "batch_size", "engine", "le", "quantile", "origin", "position",

@@ -24,6 +24,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.text_page import render
+from sidestep.ingest.health import MAX_ADVANCE
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
@@ -32,6 +33,7 @@ from sidestep.metrics.registry import MAX_ENGINES, Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
+from sidestep.protocol.progress import MAX_FRAMES
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
@@ -85,7 +87,11 @@ class World:
 
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass without messages, and run what is due by then."""
-        self.now += seconds
+        until = self.now + seconds
+        while self.now < until:
+            # A longer step would be a pause of the exporter.
+            self.now = min(self.now + MAX_ADVANCE, until)
+            self._timed(lambda: self.intake.health.update(self.now))
         self._timed(lambda: self.intake.expire(self.now))
         self._timed(self.intake.applier.flush_block_lifetimes)
 
@@ -106,6 +112,7 @@ class World:
         self.check_bounds()
         self.check_counters()
         self.check_honest()
+        self.check_health()
         self.check_pages()
         self.check_snapshot()
 
@@ -127,6 +134,21 @@ class World:
         assert engine.values[tokens] == self._steps * TOKENS
         assert sum(latency.counts) == self._steps * len(LATENCIES)
         assert math.isclose(latency.sum, self._steps * sum(LATENCIES))
+
+    def check_health(self) -> None:
+        """Assert that all engines have a state, that what is logged is printable, and what is kept bounded."""
+        registry, streams = self.intake.registry, self.intake.receiver.streams
+        assert all(s.beat is None or not s.beat.progress for s in streams.values())
+        for engine, health in self.intake.health:
+            assert engine.id in registry.engines
+            assert math.isfinite(health.age)
+            assert health.age >= 0.0
+            assert len(health.stack) <= MAX_FRAMES
+            assert all(frame.isprintable() for frame in health.stack)
+        known = {stream.id for stream in streams.values()}
+        self.advance(1.0)
+        for engine in registry.engines.values():
+            assert engine.health._reports.keys() <= known
 
     def check_bounds(self) -> None:
         """Assert that state is within its limits, and that quotas agree with it."""

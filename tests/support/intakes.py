@@ -105,6 +105,7 @@ class Fed:
         until = self.now + seconds
         while self.now < until:
             self.now = min(self.now + 1.0, until)
+            self.intake.health.update(self.now)
             self.intake.expire(self.now)
             while self.intake.busy:
                 self.intake.work()

@@ -120,6 +120,11 @@ def positive_seconds(value: object) -> float:
     return found
 
 
+def min_threshold(value: object) -> float:
+    """Parse a time to wait for progress, which processes report every second."""
+    return number(value, 1.0, DAY, "a number of seconds")
+
+
 def forward_interval(value: object) -> float:
     """Parse an interval below the 30 s after which a silent source counts as gone."""
     found = positive_seconds(value)

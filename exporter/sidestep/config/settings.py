@@ -331,7 +331,7 @@ class Config:
         "Least seconds for which a step may last before the engine counts as stalled, however short its"
         " steps have been; requests, outputs and heartbeats are waited for 1.5 times as long. See"
         " health.md.",
-        parsing.positive_seconds,
+        parsing.min_threshold,
         5.0,
     )
     health_max_threshold: float = option(

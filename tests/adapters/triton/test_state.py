@@ -54,6 +54,11 @@ class Polls:
             while self.fed.intake.busy:
                 self.fed.intake.work()
 
+    def state_of(self, engine: EngineInfo) -> str:
+        """Return the state of an engine."""
+        health = self.fed.intake.health.of(self.fed.intake.registry.engines[engine.id])
+        return "" if health is None else health.state.value
+
     def shows(self, name: str) -> bool:
         """Return whether a family is on the page."""
         return name in parse(self.fed.page)
@@ -68,6 +73,11 @@ class Polls:
         """Return the state on the page."""
         samples = parse(self.fed.page)["sidestep_triton_state"].samples
         return next(dict(labels)["state"] for (_, labels), value in samples.items() if value)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of pollers."""
+    return [r.getMessage() for r in caplog.records if r.name == "sidestep.triton"]
 
 
 COUNTER, GAUGE = "nv_inference_request_success", "sidestep_triton_instances"
@@ -122,6 +132,30 @@ def test_an_unreachable_server_is_down_at_once() -> None:
     assert (polls.now, polls.is_up, polls.shows(COUNTER)) == ("up", True, True)
 
 
+@pytest.mark.parametrize("engine", [SERVER, MODEL], ids=["server", "model"])
+def test_the_health_of_an_engine_follows_its_servers_answers(engine: EngineInfo) -> None:
+    """Without a connection it is unreachable within a second, without an answer after half a minute."""
+    polls = Polls()
+    polls.good()
+    polls.good()
+    assert polls.state_of(engine) == "ok"
+    polls.bad(GONE)
+    polls.wait(0.5)
+    assert polls.state_of(engine) == "unreachable"
+    polls.good()
+    polls.good()
+    assert polls.state_of(engine) == "ok"
+
+    polls.state.poll_started(polls.fed.now)
+    polls.wait(STALE_AFTER - 3)
+    assert polls.state_of(engine) in ("ok", "idle")
+    polls.wait(5)
+    assert polls.state_of(engine) == "unreachable"
+    polls.good()
+    polls.good()
+    assert polls.state_of(engine) == "ok"
+
+
 def test_a_server_that_never_had_statistics_is_down() -> None:
     """This holds for any answer, for as long as it lasts."""
     polls = Polls()
@@ -141,9 +175,9 @@ def test_a_server_without_a_first_answer_is_down(
     assert polls.now == "down"
     assert not polls.fed.intake.registry.engines[SERVER.id].streams
     polls.wait(CONNECT_LIMIT - 1)
-    assert not caplog.messages
+    assert not messages(caplog)
     polls.wait(30)
-    assert len(caplog.messages) == 1
+    assert len(messages(caplog)) == 1
     assert "slow: no answer for 6.0 s so far" in caplog.text
     polls.good()
 
@@ -174,7 +208,7 @@ def test_a_flapping_failure_is_logged_once_a_minute(
         polls.bad(SLOW)
         polls.bad(GONE)
 
-    assert [line.split(": ")[1] for line in caplog.messages] == [
+    assert [line.split(": ")[1] for line in messages(caplog)] == [
         "slow",
         "unreachable",
         "polls succeed again",

@@ -13,7 +13,7 @@ from sidestep.tracking.health.step_times import StepTimes, Thresholds
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
-STALE = 2.0
+STALE = 1.5
 """Seconds without a report after which its ages grow no further: then its process is silent."""
 
 

@@ -1,0 +1,495 @@
+"""The health of engines by what their streams send, over minutes that pass as data."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from downstream import downstream
+from exporters import DATA
+from intakes import Fed
+from nodes import Node, refresh
+from sidestep.engines.items import encode_item
+from sidestep.engines.triton.wire import ModelStats, TritonStats
+from sidestep.engines.vllm.wire import VllmStep
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_ENGINES_PER_STREAM, VALUE_LIMIT
+from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat
+from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, STARTING, Progress
+from sidestep.snapshot.capture import restore
+from sidestep.snapshot.state_file import verified
+from sidestep.tracking.health.machine import EngineState, Health, Reason
+
+STACK = ["vllm/core.py:10 run", "vllm/core.py:20 step", "vllm/worker.py:30 execute", "lock.py:5 a"]
+WORKING = Progress(0, steps=5, unfinished=2, step_age=0.05, longest=0.05, longest_tokens=8)
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sidestep.ingest.health")
+
+
+def info(name: str = "ns/m/0", role: str = CORE) -> EngineInfo:
+    """Return an engine."""
+    return EngineInfo(name, "vllm", {"engine": name, "model_name": "m"}, role=role)
+
+
+def report(fed: Fed, *progress: Progress, stream: str = "core") -> None:
+    """Send a heartbeat with progress."""
+    beat = Heartbeat(fed.incarnation(stream), fed.seqs[stream], 0, progress=list(progress))
+    fed.send(stream, beat)
+
+
+def run(fed: Fed, seconds: int, *progress: Progress, stream: str = "core") -> None:
+    """Let ``seconds`` pass with a heartbeat in each."""
+    for _ in range(seconds):
+        report(fed, *progress, stream=stream)
+        fed.advance(1.0)
+
+
+def health(fed: Fed, name: str = "ns/m/0") -> Health:
+    """Return the health of an engine."""
+    found = fed.intake.health.of(fed.intake.registry.engines[name])
+    assert found is not None
+    return found
+
+
+def state(fed: Fed, name: str = "ns/m/0") -> EngineState:
+    """Return the state of an engine."""
+    return health(fed, name).state
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log lines since the last call."""
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def working(fed: Fed | None = None) -> Fed:
+    """Return an intake with an engine that has worked for some seconds."""
+    made = fed or Fed(now=1000.0)
+    made.send_hello("core", [info()])
+    run(made, 5, WORKING)
+    assert state(made) is EngineState.OK
+    return made
+
+
+def samples(fed: Fed, name: str) -> dict[tuple[str, ...], float]:
+    """Return the samples of a self-metric by its label values."""
+    found = (s for m in fed.intake.metrics.collect() for s in m.samples if s.name == name)
+    return {tuple(one.labels.values()): one.value for one in found}
+
+
+def test_a_step_that_does_not_end_is_logged_with_the_innermost_frames(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line says that the engine is stalled and where, and one that it no longer is."""
+    fed = working()
+    for age in range(1, 8):
+        stuck = Progress(0, steps=5, unfinished=2, step_age=float(age), stack=STACK)
+        run(fed, 1, stuck)
+
+    assert (state(fed), health(fed).reason) == (EngineState.STALLED, Reason.STEP)
+    assert list(health(fed).stack) == STACK
+    (line,) = messages(caplog)
+    assert line.startswith("engine ns/m/0 is stalled: step for ")
+    assert line.endswith(
+        "stream core, in lock.py:5 a, in vllm/worker.py:30 execute, in vllm/core.py:20 step"
+    )
+
+    run(fed, 2, WORKING)
+    assert messages(caplog) == ["engine ns/m/0 is no longer stalled, its state is ok"]
+    assert health(fed).stack == ()
+
+
+def test_lines_of_an_engine_that_stalls_again_and_again_are_limited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A peer can cause transitions as often as it likes: a line a minute for each engine and state."""
+    fed = working()
+    for _ in range(20):
+        run(fed, 1, Progress(0, unfinished=1, step_age=1000.0))
+        run(fed, 1, WORKING)
+
+    assert len(messages(caplog)) == 2
+
+
+def test_a_silent_process_is_stalled_then_unreachable(caplog: pytest.LogCaptureFixture) -> None:
+    """Also in the middle of a step, the reason is the silence: nobody knows whether the step has ended."""
+    fed = working()
+    fed.advance(5.0)
+    assert state(fed) is EngineState.SLOW
+    fed.advance(2.0)
+    assert (state(fed), health(fed).reason) == (EngineState.STALLED, Reason.PUBLISHER)
+    assert health(fed).stream == "core"
+    fed.advance(25.0)
+    assert state(fed) is EngineState.UNREACHABLE
+    assert samples(fed, "sidestep_engine_unfinished_requests") == {}
+    stalled, unreachable = messages(caplog)
+    assert "is stalled: publisher for 8 s, stream core" in stalled
+    assert unreachable.startswith("engine ns/m/0 is unreachable")
+
+    report(fed, WORKING)
+    fed.advance(1.0)
+    assert state(fed) is EngineState.OK
+    assert messages(caplog) == ["engine ns/m/0 is no longer unreachable, its state is ok"]
+
+
+def test_a_process_that_says_goodbye_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    """A stopped engine is no failure, so nothing is logged; its next process is another one."""
+    fed = working()
+    fed.send("core", Bye(fed.incarnation("core"), 0))
+    fed.advance(40.0)
+    assert state(fed) is EngineState.STOPPED
+    assert messages(caplog) == []
+
+    fed.restart("core")
+    fed.send_hello("core", [info()])
+    report(fed, Progress(0, condition=STARTING))
+    fed.advance(1.0)
+    assert state(fed) is EngineState.STARTING
+
+
+def test_the_core_decides_whether_an_engine_is_reachable() -> None:
+    """A front end that ends leaves the engine to others; a core that ends leaves no engine."""
+    fed = working()
+    fed.send_hello("api", [info(role=FRONT_END)])
+    fed.send("api", Bye(fed.incarnation("api"), 0))
+    run(fed, 3, WORKING)
+    assert state(fed) is EngineState.OK
+
+    fed.restart("api")
+    fed.send_hello("api", [info(role=FRONT_END)])
+    for _ in range(40):
+        report(fed, Progress(0), stream="api")
+        fed.advance(1.0)
+    assert state(fed) is EngineState.UNREACHABLE
+
+    report(fed, WORKING)
+    fed.send("core", Bye(fed.incarnation("core"), 0))
+    run(fed, 40, Progress(0), stream="api")
+    assert state(fed) is EngineState.STOPPED
+
+
+def test_a_new_process_is_not_judged_by_the_progress_of_its_predecessor() -> None:
+    """An older adapter, which reports none, may have replaced one that was stuck."""
+    fed = working()
+    run(fed, 3, Progress(0, unfinished=2, step_age=500.0))
+    assert state(fed) is EngineState.STALLED
+
+    fed.restart("core")
+    fed.send_hello("core", [info()])
+    run(fed, 20)
+    assert state(fed) is EngineState.STARTING
+    fed.advance(20.0)
+    assert state(fed) is EngineState.STARTING
+
+
+def test_an_engine_without_progress_is_ok_while_items_arrive() -> None:
+    """Its silence is judged by its streams alone."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("core", [info()])
+    fed.items("core", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(1)))])
+    fed.advance(2.0)
+    assert state(fed) is EngineState.OK
+    fed.advance(15.0)
+    assert state(fed) is EngineState.IDLE
+    fed.advance(20.0)
+    assert state(fed) is EngineState.UNREACHABLE
+
+
+def test_engines_of_a_snapshot_have_half_a_minute_to_connect() -> None:
+    """After the exporter's restart a missing engine is starting at first; one that had ended has stopped."""
+    fed = working()
+    fed.send_hello("done", [info("ns/m/1")])
+    fed.send("done", Bye(fed.incarnation("done"), 0))
+    for back in (True, False):
+        other = Fed(boot=2, now=5000.0)
+        restore(other.intake, fed.snapshot(), 5000.0)
+        other.seqs, other.processes = dict(fed.seqs), dict(fed.processes)
+        other.advance(1.0)
+        assert (state(other), state(other, "ns/m/1")) == (EngineState.STARTING, EngineState.STOPPED)
+        other.advance(27.0)
+        assert state(other) is EngineState.STARTING
+        if back:
+            other.send_hello("core", [info()])
+            run(other, 1, WORKING)
+            assert state(other) is EngineState.OK
+        else:
+            other.advance(3.0)
+            assert state(other) is EngineState.UNREACHABLE
+            assert state(other, "ns/m/1") is EngineState.STOPPED
+
+
+def test_a_snapshot_holds_no_progress() -> None:
+    """Progress of before is not true after a restart; of the heartbeat the counts stay."""
+    fed = working()
+    report(fed, Progress(0, unfinished=7, step_age=9.0, stack=STACK))
+    stream = fed.intake.receiver.streams["core"]
+
+    assert stream.beat == Heartbeat(fed.incarnation("core"), 0, 0)
+    assert not any(b"core.py" in piece for piece in fed.snapshot())
+
+
+def test_a_snapshot_of_an_earlier_release_is_read() -> None:
+    """Its engines are expected like those of any other snapshot."""
+    packed = (DATA / "snapshot_before_0012.gz").read_bytes()
+    fed = Fed(boot=2, now=5000.0)
+    restore(fed.intake, verified(gzip.decompress(packed)), 5000.0)
+    fed.advance(2.0)
+
+    assert {found.state for _, found in fed.intake.health} <= {
+        EngineState.STARTING,
+        EngineState.STOPPED,
+    }
+    assert list(fed.intake.health)
+
+
+@pytest.mark.parametrize("pause", [20.0, 40.0, 400.0])
+def test_an_exporter_that_was_stopped_blames_nobody(
+    pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has received nothing meanwhile; what waits in its sockets is read after its clock has advanced."""
+    fed = working()
+    messages(caplog)
+    fed.now += pause
+    fed.intake.health.update(fed.now)
+    fed.intake.expire(fed.now)
+    found = [state(fed)]
+    for _ in range(10):
+        run(fed, 1, WORKING)
+        found.append(state(fed))
+
+    assert set(found) == {EngineState.OK}
+    assert messages(caplog) == []
+    assert samples(fed, "sidestep_engine_up") == {("ns/m/0", "m", ""): 1.0}
+
+    # Whoever does not return is found as soon as without a pause.
+    fed.advance(9.0)
+    assert state(fed) is EngineState.STALLED
+
+
+def test_a_heartbeat_that_arrived_during_the_pause_is_as_old_as_the_pause_is_short() -> None:
+    """What is read before the first evaluation after a pause counts from then on."""
+    fed = working()
+    fed.now += 20.0
+    report(fed, Progress(0, unfinished=1, step_age=1.0))
+    fed.advance(1.0)
+
+    assert state(fed) is EngineState.OK
+    age = health(fed).step_age
+    assert age is not None
+    assert 1.0 <= age <= 3.0
+
+
+ABSURD = {
+    "a negative index": [Progress(-1, unfinished=1, step_age=99.0)],
+    "an index out of range": [Progress(1, unfinished=1, step_age=99.0)],
+    "a huge index": [Progress(2**63, unfinished=1, step_age=99.0)],
+    "an unknown condition": [Progress(0, condition="\x00on fire")],
+    "every engine twice": [Progress(0, unfinished=3), Progress(0)],
+}
+
+
+@pytest.mark.parametrize("progress", ABSURD.values(), ids=ABSURD.keys())
+def test_progress_of_no_engine_is_ignored(progress: Sequence[Progress]) -> None:
+    """The rest of the heartbeat counts."""
+    fed = working()
+    run(fed, 3, WORKING, *progress)
+    report(fed, *progress)
+    fed.advance(1.0)
+
+    assert state(fed) in (EngineState.OK, EngineState.IDLE)
+    assert fed.rejected == {}
+
+
+def test_huge_numbers_are_numbers() -> None:
+    """A sender may claim any age; the engine is its own, and the page stays valid."""
+    fed = working()
+    huge = Progress(
+        0, COUNT_LIMIT, COUNT_LIMIT, COUNT_LIMIT, VALUE_LIMIT, COUNT_LIMIT, VALUE_LIMIT, VALUE_LIMIT,
+        VALUE_LIMIT, COUNT_LIMIT,
+    )  # fmt: skip
+    run(fed, 3, huge)
+
+    assert state(fed) is EngineState.STALLED
+    (age,) = samples(fed, "sidestep_engine_step_age_seconds").values()
+    assert age == pytest.approx(VALUE_LIMIT)
+    assert samples(fed, "sidestep_engine_unfinished_requests") == {("ns/m/0", "m", ""): COUNT_LIMIT}
+
+
+def test_frames_that_are_not_printable_become_so(caplog: pytest.LogCaptureFixture) -> None:
+    """No sender can write a second log line, or colors into a terminal."""
+    fed = working()
+    frames = ["a\nERROR fake", "\x1b[31mred", "x" * 256, "\u202eevil", ""]
+    run(fed, 3, Progress(0, unfinished=1, step_age=999.0, stack=frames))
+
+    assert list(health(fed).stack) == ["a?ERROR fake", "?[31mred", "x" * 200, "?evil", ""]
+    (line,) = messages(caplog)
+    assert line.isprintable()
+
+
+def test_a_stack_that_is_too_deep_is_refused() -> None:
+    """So are more engines than a stream can have."""
+    fed = working()
+    report(fed, Progress(0, stack=["f"] * (MAX_FRAMES + 1)))
+    report(fed, *[Progress(0)] * (MAX_ENGINES_PER_STREAM + 1))
+
+    assert fed.rejected == {("bad_schema",): 2}
+
+
+def test_the_memory_of_progress_is_bounded() -> None:
+    """Of each stream and engine there is one report, with at most 48 frames of 200 bytes."""
+    fed = Fed(now=1000.0)
+    infos = [info(f"ns/m/{n}") for n in range(MAX_ENGINES_PER_STREAM)]
+    fed.send_hello("core", infos)
+    wide = ["\U0001f600" * 256] * MAX_FRAMES
+    deep = [Progress(0, unfinished=1, step_age=999.0, stack=wide)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(MAX_ENGINES_PER_STREAM):
+            deep[0].engine = number
+            report(fed, *deep * 19)
+        fed.advance(1.0)
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < MAX_ENGINES_PER_STREAM * 16e3
+        fed.send("core", Bye(1, 0))
+        fed.advance(8.0)
+        ended, _ = tracemalloc.get_traced_memory()
+        assert ended - before < MAX_ENGINES_PER_STREAM * 3e3
+    finally:
+        tracemalloc.stop()
+
+
+def test_all_engines_are_evaluated_in_a_second() -> None:
+    """In batches, between which the exporter receives."""
+    fed = Fed(now=1000.0)
+    for stream in range(4):
+        infos = [info(f"ns/{stream}/{n}") for n in range(MAX_ENGINES_PER_STREAM)]
+        fed.send_hello(f"core{stream}", infos)
+        report(fed, *(Progress(n) for n in range(len(infos))), stream=f"core{stream}")
+    for _ in range(20):
+        fed.now += 0.05
+        fed.intake.health.update(fed.now)
+
+    states = [found.state for _, found in fed.intake.health]
+    assert states == [EngineState.IDLE] * 1024
+
+
+def test_federated_engines_have_no_health() -> None:
+    """Their own exporter knows it."""
+    leaf, root = downstream(), Node("root", 9)
+    refresh(leaf, root)
+    root.advance(2.0)
+
+    (engine,) = root.intake.registry.engines.values()
+    assert engine.federated
+    assert samples(root, "sidestep_engine_state") == {}
+    assert list(root.intake.health) == []
+
+
+MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
+
+
+def test_a_polled_server_is_unreachable_once_it_refuses_connections() -> None:
+    """At the next evaluation; its models too, until it answers again."""
+    fed = Fed(now=1000.0)
+    feed = ServerFeed(fed.intake, "triton t")
+    feed.mark_answered(fed.now)
+    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, ModelStats(), 1))
+    fed.advance(2.0)
+    assert state(fed, MODEL.id) is EngineState.OK
+
+    feed.detach(fed.now)
+    fed.advance(1.0)
+    assert state(fed, MODEL.id) is EngineState.UNREACHABLE
+
+    feed.mark_answered(fed.now)
+    fed.advance(2.0)
+    assert state(fed, MODEL.id) is EngineState.OK
+
+
+def test_a_polled_server_that_answers_nothing_is_unreachable_with_its_gauges_stale() -> None:
+    """Until then it is slow, which loading a model can make it; polls of seconds are no silence."""
+    fed = Fed(now=1000.0)
+    feed = ServerFeed(fed.intake, "triton t")
+    feed.mark_answered(fed.now)
+    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, ModelStats(), 1))
+    feed.report(MODEL.id, Progress(0, steps=1), fed.now)
+    fed.advance(20.0)
+    assert state(fed, MODEL.id) is EngineState.IDLE
+
+    feed.mark_seen(fed.now)
+    feed.mark_stale()
+    fed.advance(1.0)
+    assert state(fed, MODEL.id) is EngineState.UNREACHABLE
+
+    feed.mark_answered(fed.now)
+    fed.advance(1.0)
+    assert state(fed, MODEL.id) is EngineState.IDLE
+
+
+def test_a_model_that_the_server_has_unloaded_has_no_health() -> None:
+    """It is neither stopped nor unreachable: it is not there."""
+    fed = Fed(now=1000.0)
+    feed = ServerFeed(fed.intake, "triton t")
+    feed.mark_answered(fed.now)
+    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, ModelStats(), 1))
+    fed.advance(1.0)
+    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, None, 0))
+    assert fed.intake.registry.engines[MODEL.id].absent
+
+    assert list(fed.intake.health) == []
+
+
+def test_the_metrics_of_a_stalled_engine() -> None:
+    """One state is 1; reason and ages have samples where they are known."""
+    fed = working()
+    fed.send_hello("old", [info("ns/m/1")])
+    fed.advance(1.0)
+    labels = ("ns/m/0", "m", "")
+    states = samples(fed, "sidestep_engine_state")
+    assert {key: n for key, n in states.items() if n} == {
+        (*labels, "ok"): 1.0,
+        ("ns/m/1", "m", "", "starting"): 1.0,
+    }
+    assert len(states) == 2 * len(EngineState)
+    assert samples(fed, "sidestep_engine_stalled_seconds") == {}
+    report(fed, Progress(0, steps=9, condition=ASLEEP))
+    fed.advance(1.0)
+    assert samples(fed, "sidestep_engine_step_age_seconds") == {labels: 0.0}
+    assert samples(fed, "sidestep_engine_unfinished_requests") == {labels: 0.0}
+    assert samples(fed, "sidestep_engine_state")[(*labels, "asleep")] == 1.0
+
+    run(fed, 1, Progress(0, unfinished=3, waiting_age=40.0))
+    stalls = samples(fed, "sidestep_engine_stalled_seconds")
+    assert stalls.keys() == {(*labels, "no_steps")}
+    assert 40.0 <= stalls[(*labels, "no_steps")] <= 42.0
+
+
+def test_a_front_end_reports_no_steps() -> None:
+    """Its requests are counted, and the age of a step is not its to know."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("api", [info(role=FRONT_END)])
+    run(fed, 2, Progress(0, unfinished=4, step_age=1.0), stream="api")
+
+    assert samples(fed, "sidestep_engine_step_age_seconds") == {}
+    assert list(samples(fed, "sidestep_engine_unfinished_requests").values()) == [4.0]
+
+
+def test_a_heartbeat_of_an_earlier_release_has_no_progress() -> None:
+    """It is read as before."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("core", [info()])
+    old = msgspec.msgpack.encode(["b", fed.incarnation("core"), 0, 0, 1, 2, 3])
+    fed.intake.accept(b"core", [old], fed.now)
+
+    assert fed.intake.receiver.streams["core"].dropped == 1
+    assert fed.rejected == {}
