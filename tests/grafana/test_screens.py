@@ -110,7 +110,8 @@ def test_timelines_have_a_bar_for_each_engine(height: int, bars: int, more: str)
         kind="state-timeline",
         states={"ok": "green", "stalled": "red"},
     ).made(1, 0, 0)
-    found = [Series(f"e{number}", {}, {1.0: 1.0, 2.0: 2.0}) for number in range(6)]
+    values = {1.0: 1.0, 2.0: 1.0, 3.0: 2.0}
+    found = [Series(f"e{number}", {}, values) for number in range(6)]
     drawn = timeline(panel, found, Span(0.0, 10.0, 1.0), 400, height)
 
     assert drawn.count(f'fill="{STATES["green"]}"') == bars

@@ -27,7 +27,7 @@ STATES = {
 def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
     """Return the row for the engines that ``of`` selects, distinguished by their place and ``labels``."""
     each = (*PLACE, *labels)
-    name = " ".join([PLACE_NAME, *(f"{{{{{label}}}}}" for label in labels)])
+    name = " ".join([*(f"{{{{{label}}}}}" for label in labels), PLACE_NAME])
     states = " or ".join(
         f"{number} * {of(STATE, state=state, **matched)}"
         for number, state in enumerate(STATES, start=1)
@@ -44,7 +44,6 @@ def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
                 empty=reasons.STATES,
                 kind="state-timeline",
                 width=24,
-                height=10,
                 queries=[Query(grouped("max", each, states), name)],
                 states=STATES,
             ),

@@ -123,14 +123,17 @@ def timeline(
     drawn = [at.clock()]
     for number, name in enumerate(names):
         drawn.append(at.label(1 - (number + 0.5) / len(names), name))
-    wide = (at.right - at.left) * span.step / (span.end - span.start)
     for number, each in enumerate(shown_rows):
         y = TOP + STATE_ROW * number + 1
-        for time, value in each.values.items():
-            drawn.append(
-                f'<rect x="{at.x(time):.1f}" y="{y}" width="{min(wide, at.right - at.x(time)):.1f}"'
-                f' height="{STATE_ROW - 2}" fill="{STATE_COLORS[states[value]["color"]]}"/>'
-            )
+        for value in sorted(set(each.values.values())):
+            color = STATE_COLORS[states[value]["color"]]
+            times = {time: value for time, found_ in each.values.items() if found_ == value}
+            for part in parts(times, span.step):
+                left, right = at.x(part[0]), min(at.x(part[-1] + span.step), at.right)
+                drawn.append(
+                    f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}"'
+                    f' height="{STATE_ROW - 2}" fill="{color}"/>'
+                )
     colors = {each["text"]: STATE_COLORS[each["color"]] for each in states.values()}
     below = "".join(
         f'<span><i style="background:{color}"></i>{escape(name)}</span>'
