@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tools.boards import reasons
 from tools.boards.dashboard import Row
 from tools.boards.panels import Panel, Query
@@ -22,12 +20,12 @@ STATES = {
     "stalled": "red",
 }
 """Colors by state; of several engines with equal labels, the timeline shows the last of these."""
+EACH = (*PLACE, "model_name", "engine")
+NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
 
 
-def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
-    """Return the row for the engines that ``of`` selects, distinguished by their place and ``labels``."""
-    each = (*PLACE, *labels)
-    name = " ".join([*(f"{{{{{label}}}}}" for label in labels), PLACE_NAME])
+def engine_health(of: Scope, **matched: str) -> Row:
+    """Return the row for the engines that ``of`` selects and whose labels match."""
     states = " or ".join(
         f"{number} * {of(STATE, state=state, **matched)}"
         for number, state in enumerate(STATES, start=1)
@@ -44,7 +42,7 @@ def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
                 empty=reasons.STATES,
                 kind="state-timeline",
                 width=24,
-                queries=[Query(grouped("max", each, states), name)],
+                queries=[Query(grouped("max", EACH, states), NAME)],
                 states=STATES,
             ),
             lines(
@@ -63,8 +61,8 @@ def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
                 ),
                 reasons.NOT_STALLED,
                 Query(
-                    most(of("sidestep_engine_stalled_seconds", **matched), (*each, "reason")),
-                    f"{{{{reason}}}} {name}",
+                    most(of("sidestep_engine_stalled_seconds", **matched), (*EACH, "reason")),
+                    f"{{{{reason}}}} {NAME}",
                 ),
                 unit="s",
                 width=6,
@@ -73,7 +71,7 @@ def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
                 "Step age",
                 "Seconds since the oldest open step of an engine began; 0 between steps.",
                 reasons.PROGRESS,
-                Query(most(of("sidestep_engine_step_age_seconds", **matched), each), name),
+                Query(most(of("sidestep_engine_step_age_seconds", **matched), EACH), NAME),
                 unit="s",
                 width=6,
             ),
@@ -81,7 +79,7 @@ def engine_health(of: Scope, labels: Sequence[str], **matched: str) -> Row:
                 "Unfinished requests",
                 "Requests that an engine has accepted and not finished.",
                 reasons.PROGRESS,
-                Query(total(of("sidestep_engine_unfinished_requests", **matched), each), name),
+                Query(total(of("sidestep_engine_unfinished_requests", **matched), EACH), NAME),
                 width=6,
             ),
         ),

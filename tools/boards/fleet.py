@@ -274,7 +274,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", (*TILES, MODELS)),
-        engine_health(of, ("model_name", "engine")),
+        engine_health(of),
         Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),

@@ -347,7 +347,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
-        engine_health(of, ("engine",), engine="~.+/sglang/(scheduler|tokenizer)/.+"),
+        engine_health(of, engine="~.+/sglang/(scheduler|tokenizer)/.+"),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),

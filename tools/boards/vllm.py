@@ -422,7 +422,7 @@ BOARD = Dashboard(
     rows=[
         Row("Now", TILES),
         # Engines of vLLM have numbers, others their identities.
-        engine_health(of, ("engine",), engine=r"~\\d+"),
+        engine_health(of, engine=r"~\\d+"),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),
