@@ -15,7 +15,7 @@ from sidestep.exposition.statistics_log import StatsLog
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample
-from sidestep.tracking.health.machine import EngineState, Health, Reason
+from sidestep.tracking.health.states import EngineState, Health, Reason
 from vllm_bench import Bench
 
 

@@ -18,8 +18,11 @@ from heartbeats import WORKING, process
 from pages import get
 from sidestep.app import Exporter
 from sidestep.ingest.health import INTERVAL
-from sidestep.protocol.messages import Bye
+from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM
+from sidestep.protocol.messages import CORE, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
+from sidestep_adapters.publisher.publisher import Publisher
+from socket_peers import connect
 from tritons import tritons
 
 ID = "ns/m/0"
@@ -139,6 +142,27 @@ async def test_a_killed_process_is_found_by_its_silence(
     ]
 
 
+async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -> None:
+    """The answer is whole, however long it is."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=MAX_ENGINES_PER_STREAM)
+        progress = [Progress(n) for n in range(MAX_ENGINES_PER_STREAM)]
+        progress[100] = Progress(100, unfinished=1, waiting_age=60.0)
+
+        async def are_known() -> bool:
+            await peer.send(Heartbeat(1, 0, 0, progress=progress))
+            return sorted((await states(exporter)).values()) == [
+                *["idle"] * (MAX_ENGINES_PER_STREAM - 1),
+                "stalled",
+            ]
+
+        await until(are_known)
+        status, found = await probe(exporter.url, "/-/engines")
+        assert status == 503
+        (stalled,) = (one for one in found["engines"] if one["state"] == "stalled")
+        assert (stalled["id"], stalled["reason"]) == ("s100", "no_steps")
+
+
 async def test_paths_that_name_no_engine(start: Start) -> None:
     """One line says so; without engines nothing is ready, and nothing is broken."""
     async with start() as exporter:
@@ -199,8 +223,11 @@ async def test_an_exporter_that_was_stopped_blames_nobody(tmp_path: Path) -> Non
     async with serving("serve", *flags, "--log.stats-interval", "0") as (exporter, url):
         assert exporter.stdout is not None
         reading = asyncio.create_task(exporter.stdout.read())
-        async with process(endpoint) as one:
-            assert one.progress == [WORKING]
+        info = EngineInfo(ID, "vllm", {"engine": "0", "model_name": "m"}, role=CORE)
+        engine = Publisher(endpoint, "core", [info])
+        try:
+            # Its heartbeats repeat the last report.
+            engine._sender.report([WORKING])
 
             async def is_ok() -> bool:
                 return await found_states(url) == ["ok"]
@@ -213,8 +240,11 @@ async def test_an_exporter_that_was_stopped_blames_nobody(tmp_path: Path) -> Non
                 exporter.send_signal(signal.SIGCONT)
             loop = asyncio.get_running_loop()
             since = loop.time()
-            while loop.time() - since < 5.0:
+            while loop.time() - since < 12.0:
                 assert await found_states(url) == ["ok"]
+                await asyncio.sleep(0.02)
+        finally:
+            await asyncio.to_thread(engine.close)
         exporter.terminate()
         log = (await reading).decode()
     assert not re.search("stalled|unreachable", log)

@@ -23,7 +23,7 @@ from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbe
 from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, STARTING, Progress
 from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import verified
-from sidestep.tracking.health.machine import EngineState, Health, Reason
+from sidestep.tracking.health.states import EngineState, Health, Reason
 
 STACK = ["vllm/core.py:10 run", "vllm/core.py:20 step", "vllm/worker.py:30 execute", "lock.py:5 a"]
 WORKING = Progress(0, steps=5, unfinished=2, step_age=0.05, longest=0.05, longest_tokens=8)
@@ -91,7 +91,7 @@ def test_a_step_that_does_not_end_is_logged_with_the_innermost_frames(
 ) -> None:
     """One line says that the engine is stalled and where, and one that it no longer is."""
     fed = working()
-    for age in range(1, 8):
+    for age in range(1, 20):
         stuck = Progress(0, steps=5, unfinished=2, step_age=float(age), stack=STACK)
         run(fed, 1, stuck)
 
@@ -106,6 +106,14 @@ def test_a_step_that_does_not_end_is_logged_with_the_innermost_frames(
     run(fed, 2, WORKING)
     assert messages(caplog) == ["engine ns/m/0 is no longer stalled, its state is ok"]
     assert health(fed).stack == ()
+
+
+def test_a_lasting_stall_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However long it lasts."""
+    fed = working()
+    run(fed, 200, Progress(0, unfinished=2, step_age=500.0))
+
+    assert len(messages(caplog)) == 1
 
 
 def test_lines_of_an_engine_that_stalls_again_and_again_are_limited(
@@ -175,6 +183,42 @@ def test_the_core_decides_whether_an_engine_is_reachable() -> None:
     fed.send("core", Bye(fed.incarnation("core"), 0))
     run(fed, 40, Progress(0), stream="api")
     assert state(fed) is EngineState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("ends_last", "expected"),
+    [(True, EngineState.STOPPED), (False, EngineState.UNREACHABLE)],
+    ids=["goodbye", "silence"],
+)
+def test_the_last_front_end_decides_where_there_is_no_core(
+    ends_last: bool, expected: EngineState
+) -> None:
+    """Whether it has said goodbye or has fallen silent."""
+    fed = Fed(now=1000.0)
+    for stream in ("closed", "silent"):
+        fed.send_hello(stream, [info(role=FRONT_END)])
+    if ends_last:
+        run(fed, 20, Progress(0), stream="closed")
+    fed.send("closed", Bye(fed.incarnation("closed"), 0))
+    if not ends_last:
+        run(fed, 20, Progress(0), stream="silent")
+    fed.advance(40.0)
+
+    assert state(fed) is expected
+
+
+def test_a_front_end_alone_is_judged_by_the_times_between_its_answers() -> None:
+    """They are longer than an engine's steps."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("api", [info(role=FRONT_END)])
+    seldom = Progress(0, steps=5, unfinished=2, longest=3.0)
+    run(fed, 3, seldom, stream="api")
+    run(fed, 1, Progress(0, steps=5, unfinished=2, step_age=20.0), stream="api")
+    assert state(fed) is EngineState.SLOW
+    assert samples(fed, "sidestep_engine_stalled_seconds") == {}
+
+    run(fed, 1, Progress(0, steps=5, unfinished=2, step_age=40.0), stream="api")
+    assert (state(fed), health(fed).reason) == (EngineState.STALLED, Reason.QUEUE)
 
 
 def test_a_new_process_is_not_judged_by_the_progress_of_its_predecessor() -> None:
@@ -410,19 +454,42 @@ def test_a_polled_server_is_unreachable_once_it_refuses_connections() -> None:
     feed.detach(fed.now)
     fed.advance(1.0)
     assert state(fed, MODEL.id) is EngineState.UNREACHABLE
+    states = samples(fed, "sidestep_engine_state")
+    assert {key[-1] for key, value in states.items() if value} == {"unreachable"}
+    assert {key[0] for key in states} == {MODEL.id}
 
     feed.mark_answered(fed.now)
     fed.advance(2.0)
     assert state(fed, MODEL.id) is EngineState.OK
 
 
-def test_a_polled_server_that_answers_nothing_is_unreachable_with_its_gauges_stale() -> None:
-    """Until then it is slow, which loading a model can make it; polls of seconds are no silence."""
+def test_a_polled_server_of_a_snapshot_is_expected_until_its_first_answer() -> None:
+    """Once it has answered and refuses connections, it is as unreachable as any other."""
     fed = Fed(now=1000.0)
     feed = ServerFeed(fed.intake, "triton t")
     feed.mark_answered(fed.now)
     feed.apply(MODEL, TritonStats(0, fed.now, 1e9, ModelStats(), 1))
-    feed.report(MODEL.id, Progress(0, steps=1), fed.now)
+    other = Fed(boot=2, now=5000.0)
+    restore(other.intake, fed.snapshot(), 5000.0)
+    feed = ServerFeed(other.intake, "triton t")
+    feed.detach(other.now)
+    other.advance(2.0)
+    assert state(other, MODEL.id) is EngineState.STARTING
+
+    feed.mark_answered(other.now)
+    other.advance(2.0)
+    assert state(other, MODEL.id) is not EngineState.UNREACHABLE
+    feed.detach(other.now)
+    other.advance(2.0)
+    assert state(other, MODEL.id) is EngineState.UNREACHABLE
+
+
+def test_a_polled_server_that_answers_nothing_is_unreachable_with_its_gauges_stale() -> None:
+    """Until then it is slow, which loading a model can make it."""
+    fed = Fed(now=1000.0)
+    feed = ServerFeed(fed.intake, "triton t")
+    feed.mark_answered(fed.now)
+    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, ModelStats(), 1))
     fed.advance(20.0)
     assert state(fed, MODEL.id) is EngineState.IDLE
 

@@ -16,7 +16,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.series import NumberReader, number_reader
-from sidestep.tracking.health.machine import EngineState, Health
+from sidestep.tracking.health.states import EngineState, Health
 
 log = logging.getLogger(__name__)
 

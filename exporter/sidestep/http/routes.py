@@ -18,7 +18,7 @@ from sidestep.http.landing_page import landing_page
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
-from sidestep.tracking.health.machine import Health
+from sidestep.tracking.health.states import Health
 
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""

@@ -13,7 +13,7 @@ from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
 from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
-from sidestep.tracking.health.machine import EngineState
+from sidestep.tracking.health.states import EngineState
 
 BATCH = 100
 """Engines read between two yields to the event loop: up to 5 us each."""

@@ -14,7 +14,7 @@ from sidestep.protocol.progress import Progress
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep.tracking.health.machine import EngineState, Health, Presence, Process
+from sidestep.tracking.health.states import EngineState, Health, Presence, Process
 from sidestep.tracking.health.step_times import Thresholds
 
 log = logging.getLogger(__name__)
@@ -223,10 +223,8 @@ class HealthMonitor:
         for incarnation in engine.streams & self._reporting:
             stream = self._streams.by_incarnation.get(incarnation)
             if stream is not None:
-                # A poller in this process sends no heartbeats: its server's answers are awaited elsewhere.
-                silence = 0.0 if stream.state is StreamState.LOCAL else now - stream.seen_at
                 role = self._streams.roles.get((incarnation, engine.id), "")
-                found.append(Process(stream.id, role, awake - silence))
+                found.append(Process(stream.id, role, awake - (now - stream.seen_at)))
         return found
 
     def _presence(self, engine: Engine) -> Presence:

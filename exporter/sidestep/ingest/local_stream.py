@@ -13,7 +13,6 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.progress import Progress
 from sidestep.protocol.stream import StreamState
 
 DIALECT = "stream"
@@ -112,12 +111,6 @@ class ServerFeed(Feed):
         """Record that the server sent statistics."""
         self._stream.unanswered = False
         self.mark_seen(now)
-
-    def report(self, identity: str, progress: Progress, now: float) -> None:
-        """Record the progress of the engine with this identity, if the stream feeds it."""
-        engine = self._engines.get(identity)
-        if engine is not None and self.is_fed(engine):
-            self.intake.health.report(self._stream, [(engine, "", progress)], now)
 
     def mark_stale(self) -> None:
         """Mark the gauges of all engines as stale: the server has not answered for long."""
