@@ -142,6 +142,43 @@ def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Pat
     assert "--shutdown.linger=31" in named(pod["initContainers"], "sidestep")["args"]
 
 
+def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
+    """Without the value the engine keeps its own probes; with it, it has the one of docs/health.md."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"sidestep-lib": {"readinessProbe": {"enabled": True}}}))
+    found = rendered(ENGINE, file, library=LIBRARY)
+    ((_, pod),) = pods(found[0])
+    ((_, before),) = pods(rendered(ENGINE, library=LIBRARY)[0])
+    text = (ROOT / "docs" / "health.md").read_text()
+    (documented,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["containers"]
+    (port,) = named(pod["initContainers"], "sidestep")["ports"]
+    probe = pod["containers"][0].pop("readinessProbe")
+
+    validate(found, tmp_path)
+    assert pod == before
+    assert probe == documented["readinessProbe"]
+    assert probe["httpGet"]["port"] == port["containerPort"]
+
+
+def test_the_library_refuses_to_probe_a_pod_without_a_page(tmp_path: Path) -> None:
+    """A pod that forwards has no page, so its engine would never be ready."""
+    file = tmp_path / "values.yaml"
+    both = {
+        "readinessProbe": {"enabled": True},
+        "forward": {"endpoint": "tcp://sidestep-aggregator:9858"},
+    }
+    file.write_text(yaml.safe_dump({"sidestep-lib": both}))
+    done = subprocess.run(
+        [tool("helm-render"), "-name=release", f"-library={LIBRARY}", ENGINE, file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "has no page to probe" in done.stderr
+
+
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
     file = tmp_path / "values.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from injection import assert_injected, built
 from manifests import (
     COMPONENTS,
     KUSTOMIZE,
+    ROOT,
     Resource,
     assert_known,
     kustomized,
+    named,
     pods,
     resources,
     sidesteps,
@@ -162,3 +165,27 @@ def test_overlays_inject_into_every_engine(overlay: Path, tmp_path: Path) -> Non
             for container in sidesteps(pod):
                 assert_known(container)
     validate(found, tmp_path)
+
+
+def test_the_documented_patch_probes_the_engine(tmp_path: Path) -> None:
+    """The patch of docs/kubernetes.md replaces the readiness probe of an engine, and nothing else."""
+    text = (ROOT / "docs" / "kubernetes.md").read_text().partition("## Probes of the engine")[2]
+    overlay = ROOT / "deploy" / "kustomize" / "overlays" / "vllm"
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{os.path.relpath(overlay, tmp_path.resolve())}]\n"
+        + text.partition("```yaml\n")[2].partition("```")[0]
+    )
+    (before,) = [one for one in kustomized(overlay) if one["kind"] == "Deployment"]
+    (after,) = [one for one in kustomized(tmp_path) if one["kind"] == "Deployment"]
+    ((_, pod),) = pods(after)
+    engine = pod["containers"][0]
+    (port,) = named(pod["initContainers"], "sidestep")["ports"]
+
+    validate([after], tmp_path)
+    assert engine["readinessProbe"]["httpGet"] == {
+        "path": "/-/engines?ready",
+        "port": port["containerPort"],
+    }
+    ((_, own),) = pods(before)
+    engine["readinessProbe"] = own["containers"][0]["readinessProbe"]
+    assert after == before

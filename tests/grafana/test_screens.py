@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tools.boards.panels import Panel, Query
 from tools.boards.shapes import tile
 from tools.screens.answers import Series, Span
-from tools.screens.charts import STATES, lines, parts, stack
+from tools.screens.charts import STATES, lines, parts, stack, timeline
 from tools.screens.page import ROW, table, threshold
 from tools.screens.png import COLORS, SIGNATURE, chunk, chunks, paeth, smaller, unfiltered
 from tools.screens.units import shown, ticks
@@ -96,6 +97,27 @@ def test_tables_say_what_does_not_fit(room: int, shown_rows: int, more: str) -> 
     assert drawn.count("<td>e") == shown_rows
     assert more in drawn
     assert ("more" in drawn) == bool(more)
+
+
+@pytest.mark.parametrize(("height", "bars", "more"), [(130, 6, ""), (84, 2, "and 4 more")])
+def test_timelines_have_a_bar_for_each_engine(height: int, bars: int, more: str) -> None:
+    """A timeline has a bar in the state's color for each series, and the number of those left out."""
+    panel = Panel(
+        title="t",
+        says="s",
+        empty="e",
+        queries=[Query("up")],
+        kind="state-timeline",
+        states={"ok": "green", "stalled": "red"},
+    ).made(1, 0, 0)
+    values = {1.0: 1.0, 2.0: 1.0, 3.0: 2.0}
+    found = [Series(f"e{number}", {}, values) for number in range(6)]
+    drawn = timeline(panel, found, Span(0.0, 10.0, 1.0), 400, height)
+
+    assert drawn.count(f'fill="{STATES["green"]}"') == bars
+    assert drawn.count(f'fill="{STATES["red"]}"') == bars
+    assert re.findall(r"and \d+ more", drawn) == [more] * bool(more)
+    assert [f">{state}<" in drawn for state in ("ok", "stalled")] == [True, True]
 
 
 def test_parts_of_a_stack_add_up() -> None:

@@ -22,7 +22,11 @@ from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
 from sidestep.config.settings import read
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import CORE, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.progress import Progress
 from sidestep_adapters.recording.replay import Replay
+from socket_peers import connect
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 
 RUNS = {
@@ -35,6 +39,13 @@ RUNS = {
     "sglang-1": DATA / "sglang_dp.rec.gz",
 }
 """Recording that each exporter gets."""
+HUNG = {
+    "vllm-1": EngineInfo("hung/hung/0", "vllm", {"engine": "0", "model_name": "hung"}, role=CORE),
+    "sglang-1": EngineInfo(
+        "hung/hung/sglang/scheduler/tp_rank=0", "sglang", {"model_name": "hung"}
+    ),
+}
+"""Engine that each of these exporters gets besides: its step does not end."""
 STREAMS = {
     "kv-events": "sglang_kv_events",
     "load": "sglang_load_stat",
@@ -156,6 +167,16 @@ class Fleet:
             await asyncio.sleep(0.25)
 
 
+async def hang(exporter: Exporter, info: EngineInfo) -> None:
+    """Send heartbeats of an engine with a step that does not end, until cancelled."""
+    progress = Progress(0, steps=9, unfinished=3, step_age=200.0)
+    async with connect(exporter) as peer:
+        await peer.send(Hello(VERSION, info.id, 1, 1, 1, [info]))
+        while True:
+            await peer.send(Heartbeat(1, 0, 0, progress=[progress]))
+            await asyncio.sleep(1)
+
+
 PATIENCE = 60.0
 """Seconds until an exporter answers: all share one event loop."""
 
@@ -233,8 +254,11 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
         for publisher in publishers.values():
             # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
-        serving = asyncio.create_task(made.serve())
+        tasks = [asyncio.create_task(made.serve())]
+        tasks += [asyncio.create_task(hang(running[name], HUNG[name])) for name in HUNG]
         try:
             yield made
         finally:
-            serving.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)

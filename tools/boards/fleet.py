@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_health
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -273,6 +274,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", (*TILES, MODELS)),
+        engine_health(of),
         Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),

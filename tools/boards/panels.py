@@ -23,7 +23,7 @@ NO_TRAFFIC = {
 }
 """Text for NaN, such as a quantile without observations."""
 
-Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge"]
+Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "state-timeline"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Panel:
         stacked: Series are parts of a whole.
         columns: Names of a table's columns by label, then by query; others are hidden.
         units: Units of a table's columns.
+        states: Texts of a state timeline's values, from 1, and their colors.
     """
 
     title: str
@@ -62,6 +63,7 @@ class Panel:
     stacked: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    states: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def made(self, number: int, x: int, y: int) -> dict[str, Any]:
         """Return its JSON at a position."""
@@ -73,7 +75,7 @@ class Panel:
             "datasource": SOURCE,
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": self._defaults(), "overrides": self._overrides()},
-            "options": getattr(self, f"_{self.kind}")(),
+            "options": getattr(self, f"_{self.kind.replace('-', '_')}")(),
             "targets": [self._target(*each) for each in enumerate(self.queries)],
         }
         if self.kind == "table":
@@ -87,7 +89,7 @@ class Panel:
             "editorMode": "code",
             "expr": query.expr,
             "legendFormat": query.legend or "__auto",
-            "range": self.kind in ("timeseries", "heatmap", "stat"),
+            "range": self.kind not in ("table", "bargauge"),
             "instant": self.kind in ("table", "bargauge"),
         }
         if self.kind in ("heatmap", "table"):
@@ -112,7 +114,7 @@ class Panel:
             defaults["min"] = 0
         if self.most is not None:
             defaults["max"] = self.most
-        defaults["mappings"] = [NO_TRAFFIC]
+        defaults["mappings"] = [self._named_states() if self.states else NO_TRAFFIC]
         if self.kind == "timeseries":
             mode = "normal" if self.stacked else "none"
             defaults["color"] = {"mode": "palette-classic"}
@@ -132,7 +134,18 @@ class Panel:
                 }
         elif self.kind != "heatmap":
             defaults["color"] = {"mode": "thresholds"}
+        if self.kind == "state-timeline":
+            defaults["custom"] = {"fillOpacity": 80, "lineWidth": 0, "spanNulls": False}
         return defaults
+
+    def _named_states(self) -> dict[str, Any]:
+        return {
+            "type": "value",
+            "options": {
+                str(number): {"text": name, "color": color, "index": number}
+                for number, (name, color) in enumerate(self.states.items(), start=1)
+            },
+        }
 
     def _overrides(self) -> list[dict[str, Any]]:
         found = []
@@ -187,6 +200,17 @@ class Panel:
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
             "showUnfilled": True,
             "valueMode": "text",
+        }
+
+    def _state_timeline(self) -> dict[str, Any]:
+        return {
+            "alignValue": "left",
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "mergeValues": True,
+            "perPage": 20,
+            "rowHeight": 0.9,
+            "showValue": "auto",
+            "tooltip": {"mode": "single", "sort": "none"},
         }
 
     def _joined(self) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_health
 from tools.boards.panels import Query
 from tools.boards.queries import (
     PLACE,
@@ -346,6 +347,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
+        engine_health(of, engine="~.+/sglang/(scheduler|tokenizer)/.+"),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_health
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -420,6 +421,8 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
+        # Engines of vLLM have numbers, others their identities.
+        engine_health(of, engine=r"~\\d+"),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tools.screens.answers import Span
-from tools.screens.charts import COLORS, STATES
+from tools.screens.charts import COLORS, STATE_COLORS
 from tools.screens.page import WIDTH, Page, page
 from tools.screens.png import smaller
 
@@ -29,7 +29,9 @@ IMAGES = ROOT / "docs" / "images" / "dashboards"
 BEFORE = 20.0
 """Seconds of scrapes before the shown range, for the windows of rates."""
 
-KEPT = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in (*COLORS, *STATES.values())]
+KEPT = [
+    (int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in (*COLORS, *STATE_COLORS.values())
+]
 
 
 def main() -> int:

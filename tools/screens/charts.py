@@ -18,6 +18,14 @@ COLORS = (
 )  # fmt: skip
 STATES = {"text": "#24292e", "green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
 """Colors of thresholds."""
+STATE_COLORS = STATES | {
+    "blue": "#8ab8ff",
+    "purple": "#a352cc",
+    "yellow": "#e0b400",
+    "dark-red": "#7a0f1a",
+}
+"""Colors of the states in a timeline."""
+STATE_ROW, LEGEND = 15, 14
 BOTTOM, TOP = 16, 6
 LETTER = 5.7
 """Approximate width of a character."""
@@ -98,6 +106,41 @@ def lines(
                 drawn.append(f'<polygon points="{area}" fill="{color}" opacity="0.25"/>')
             drawn.append(f'<polyline points="{" ".join(points)}" stroke="{color}"/>')
     return f'<svg width="{width}" height="{TOP + at.height + BOTTOM}">{"".join(drawn)}</svg>{below}'
+
+
+def timeline(
+    panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
+) -> str:
+    """Return a bar of states over time for each series, and how many are left out for lack of space."""
+    (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+    states = {float(value): each for value, each in mapping["options"].items()}
+    there = (height - LEGEND - BOTTOM - TOP) // STATE_ROW
+    shown_rows = found if len(found) <= there else found[: there - 1]
+    names = [each.name if len(each.name) <= 44 else f"{each.name[:42]}…" for each in shown_rows]
+    if len(found) > len(shown_rows):
+        names.append(f"and {len(found) - len(shown_rows)} more")
+    at = frame(span, names, width, BOTTOM + TOP + STATE_ROW * len(names))
+    drawn = [at.clock()]
+    for number, name in enumerate(names):
+        drawn.append(at.label(1 - (number + 0.5) / len(names), name))
+    for number, each in enumerate(shown_rows):
+        y = TOP + STATE_ROW * number + 1
+        for value in sorted(set(each.values.values())):
+            color = STATE_COLORS[states[value]["color"]]
+            times = {time: value for time, found_ in each.values.items() if found_ == value}
+            for part in parts(times, span.step):
+                left, right = at.x(part[0]), min(at.x(part[-1] + span.step), at.right)
+                drawn.append(
+                    f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}"'
+                    f' height="{STATE_ROW - 2}" fill="{color}"/>'
+                )
+    colors = {each["text"]: STATE_COLORS[each["color"]] for each in states.values()}
+    below = "".join(
+        f'<span><i style="background:{color}"></i>{escape(name)}</span>'
+        for name, color in colors.items()
+    )
+    svg = f'<svg width="{width}" height="{TOP + at.height + BOTTOM}">{"".join(drawn)}</svg>'
+    return f"{svg}<div class=line>{below}</div>"
 
 
 def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:

@@ -15,6 +15,12 @@ from prometheus_server import Prometheus
 
 WIDTH, COLUMN, LINE, GAP, TITLE, HEAD = 1248, 52, 27, 6, 22, 66
 ROW = 20
+CHARTS = {
+    "timeseries": charts.lines,
+    "heatmap": charts.heatmap,
+    "state-timeline": charts.timeline,
+}
+"""Functions that draw the panels with an axis of time, by the type of the panel."""
 STYLE = """
 body { margin: 0; background: #f4f5f7; font: 11px 'DejaVu Sans', sans-serif; color: #24292e; }
 h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
@@ -87,13 +93,10 @@ def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, heig
     found = lines(server, panel, span)
     if not found:
         return ""
-    match kind:
-        case "timeseries":
-            return charts.lines(panel, found, span, width, height)
-        case "heatmap":
-            return charts.heatmap(panel, found, span, width, height)
-        case "stat":
-            return stat(panel, found, span, width, height)
+    if kind in CHARTS:
+        return CHARTS[kind](panel, found, span, width, height)
+    if kind == "stat":
+        return stat(panel, found, span, width, height)
     return bars(panel, found, width)
 
 

@@ -1,7 +1,7 @@
 {{/*
 What a chart adds to its engine's pod, each a list's items; docs/kubernetes.md shows where:
 sidestep.initContainers, sidestep.volumes, sidestep.env, sidestep.volumeMounts, sidestep.supplementalGroups,
-sidestep.terminationGracePeriodSeconds.
+sidestep.terminationGracePeriodSeconds. Not a list, and nothing unless it is enabled: sidestep.readinessProbe.
 */}}
 {{- define "sidestep.image" -}}
 {{- $image := (index .Values "sidestep-lib").image -}}
@@ -183,6 +183,21 @@ seccompProfile:
 - name: sidestep-plugin
   mountPath: /opt/sidestep/plugin
   readOnly: true
+{{- end -}}
+
+{{- /* Of the engine, whose container asks the sidecar: they share the pod's network. */}}
+{{- define "sidestep.readinessProbe" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
+{{- if $sidestep.readinessProbe.enabled -}}
+{{- if $sidestep.forward.endpoint -}}
+{{- fail "sidestep-lib.readinessProbe.enabled: a pod that forwards has no page to probe" -}}
+{{- end -}}
+readinessProbe:
+  httpGet: {path: "/-/engines?ready", port: 9857}
+  periodSeconds: {{ $sidestep.readinessProbe.periodSeconds }}
+  timeoutSeconds: 2
+  failureThreshold: {{ $sidestep.readinessProbe.failureThreshold }}
+{{- end -}}
 {{- end -}}
 
 {{- define "sidestep.supplementalGroups" -}}

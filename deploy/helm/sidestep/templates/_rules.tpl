@@ -8,18 +8,65 @@
 groups:
   - name: sidestep-engines-alerts
     rules:
+      # Without `}}{{"`"}}{{`for`}}{{"`"}}{{`: the exporter's clock decides, whatever the intervals are. A process that is silent is unreachable before 35 s.
+      - alert: InferenceEngineStalled
+        expr: sidestep_engine_stalled_seconds > 35
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: engine {{ $labels.engine }} has made no progress for {{ $value | humanizeDuration }}: {{ $labels.reason }}"
+          description: >-
+            The engine owes requests and hangs. The reason says where: step, no_steps, no_output, publisher or
+            queue. The exporter has the stack of the thread, and a log line with its innermost frames.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineStalled.md
+      # The exporter forgets an engine after 300 s: the last state counts for half an hour, until as many engines are up
+      # as before. An exporter that went with its pod has no series here. Critical:
+      # requests were unfinished at the end. A Triton server has an alert of its own.
+      - alert: InferenceEngineUnreachable
+        expr: |-
+          last_over_time(sidestep_engine_unfinished_requests[30m]) > 0
+          and ignoring (state) last_over_time(sidestep_engine_state{state="unreachable"}[30m]) == 1
+          and on (cluster, namespace, job, instance) (
+            instance:sidestep_engine_up:sum
+              < quantile_over_time(0.5, instance:sidestep_engine_up:sum[1h])
+          )
+        for: 1m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: engine {{ $labels.engine }} is silent and had {{ $value }} unfinished requests"
+          description: >-
+            The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
+            gone. No other engine has taken its place.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
+      - alert: InferenceEngineUnreachable
+        expr: |-
+          last_over_time(sidestep_engine_state{state="unreachable",engine!~"triton/.*"}[30m]) == 1
+          and on (cluster, namespace, job, instance) (
+            instance:sidestep_engine_up:sum
+              < quantile_over_time(0.5, instance:sidestep_engine_up:sum[1h])
+          )
+        for: 1m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: engine {{ $labels.engine }} is silent"
+          description: >-
+            The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
+            gone. No other engine has taken its place.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
+      # What InferenceEngineUnreachable does not know: engines that sent a goodbye, and those of downstream exporters.
       # The median forgets a scale-down within half an hour, and does not know an engine that never ran that long.
       - alert: InferenceEngineDown
         expr: |-
           instance:sidestep_engine_up:sum
             < quantile_over_time(0.5, instance:sidestep_engine_up:sum[1h])
+          unless on (cluster, namespace, job, instance)
+            last_over_time(sidestep_engine_state{state="unreachable"}[30m]) == 1
         for: 2m
         labels: {severity: warning}
         annotations:
           summary: "{{ $labels.instance }}: engines up: {{ $value }}, fewer than for most of the last hour"
           description: >-
-            An engine has stopped, or has sent nothing for 30 s, and has not come back. Each process of SGLang
-            counts as one.
+            An engine has ended, or one of a downstream exporter is silent, and has not come back. Each process
+            of SGLang counts as one.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
       # An exporter that went with its pod has no series here; engines that drained before they ended had nothing in flight.
       - alert: InferenceModelDown
@@ -66,18 +113,20 @@ groups:
           description: >-
             The engine ends and is started again: it crashes, runs out of memory, or a probe kills it.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
+      # Engines that report no progress: of a downstream exporter, of an older plugin, or scraped.
       - alert: InferenceDecodeStalled
         expr: |-
           min_over_time(engine:requests_running:sum[5m]) > 0
           and engine:processed_tokens:rate5m == 0
           unless ignoring (dialect, sleep_state) vllm:engine_sleep_state{sleep_state="awake"} == 0
+          unless on (cluster, namespace, job, instance, pod, model_name) sidestep_engine_unfinished_requests
         for: 2m
         labels: {severity: critical}
         annotations:
           summary: "{{ $labels.model_name }} on {{ $labels.instance }}: {{ $value }} requests are running and no token is computed"
           description: >-
             For five minutes requests were in the batch, no prompt token was computed and none was generated.
-            The engine's processes are alive, but its steps do not end.
+            The engine reports no progress, so nothing else shows that its steps do not end.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceDecodeStalled.md
       - alert: InferenceQueueGrowing
         expr: |-

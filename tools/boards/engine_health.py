@@ -1,0 +1,86 @@
+"""The row of panels about the states of engines, which several dashboards share."""
+
+from __future__ import annotations
+
+from tools.boards import reasons
+from tools.boards.dashboard import Row
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import PLACE, PLACE_NAME, Scope, grouped, most, total
+from tools.boards.shapes import lines
+
+STATE = "sidestep_engine_state"
+STATES = {
+    "ok": "green",
+    "idle": "blue",
+    "asleep": "purple",
+    "starting": "yellow",
+    "stopped": "text",
+    "slow": "orange",
+    "unreachable": "dark-red",
+    "stalled": "red",
+}
+"""Colors by state; of several engines with equal labels, the timeline shows the last of these."""
+EACH = (*PLACE, "model_name", "engine")
+NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
+
+
+def engine_health(of: Scope, **matched: str) -> Row:
+    """Return the row for the engines that ``of`` selects and whose labels match."""
+    states = " or ".join(
+        f"{number} * {of(STATE, state=state, **matched)}"
+        for number, state in enumerate(STATES, start=1)
+    )
+    return Row(
+        "Engine health",
+        (
+            Panel(
+                title="State",
+                says=(
+                    "State of each engine over time. Stalled: it owes requests and makes no progress. "
+                    "Unreachable: it is silent, without a goodbye."
+                ),
+                empty=reasons.STATES,
+                kind="state-timeline",
+                width=24,
+                queries=[Query(grouped("max", EACH, states), NAME)],
+                states=STATES,
+            ),
+            lines(
+                "Engines by state",
+                "Number of engines in each state.",
+                reasons.STATES,
+                Query(total(of(STATE, **matched), "state"), "{{state}}"),
+                width=6,
+                stacked=True,
+            ),
+            lines(
+                "Stalled for",
+                (
+                    "Seconds without progress of engines that are stalled, by reason. The runbook of "
+                    "InferenceEngineStalled describes what to do."
+                ),
+                reasons.NOT_STALLED,
+                Query(
+                    most(of("sidestep_engine_stalled_seconds", **matched), (*EACH, "reason")),
+                    f"{{{{reason}}}} {NAME}",
+                ),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Step age",
+                "Seconds since the oldest open step of an engine began; 0 between steps.",
+                reasons.PROGRESS,
+                Query(most(of("sidestep_engine_step_age_seconds", **matched), EACH), NAME),
+                unit="s",
+                width=6,
+            ),
+            lines(
+                "Unfinished requests",
+                "Requests that an engine has accepted and not finished.",
+                reasons.PROGRESS,
+                Query(total(of("sidestep_engine_unfinished_requests", **matched), EACH), NAME),
+                width=6,
+            ),
+        ),
+    )
