@@ -14,8 +14,8 @@ import pytest
 
 from command_line import serving
 from exporters import Start, until
-from reporting_processes import WORKING, process
 from pages import get
+from reporting_processes import WORKING, process
 from sidestep.app import Exporter
 from sidestep.ingest.health import INTERVAL
 from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM

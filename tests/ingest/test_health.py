@@ -185,6 +185,20 @@ def test_the_core_decides_whether_an_engine_is_reachable() -> None:
     assert state(fed) is EngineState.STOPPED
 
 
+def test_a_frozen_front_end_keeps_the_engine_stalled_beside_an_idle_core() -> None:
+    """Its requests wait for as long as the engine may return under its name."""
+    fed = working()
+    fed.send_hello("api", [info(role=FRONT_END)])
+    report(fed, Progress(0), stream="api")
+    run(fed, 60, Progress(0, steps=9))
+    found = health(fed)
+    assert (found.state, found.reason) == (EngineState.STALLED, Reason.PUBLISHER)
+    assert found.stream == "api"
+
+    run(fed, 300, Progress(0, steps=9))
+    assert state(fed) is EngineState.IDLE
+
+
 @pytest.mark.parametrize(
     ("ends_last", "expected"),
     [(True, EngineState.STOPPED), (False, EngineState.UNREACHABLE)],

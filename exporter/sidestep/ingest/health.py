@@ -217,10 +217,16 @@ class HealthMonitor:
         self._log(engine, before, health)
 
     def _processes(self, engine: Engine, now: float) -> list[Process]:
-        """Return the connected processes of ``engine`` that report progress."""
+        """Return the processes of ``engine`` that report progress, and should.
+
+        A front end that has fallen silent feeds the engine no more, but the requests that it has
+        accepted still wait, whatever the core does.
+        """
         awake = self._awake.read(now)
+        front_ends = [self._receiver.streams.get(name) for name in engine.front_ends]
+        waiting = {s.incarnation for s in front_ends if s and s.state is not StreamState.CLOSED}
         found: list[Process] = []
-        for incarnation in engine.streams & self._reporting:
+        for incarnation in (engine.streams | waiting) & self._reporting:
             stream = self._streams.by_incarnation.get(incarnation)
             if stream is not None:
                 role = self._streams.roles.get((incarnation, engine.id), "")
