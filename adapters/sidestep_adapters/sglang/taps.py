@@ -18,6 +18,13 @@ from sidestep_adapters.publisher.environment import endpoint, mode, namespace, u
 from sidestep_adapters.sglang.collectors import Process, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
+from sidestep_adapters.sglang.progress import (
+    SCHEDULER_METHOD,
+    TOKENIZER_METHOD,
+    SchedulerProgress,
+    TokenizerProgress,
+    constructing,
+)
 from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
 from sidestep_adapters.sglang.stats import StatsRecorder
 
@@ -121,6 +128,10 @@ class SchedulerTap:
         self.stats: StatsRecorder = process.stats(collector, "scheduler")
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
+        scheduler = constructing(SCHEDULER_METHOD)
+        if scheduler is not None:
+            engine = process.engine("scheduler", collector.labels)
+            process.add_measure(SchedulerProgress(scheduler, engine))
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )
@@ -197,6 +208,10 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
         collector.histogram_inter_token_latency = native
         observe = _call_both(observe, collector.observe_inter_token_latency)
     collector.observe_inter_token_latency = observe
+    manager = constructing(TOKENIZER_METHOD)
+    if manager is not None:
+        engine = process.engine("tokenizer", collector.labels)
+        process.add_measure(TokenizerProgress(manager, engine))
     process.start(stream_name("tokenizer", serving_config(server_args)[1]))
     return made
 

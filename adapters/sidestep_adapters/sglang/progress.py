@@ -1,0 +1,223 @@
+"""Progress of SGLang's scheduler and tokenizer, read from their attributes in the publisher thread.
+
+Nothing runs on SGLang's own threads. An attribute that a release lacks says nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sidestep.protocol.progress import ASLEEP, OVERDUE, PAUSED, STARTING, Progress
+from sidestep_adapters.publisher.progress import ProgressMeter, Reading
+
+SCHEDULER_METHOD, TOKENIZER_METHOD = "event_loop_normal", "generate_request"
+"""Methods by which the scheduler and the tokenizer manager are recognized."""
+WARM_UP = 600.0
+"""Seconds for which the first step may last: SGLang gives as many to the request of its warm-up."""
+
+
+def constructing(method: str) -> Any:
+    """Return the object with this method that constructs a collector just now; None without one.
+
+    SGLang gives a collector no reference to the object that owns it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if hasattr(type(found), method):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class SchedulerProgress:
+    """Measures the progress of a scheduler.
+
+    Args:
+        scheduler: The scheduler, which may still load its model.
+        engine: Index of its engine in the stream's Hello.
+    """
+
+    def __init__(self, scheduler: Any, engine: int) -> None:
+        self._scheduler = weakref.ref(scheduler)
+        # The thread that constructs the scheduler runs its event loop, too.
+        self._meter = ProgressMeter(engine, threading.get_ident())
+        self._begun, self._tokens = 0, 0
+        self._changed_at = 0.0
+        self._ended = 0
+        """Number of the last step that has ended."""
+
+    def __call__(self, now: float) -> Progress | None:
+        """Return the progress at ``now``; None if it cannot be known."""
+        scheduler = self._scheduler()
+        # The loop that multiplexes prefill and decode does not say which batch it runs.
+        if scheduler is None or getattr(scheduler, "enable_pdmux", False):
+            return None
+        progress = self._meter.measure(self._read(scheduler, now), now)
+        if progress.waiting_age is not None and is_disaggregated(scheduler):
+            # Requests may wait for another node to take or to send their KV blocks.
+            return msgspec.structs.replace(progress, waiting_age=None, stack=[])
+        return progress
+
+    def _read(self, scheduler: Any, now: float) -> Reading:
+        begun = getattr(scheduler, "forward_ct", 0)
+        tokens = max(map(_tokens, _running_batches(scheduler)), default=0)
+        longest, longest_tokens = 0.0, 0
+        if (begun, bool(tokens)) != (self._begun, bool(self._tokens)):
+            if self._tokens and self._ended:
+                # The first step is the warm-up, which says nothing of later ones.
+                longest, longest_tokens = now - self._changed_at, self._tokens
+            self._changed_at = now
+        self._begun, self._tokens = begun, tokens
+        self._ended = max(self._ended, begun - bool(tokens))
+        unfinished = _unfinished(scheduler)
+        is_open = bool(tokens and unfinished)
+        return Reading(
+            unfinished,
+            self._ended,
+            self._changed_at if is_open else None,
+            tokens,
+            # A step that has begun and ended between two wakes counts as one that has just ended.
+            self._changed_at,
+            longest=longest,
+            longest_tokens=longest_tokens,
+            condition=self._condition(scheduler, now, is_open=is_open),
+            blocked=lambda: _blocked(scheduler),
+        )
+
+    def _condition(self, scheduler: Any, now: float, *, is_open: bool) -> str:
+        if getattr(scheduler, "is_initializing", not hasattr(scheduler, "running_batch")):
+            return STARTING
+        if getattr(scheduler, "_engine_paused", False):
+            return PAUSED
+        if getattr(getattr(scheduler, "weight_updater", scheduler), "offload_tags", None):
+            return ASLEEP
+        is_first = is_open and not self._ended
+        return STARTING if is_first and now - self._changed_at < WARM_UP else ""
+
+
+class TokenizerProgress:
+    """Measures how long a tokenizer has waited for an answer to the requests it has sent.
+
+    Args:
+        manager: The tokenizer manager.
+        engine: Index of the tokenizer's engine in the stream's Hello.
+    """
+
+    def __init__(self, manager: Any, engine: int) -> None:
+        self._manager = weakref.ref(manager)
+        self._meter = ProgressMeter(engine, threading.get_ident())
+        self._received: float | None = getattr(manager, "last_receive_tstamp", None)
+        self._answers = 0
+        self._answered_at = 0.0
+        self._owed_since: float | None = None
+        self._tokens = 0
+        """Tokens of the prompts without any answer, as of the last wake that found one overdue."""
+
+    def __call__(self, now: float) -> Progress | None:
+        """Return the progress at ``now``; None if it cannot be known."""
+        manager = self._manager()
+        # Requests of a node for prefill or decode only depend on other nodes.
+        if manager is None or self._received is None or is_disaggregated(manager):
+            return None
+        return self._meter.measure(self._read(manager, now), now)
+
+    def _read(self, manager: Any, now: float) -> Reading:
+        longest, longest_tokens = 0.0, 0
+        since = now if self._owed_since is None else max(self._owed_since, self._answered_at)
+        if manager.last_receive_tstamp != self._received:
+            self._received = manager.last_receive_tstamp
+            if self._answers:
+                # The first one ends the warm-up, which says nothing of later ones.
+                longest, longest_tokens = now - since, self._tokens
+            self._answered_at = since = now
+            self._answers += 1
+            self._tokens = 0
+        states = manager.rid_to_state
+        unfinished = len(states)
+        is_overdue = now - since >= OVERDUE
+        if is_overdue or self._owed_since is None:
+            # Others wait until the engine is resumed, has new weights, or they are tokenized.
+            sent = [each for each in tuple(states.values()) if getattr(each, "dispatched", True)]
+            unfinished = len(sent)
+            self._tokens = sum(map(_prompt_tokens, sent)) if is_overdue else 0
+        if not unfinished:
+            self._owed_since = None
+        elif self._owed_since is None:
+            self._owed_since = now
+        is_first = bool(unfinished) and not self._answers and now - since < WARM_UP
+        condition = PAUSED if getattr(manager, "is_pause", False) else ""
+        return Reading(
+            unfinished,
+            self._answers,
+            self._answered_at if unfinished else None,
+            self._tokens,
+            longest=longest,
+            longest_tokens=longest_tokens,
+            condition=condition or (STARTING if is_first else ""),
+        )
+
+
+def is_disaggregated(owner: Any) -> bool:
+    """Return whether a scheduler or a tokenizer belongs to a node for prefill or decode only."""
+    mode = getattr(owner, "disaggregation_mode", None)
+    return str(getattr(mode, "value", mode)).lower() not in ("null", "none")
+
+
+def _running_batches(scheduler: Any) -> Iterator[Any]:
+    """Yield the batches whose results the scheduler does not have yet."""
+    # Older releases have no other name for it.
+    yield getattr(scheduler, "cur_batch_for_debug", getattr(scheduler, "cur_batch", None))
+    if getattr(scheduler, "enable_overlap", False):
+        # The loop may have launched no further one when it waits for this one.
+        yield getattr(scheduler, "last_batch", None)
+
+
+def _tokens(batch: Any) -> int:
+    """Return the tokens of a batch; 0 of one without requests, which keeps step with other ranks."""
+    requests = len(getattr(batch, "reqs", None) or ())
+    mode = getattr(batch, "forward_mode", None)
+    is_prefill = requests and mode is not None and mode.is_extend()
+    return int((is_prefill and getattr(batch, "extend_num_tokens", 0)) or requests)
+
+
+def _unfinished(scheduler: Any) -> int:
+    """Return how many requests the scheduler has admitted, or has waiting."""
+    batches = (
+        *_running_batches(scheduler),
+        getattr(scheduler, "running_batch", None),
+        # Those of a pipeline's stages.
+        *(getattr(scheduler, "running_mbs", None) or ()),
+    )
+    requests = [each for batch in batches for each in tuple(getattr(batch, "reqs", None) or ())]
+    requests.append(getattr(scheduler, "chunked_req", None))
+    admitted = {id(each) for each in requests if each is not None and not each.finished()}
+    waiting = getattr(scheduler, "waiting_queue", ())
+    return len(admitted) + len(waiting) + len(_grammars(scheduler))
+
+
+def _blocked(scheduler: Any) -> int:
+    """Return how many requests wait for a grammar, or may wait for cached blocks from a storage."""
+    stored = getattr(scheduler, "enable_hicache_storage", False)
+    waiting = len(getattr(scheduler, "waiting_queue", ())) if stored else 0
+    return waiting + len(_grammars(scheduler))
+
+
+def _grammars(scheduler: Any) -> Any:
+    """Return the requests whose grammar is being compiled."""
+    return getattr(getattr(scheduler, "grammar_manager", scheduler), "grammar_queue", ())
+
+
+def _prompt_tokens(state: Any) -> int:
+    """Return the tokens of a prompt that has no output yet, or its characters, which are more."""
+    if getattr(state, "ttft_observed", False):
+        return 0
+    request = getattr(state, "obj", None)
+    prompt = getattr(request, "input_ids", None) or getattr(request, "text", None) or ()
+    return len(prompt)
