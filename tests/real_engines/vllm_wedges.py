@@ -65,6 +65,8 @@ def below_the_tap(scheduler: Any) -> Any:
     """Return a subclass with the wedges that happen inside a step."""
 
     class Wedged(scheduler):  # type: ignore[misc]
+        max_num_active_reqs: int
+
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             sleep_while_set("asleep")
             spin_while_set("spinning")
