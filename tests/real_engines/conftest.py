@@ -32,6 +32,12 @@ def vllm_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """Return the interpreter of SGLang's environment, which tools/setup_sglang.sh makes."""
+    return existing(sglang_server.interpreter(), "SGLang")
+
+
+@pytest.fixture(scope="session")
 def triton_python() -> Path:
     """Return the interpreter of Triton's environment."""
     return existing(triton_server.interpreter(), "Triton")
@@ -65,7 +71,6 @@ def vllm(vllm_python: Path, tiny: Path, home: Path) -> VllmSite:
 
 
 @pytest.fixture
-def sglang(tiny: Path, home: Path) -> SglangSite:
-    """Return the site of a test with SGLang, whose environment tools/setup_sglang.sh makes."""
-    python = existing(sglang_server.interpreter(), "SGLang")
-    return SglangSite(python, tiny, home, f"ipc://{home}/ingest.ipc")
+def sglang(sglang_python: Path, tiny: Path, home: Path) -> SglangSite:
+    """Return the site of a test with SGLang."""
+    return SglangSite(sglang_python, tiny, home, f"ipc://{home}/ingest.ipc")
