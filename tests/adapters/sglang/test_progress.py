@@ -178,6 +178,15 @@ def test_finished_requests_are_owed_nothing() -> None:
     assert (after.unfinished, after.step_age, after.waiting_age) == (0, None, None)
 
 
+def test_requests_outside_of_the_running_batch() -> None:
+    """A prompt may be between two chunks, and each stage of a pipeline has a batch of its own."""
+    first, second, third = Request(), Request(), Request()
+    stages = [None, batch([first]), batch([first, second])]
+    _, clock = started(chunked_req=third, running_mbs=stages)
+
+    assert clock.after().unfinished == 3
+
+
 def test_a_batch_without_requests_is_no_step() -> None:
     """A rank runs such batches to keep step with the other ones."""
     scheduler, clock = started()
@@ -330,6 +339,7 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     assert answered.longest_tokens == 900
     assert again.step_age == pytest.approx(4)
     assert answered.steps > asked.steps
+    assert answered.step_tokens == 0
 
 
 def test_requests_that_a_tokenizer_holds_back() -> None:
