@@ -5,6 +5,7 @@ Nothing runs on SGLang's own threads. An attribute that a release lacks says not
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import weakref
@@ -20,6 +21,10 @@ SCHEDULER_METHOD, TOKENIZER_METHOD = "event_loop_normal", "generate_request"
 """Methods by which the scheduler and the tokenizer manager are recognized."""
 WARM_UP = 600.0
 """Seconds for which the first step may last: SGLang gives as many to the request of its warm-up."""
+INPUT_METHOD = "process_input_requests"
+"""Method of the scheduler that runs all requests, of clients and of operators."""
+_CONTROL = re.compile("lora|weight|memory_occupation|profile|hicache_storage")
+"""A part of the names of operators' requests that may keep the scheduler's loop for long."""
 
 
 def constructing(method: str) -> Any:
@@ -47,11 +52,14 @@ class SchedulerProgress:
     def __init__(self, scheduler: Any, engine: int) -> None:
         self._scheduler = weakref.ref(scheduler)
         # The thread that constructs the scheduler runs its event loop, too.
-        self._meter = ProgressMeter(engine, threading.get_ident())
+        self._thread = threading.get_ident()
+        self._meter = ProgressMeter(engine, self._thread)
         self._begun, self._tokens = 0, 0
         self._changed_at = 0.0
         self._ended = 0
         """Number of the last step that has ended."""
+        self._is_controlled = False
+        """Whether the loop ran an operator's request at the last wake."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -77,7 +85,12 @@ class SchedulerProgress:
         self._begun, self._tokens = begun, tokens
         self._ended = max(self._ended, begun - bool(tokens))
         unfinished = _unfinished(scheduler)
-        is_open = bool(tokens and unfinished)
+        was_controlled = self._is_controlled
+        is_overdue = unfinished > 0 and now - self._changed_at >= OVERDUE
+        self._is_controlled = is_overdue and _runs_control(self._thread)
+        if was_controlled and not self._is_controlled:
+            self._changed_at = now
+        is_open = bool(tokens and unfinished) and not self._is_controlled
         return Reading(
             unfinished,
             self._ended,
@@ -88,7 +101,7 @@ class SchedulerProgress:
             longest=longest,
             longest_tokens=longest_tokens,
             condition=self._condition(scheduler, now, is_open=is_open),
-            blocked=lambda: _blocked(scheduler),
+            blocked=lambda: unfinished if self._is_controlled else _blocked(scheduler),
         )
 
     def _condition(self, scheduler: Any, now: float, *, is_open: bool) -> str:
@@ -156,12 +169,33 @@ class TokenizerProgress:
         return Reading(
             unfinished,
             self._answers,
-            self._answered_at if unfinished else None,
+            self._answered_at
+            if unfinished and not (is_overdue and _awaits_control(manager))
+            else None,
             self._tokens,
             longest=longest,
             longest_tokens=longest_tokens,
             condition=condition or (STARTING if is_first else ""),
         )
+
+
+def _runs_control(thread: int) -> bool:
+    """Return whether a scheduler's thread runs an operator's request, such as to load an adapter."""
+    inner: list[str] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_name != INPUT_METHOD:
+        inner.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return frame is not None and any(map(_CONTROL.search, inner))
+
+
+def _awaits_control(manager: Any) -> bool:
+    """Return whether a tokenizer waits for the scheduler to run an operator's request."""
+    return any(
+        getattr(sent, "_result_event", None) is not None
+        for name, sent in tuple(vars(manager).items())
+        if name.endswith("_communicator") and _CONTROL.search(name)
+    )
 
 
 def is_disaggregated(owner: Any) -> bool:

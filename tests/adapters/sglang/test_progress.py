@@ -265,6 +265,31 @@ def test_requests_that_wait_for_others() -> None:
     assert (transfer.unfinished, transfer.blocked) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("request_name", "is_known"), [("load_lora_adapter", True), ("handle_generate_request", False)]
+)
+def test_an_operators_request_on_the_schedulers_loop(request_name: str, is_known: bool) -> None:
+    """Loading an adapter stops all requests, which is no step that hangs; what else runs there is."""
+    scheduler, clock = started()
+    scheduler.begin(batch([Request(), Request()]))
+    clock.after(1)
+    found: list[Progress] = []
+    # Functions of these names, as on the stack of SGLang's loop.
+    code = f"def {request_name}():\n found.append(clock.after(9))\n"
+    code += f"def process_input_requests():\n {request_name}()\n"
+    names: dict[str, Any] = {"found": found, "clock": clock}
+    exec(code, names)
+    names["process_input_requests"]()
+    after = clock.after()
+    later = clock.after(4)
+
+    (during,) = found
+    assert (during.step_age is None, during.blocked) == (is_known, 2 if is_known else 0)
+    assert (during.waiting_age is not None) == is_known
+    assert after.step_age == pytest.approx(0 if is_known else 10)
+    assert later.step_age == pytest.approx(4 if is_known else 14)
+
+
 def test_a_node_for_prefill_or_decode_reports_steps_only() -> None:
     """Its requests wait for the other node's transfers, which it cannot know."""
     for mode in (Mode.PREFILL, Mode.DECODE):
@@ -355,6 +380,21 @@ def test_requests_that_a_tokenizer_holds_back() -> None:
     assert (held.unfinished, held.step_age) == (0, None)
     assert sent.step_age == pytest.approx(3 - WAKE)
     assert (paused.condition, paused.step_age) == (PAUSED, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_owed"),
+    [("update_lora_adapter_communicator", False), ("get_internal_state_communicator", True)],
+)
+def test_an_operators_request_that_a_tokenizer_has_sent(name: str, is_owed: bool) -> None:
+    """Until an adapter is loaded nothing is owed; a scheduler that hangs answers no question, either."""
+    manager, clock = accepting()
+    manager.rid_to_state = {"a": state()}
+    vars(manager)[name] = SimpleNamespace(_result_event=object())
+    waiting = clock.after(9)
+
+    assert waiting.unfinished == 1
+    assert (waiting.step_age is not None) == is_owed
 
 
 def test_a_tokenizer_without_any_answer_is_starting() -> None:
