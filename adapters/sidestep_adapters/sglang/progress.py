@@ -229,7 +229,9 @@ def _unfinished(scheduler: Any) -> int:
         # Those of a pipeline's stages.
         *(getattr(scheduler, "running_mbs", None) or ()),
     )
-    requests = [each for batch in batches for each in tuple(getattr(batch, "reqs", None) or ())]
+    # The batch that runs is mostly the same object as the running one.
+    known = {id(batch): batch for batch in batches}.values()
+    requests = [each for batch in known for each in tuple(getattr(batch, "reqs", None) or ())]
     requests.append(getattr(scheduler, "chunked_req", None))
     admitted = {id(each) for each in requests if each is not None and not each.finished()}
     waiting = getattr(scheduler, "waiting_queue", ())
