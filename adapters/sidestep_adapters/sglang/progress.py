@@ -21,6 +21,8 @@ SCHEDULER_METHOD, TOKENIZER_METHOD = "event_loop_normal", "generate_request"
 """Methods by which the scheduler and the tokenizer manager are recognized."""
 WARM_UP = 600.0
 """Seconds for which the first step may last: SGLang gives as many to the request of its warm-up."""
+SHORT = 2048
+"""Prompt tokens, or characters, that take no noticeable time to prefill."""
 INPUT_METHOD = "process_input_requests"
 """Method of the scheduler that runs all requests, of clients and of operators."""
 _CONTROL = re.compile("lora|weight|memory_occupation|profile|hicache_storage")
@@ -131,7 +133,7 @@ class TokenizerProgress:
         self._answered_at = 0.0
         self._owed_since: float | None = None
         self._tokens = 0
-        """Tokens of the prompts without any answer, as of the last wake that found one overdue."""
+        """Tokens of the prompts without any answer."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -151,27 +153,22 @@ class TokenizerProgress:
                 longest, longest_tokens = now - since, self._tokens
             self._answered_at = since = now
             self._answers += 1
-            self._tokens = 0
-        states = manager.rid_to_state
-        unfinished = len(states)
-        is_overdue = now - since >= OVERDUE
-        if is_overdue or self._owed_since is None:
-            # Others wait until the engine is resumed, has new weights, or they are tokenized.
-            sent = [each for each in tuple(states.values()) if getattr(each, "dispatched", True)]
-            unfinished = len(sent)
-            self._tokens = sum(map(_prompt_tokens, sent)) if is_overdue else 0
-        if not unfinished:
+        # Others wait until the engine is resumed, has new weights, or they are tokenized.
+        states = tuple(manager.rid_to_state.values())
+        sent = [each for each in states if getattr(each, "dispatched", True)]
+        tokens = sum(map(_prompt_tokens, sent))
+        self._tokens = tokens if tokens > SHORT else 0
+        if not sent:
             self._owed_since = None
         elif self._owed_since is None:
             self._owed_since = now
-        is_first = bool(unfinished) and not self._answers and now - since < WARM_UP
+        is_excused = now - since >= OVERDUE and _awaits_control(manager)
+        is_first = bool(sent) and not self._answers and now - since < WARM_UP
         condition = PAUSED if getattr(manager, "is_pause", False) else ""
         return Reading(
-            unfinished,
+            len(sent),
             self._answers,
-            self._answered_at
-            if unfinished and not (is_overdue and _awaits_control(manager))
-            else None,
+            self._answered_at if sent and not is_excused else None,
             self._tokens,
             longest=longest,
             longest_tokens=longest_tokens,

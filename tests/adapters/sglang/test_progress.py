@@ -350,18 +350,19 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     """It waits from its request, or from the last answer; with the prompts that it waits for."""
     manager, clock = accepting()
     idle = clock.after(60)
-    manager.rid_to_state = {"a": state("x" * 900), "b": state("y" * 50, answered=True)}
+    manager.rid_to_state = {"a": state("x" * 9000), "b": state("y" * 5000, answered=True)}
     asked = clock.after(5)
     manager.last_receive_tstamp += 1
+    manager.rid_to_state = {"c": state("z" * 900)}
     answered = clock.after()
     again = clock.after(4)
 
     assert (idle.unfinished, idle.step_age) == (0, None)
-    assert (asked.engine, asked.unfinished, asked.step_tokens) == (1, 2, 900)
+    assert (asked.engine, asked.unfinished, asked.step_tokens) == (1, 2, 9000)
     assert asked.step_age == pytest.approx(5 - WAKE)
     assert answered.step_age == 0
     assert answered.longest == pytest.approx(5)
-    assert answered.longest_tokens == 900
+    assert answered.longest_tokens == 9000
     assert again.step_age == pytest.approx(4)
     assert answered.steps > asked.steps
     assert answered.step_tokens == 0
