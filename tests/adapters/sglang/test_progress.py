@@ -368,6 +368,21 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     assert answered.step_tokens == 0
 
 
+def test_idleness_is_no_time_between_answers() -> None:
+    """An answer to a request that came after it is not late."""
+    manager, clock = accepting()
+    manager.rid_to_state = {"a": state()}
+    clock.after()
+    manager.last_receive_tstamp += 1
+    manager.rid_to_state = {}
+    clock.after(60)
+    manager.rid_to_state = {"b": state()}
+    clock.after()
+    manager.last_receive_tstamp += 1
+
+    assert clock.after().longest == pytest.approx(WAKE)
+
+
 def test_requests_that_a_tokenizer_holds_back() -> None:
     """The engine owes nothing while requests wait for a pause to end, or for new weights."""
     manager, clock = accepting()
@@ -405,7 +420,10 @@ def test_a_tokenizer_without_any_answer_is_starting() -> None:
     before = clock.after()
     manager.rid_to_state = {"a": state()}
     warming, late = clock.after(300), clock.after(WARM_UP)
+    manager.last_receive_tstamp += 1
+    first = clock.after()
 
+    assert first.longest == 0
     assert (before.condition, warming.condition, late.condition) == ("", STARTING, "")
 
 
