@@ -17,8 +17,6 @@ import msgspec
 from sidestep.protocol.progress import ASLEEP, OVERDUE, PAUSED, STARTING, Progress
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 
-SCHEDULER_METHOD, TOKENIZER_METHOD = "event_loop_normal", "generate_request"
-"""Methods by which the scheduler and the tokenizer manager are recognized."""
 WARM_UP = 600.0
 """Seconds for which the first step may last: SGLang gives as many to the request of its warm-up."""
 SHORT = 2048
@@ -49,7 +47,12 @@ class SchedulerProgress:
     Args:
         scheduler: The scheduler, which may still load its model.
         engine: Index of its engine in the stream's Hello.
+
+    Attributes:
+        method: A method by which a scheduler is recognized.
     """
+
+    method = "event_loop_normal"
 
     def __init__(self, scheduler: Any, engine: int) -> None:
         self._scheduler = weakref.ref(scheduler)
@@ -66,8 +69,7 @@ class SchedulerProgress:
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
         scheduler = self._scheduler()
-        # The loop that multiplexes prefill and decode does not say which batch it runs.
-        if scheduler is None or getattr(scheduler, "enable_pdmux", False):
+        if scheduler is None or not _is_readable(scheduler):
             return None
         progress = self._meter.measure(self._read(scheduler, now), now)
         if progress.waiting_age is not None and is_disaggregated(scheduler):
@@ -123,7 +125,12 @@ class TokenizerProgress:
     Args:
         manager: The tokenizer manager.
         engine: Index of the tokenizer's engine in the stream's Hello.
+
+    Attributes:
+        method: A method by which a tokenizer manager is recognized.
     """
+
+    method = "generate_request"
 
     def __init__(self, manager: Any, engine: int) -> None:
         self._manager = weakref.ref(manager)
@@ -199,6 +206,13 @@ def is_disaggregated(owner: Any) -> bool:
     """Return whether a scheduler or a tokenizer belongs to a node for prefill or decode only."""
     mode = getattr(owner, "disaggregation_mode", None)
     return str(getattr(mode, "value", mode)).lower() not in ("null", "none")
+
+
+def _is_readable(scheduler: Any) -> bool:
+    """Return whether a scheduler says which steps it runs."""
+    has_steps = hasattr(scheduler, "forward_ct") or not hasattr(scheduler, "running_batch")
+    # The loop that multiplexes prefill and decode does not say which batch it runs.
+    return has_steps and not getattr(scheduler, "enable_pdmux", False)
 
 
 def _running_batches(scheduler: Any) -> Iterator[Any]:

@@ -304,16 +304,19 @@ def test_a_node_for_prefill_or_decode_reports_steps_only() -> None:
 
 
 def test_what_cannot_be_known_is_not_reported() -> None:
-    """Neither a loop without a current batch, nor a scheduler that is gone, has progress."""
+    """A loop without a current batch or a count of steps has no progress; nor has a scheduler that is gone."""
     scheduler = Scheduler(enable_pdmux=True)
     measure = SchedulerProgress(scheduler, 0)
     multiplexed = measure(1.0)
     scheduler = Scheduler()
+    del scheduler.forward_ct
+    measure = SchedulerProgress(scheduler, 0)
+    uncounted = measure(1.0)
+    scheduler = Scheduler()
     measure = SchedulerProgress(scheduler, 0)
     del scheduler
 
-    assert multiplexed is None
-    assert measure(1.0) is None
+    assert (multiplexed, uncounted, measure(1.0)) == (None, None, None)
 
 
 def state(text: str = "", *, dispatched: bool = True, answered: bool = False) -> Any:
@@ -495,6 +498,24 @@ def test_collectors_report_the_objects_that_construct_them(process: Recorded) ->
         (CORE, f"pod/m/sglang/scheduler/{ranks}"),
     ]
     del owners
+    assert process.reported() == []
+
+
+def test_an_owner_that_cannot_be_referenced_costs_its_progress_only(process: Recorded) -> None:
+    """The collector counts all the same."""
+
+    class Slotted:
+        __slots__ = ("collector",)
+
+        def __init__(self) -> None:
+            self.collector = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")()
+
+        def event_loop_normal(self) -> None:
+            """Stand for the method by which a scheduler is recognized."""
+
+    owner = Slotted()
+
+    assert owner.collector.sidestep is not None
     assert process.reported() == []
 
 
