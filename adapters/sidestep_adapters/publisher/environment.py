@@ -14,6 +14,7 @@ from sidestep.protocol.limits import printable
 log = logging.getLogger(__name__)
 
 MODES = ("beside", "instead")
+SWITCH = ("on", "off")
 MAX_PREFIX_CHARS = 160
 """Maximum characters of namespace and model in an identity."""
 
@@ -42,6 +43,17 @@ def mode(variable: str) -> str:
         log.warning("%s=%s: must be one of %s; taking beside", variable, chosen, MODES)
         return "beside"
     return chosen
+
+
+def stacks() -> bool:
+    """Return whether stacks of threads without progress are sent: unless ``SIDESTEP_STACKS`` is off.
+
+    An unknown value is logged and read as on.
+    """
+    chosen = os.environ.get("SIDESTEP_STACKS") or "on"
+    if chosen not in SWITCH:
+        log.warning("SIDESTEP_STACKS=%s: must be one of %s; taking on", chosen, SWITCH)
+    return chosen != "off"
 
 
 def namespace() -> str:

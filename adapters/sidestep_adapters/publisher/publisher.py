@@ -13,13 +13,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item
 from sidestep.errors import ConfigError, RunError
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.progress import Progress
 from sidestep.protocol.sender import Sender, State
 from sidestep.transport.link import Link
 from sidestep_adapters.publisher import process_hooks
@@ -54,6 +55,8 @@ class Publisher:
         periodic_items: Makes additional items about once a second, in the publisher thread.
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.
+        progress: Measures the engines' progress at a monotonic time, in the publisher thread, at each
+            wake. Without it, the stream's heartbeats say nothing of its engines.
         flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
 
     Attributes:
@@ -69,6 +72,7 @@ class Publisher:
         periodic_items: ItemFactory | None = None,
         current_state: ItemFactory | None = None,
         deferred: DeferredItems | None = None,
+        progress: Callable[[float], Sequence[Progress]] | None = None,
         flush_interval: float = FLUSH_INTERVAL,
     ) -> None:
         self.errors = 0
@@ -77,6 +81,7 @@ class Publisher:
         self._engines = list(engines)
         self._periodic_items = periodic_items
         self._current_state = current_state
+        self._progress = progress
         self._flush_interval = flush_interval
         self._queue = ItemQueue(deferred, self.fail)
         self._periodic_at = 0.0
@@ -237,7 +242,8 @@ class Publisher:
             self.fail("preparing to fold items failed")
 
     def _flush_once(self, link: Link) -> None:
-        """Run one flush: connect, encode, send and receive."""
+        """Run one flush: measure progress, connect, encode, send and receive."""
+        self._report_progress()
         self._connect(link)
         if self._periodic_items is not None and time.monotonic() >= self._periodic_at:
             self._periodic_at = time.monotonic() + 1.0
@@ -245,6 +251,17 @@ class Publisher:
         if not self._is_idle():
             self._encode()
             self._pump(link)
+
+    def _report_progress(self) -> None:
+        if self._progress is None:
+            return
+        try:
+            progress = self._progress(time.monotonic())
+        except Exception:  # noqa: BLE001 - no exception may reach the engine
+            self.fail("progress could not be measured")
+            # The exporter would take what it received last for what still holds.
+            progress = [Progress(index) for index in range(len(self._engines))]
+        self._sender.report(progress)
 
     def _abandon_stream(self) -> None:
         """Log once that another process has the stream's name, and queue nothing any more."""

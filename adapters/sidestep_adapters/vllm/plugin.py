@@ -24,6 +24,7 @@ from sidestep_adapters.publisher.environment import (
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import Description, describe, with_cache
+from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
 from sidestep_adapters.vllm.frontend import FrontendTap
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -52,6 +53,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         self.engine_indexes = _indexes(engine_indexes)
         self._tap: VllmTap | None = None
         self._publisher: Publisher | None = None
+        self._progress: FrontEndProgress | None = None
         self._config = vllm_config
         if not usable_endpoint():
             return
@@ -63,12 +65,14 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
     def _connect(self, description: Description) -> None:
         frontend = FrontendTap()
         process = ProcessTap(f"api{description.api_server}")
+        self._progress = progress_of_caller(description.engines)
         publisher = Publisher(
             endpoint(),
             description.stream,
             description.engine_infos,
             periodic_items=lambda: _samples([*frontend.families(), *process.families()]),
             current_state=lambda: self._tap.current_state() if self._tap is not None else (),
+            progress=None if self._progress is None else self._progress.measure,
         )
         self._description = description
         self._publisher = publisher
@@ -90,8 +94,14 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         engine_idx: int = 0,
     ) -> None:
         """Record one engine step; never blocks and never raises."""
-        if self._tap is not None:
-            self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        if self._tap is None or self._publisher is None:
+            return
+        if self._progress is not None and iteration_stats is not None:
+            try:
+                self._progress.answered(engine_idx, iteration_stats)
+            except Exception:  # noqa: BLE001 - an exception here ends serving
+                self._publisher.fail("an answer could not be counted")
+        self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
     def log_engine_initialized(self) -> None:
         """Send the description again, with the cache size that is known now."""
@@ -104,6 +114,8 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Record that the engines fell asleep or woke up."""
+        if self._progress is not None:
+            self._progress.slept(sleep)
         if self._tap is not None:
             self._tap.record_sleep_state(sleep, level)
 

@@ -20,6 +20,7 @@ from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import describe, with_cache
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -31,7 +32,8 @@ Base: Any = object
 class _Core:
     """The taps and the publisher of one engine core."""
 
-    def __init__(self, config: Any, kv_cache_manager: Any, *, log_stats: bool) -> None:
+    def __init__(self, scheduler: Any, *, log_stats: bool) -> None:
+        config = scheduler.vllm_config
         description = describe(config, [_rank(config)], core=True, log_stats=log_stats)
         # Some cache fields differ in the front end, whose values the engine's page shows.
         description = with_cache(description, config, CORE_INFO)
@@ -53,7 +55,7 @@ class _Core:
             diffusion="diffusion" in description.features,
         )
         self._blocks: BlockTap | None = None
-        pool: Any = getattr(kv_cache_manager, "block_pool", None)
+        pool: Any = getattr(scheduler.kv_cache_manager, "block_pool", None)
         if getattr(pool, "metrics_collector", pool) is None:
             # With --kv-cache-metrics the engine samples blocks itself, at its own rate.
             self._blocks = BlockTap(self._push)
@@ -67,6 +69,7 @@ class _Core:
                 *self.requests.events.current_state(),
                 *self.stats.current_state(),
             ],
+            progress=SchedulerProgress(scheduler, self.requests).measure,
         )
         if self._blocks is not None:
             pool.metrics_collector = self._blocks
@@ -155,7 +158,7 @@ class _Tapped(Base):  # type: ignore[misc]
             return
         set_up_log("vllm")
         try:
-            self._core = _Core(self.vllm_config, self.kv_cache_manager, log_stats=log_stats)
+            self._core = _Core(self, log_stats=log_stats)
             self._core.close_with(self.structured_output_manager)
         except Exception:
             log.exception(
@@ -173,12 +176,13 @@ class _Tapped(Base):  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule the next batch."""
-        if self._core is not None:
-            self._core.flush_blocks()
-        started = time.monotonic()
+        core = self._core
+        if core is None:
+            return super().schedule(*args, **kwargs)
+        core.flush_blocks()
+        started = core.requests.scheduling_since = time.monotonic()
         output = super().schedule(*args, **kwargs)
-        if self._core is not None:
-            self._core.requests.scheduled(output, self.requests, started)
+        core.requests.scheduled(output, self.requests, started)
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep_adapters.vllm.ended_steps import EndedSteps
 
 DeferredEvent = tuple[Callable[..., Event | None], Any]
 """A function that makes an event in the publisher thread, and its arguments."""
@@ -49,9 +50,13 @@ class SchedulerEvents:
     Args:
         fail: Called inside ``except`` with a description of the problem.
         nan_check: Whether outputs report NaNs in logits.
+
+    Attributes:
+        steps: Counts of the steps with tokens.
     """
 
     def __init__(self, fail: Callable[[str], None], *, nan_check: bool = False) -> None:
+        self.steps = EndedSteps()
         self._fail = fail
         self._nan_check = nan_check
         self._source = secrets.randbits(40)
@@ -155,10 +160,13 @@ class SchedulerEvents:
                 outputs.append(self._output(at, found, served))
                 prompts += self._prompts(found, served)
                 names += served
+        computed = sum(batch.num_scheduled_tokens.values())
+        if computed:
+            self.steps.add(started, stamp, computed, has_output=bool(outputs))
         stamp = outputs[0].stamp if outputs else stamp
         step = Iteration(started if started is not None else stamp, stamp, wall, outputs)
         step.prompts = prompts
-        self._batch(step, names, batch.num_scheduled_tokens)
+        self._batch(step, names, batch.num_scheduled_tokens, computed)
         cached = batch.scheduled_cached_reqs
         step.kv_tokens = sum(cached.num_computed_tokens) + sum(
             new.num_computed_tokens for new in batch.scheduled_new_reqs
@@ -178,9 +186,11 @@ class SchedulerEvents:
         even = tokens.count(1) == len(tokens)
         return Output(stamp, cast("list[int]", requests), [] if even else tokens)
 
-    def _batch(self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
+    def _batch(
+        self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int], computed: int
+    ) -> None:
         """Add the batch, unless it equals the requests with output, with one token each."""
-        even = sum(scheduled.values()) == len(scheduled)
+        even = computed == len(scheduled)
         if even and list(scheduled) == names and not any(o.tokens for o in step.outputs):
             return
         numbers = self._numbers

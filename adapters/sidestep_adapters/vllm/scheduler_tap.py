@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
@@ -36,6 +37,9 @@ class SchedulerTap:
     Attributes:
         events: Converter of the recorded events to items.
         is_updating: Whether the scheduler is processing the output of a step.
+        scheduling_since: When the call that is scheduling a batch began; 0: none is.
+        ended_at: When the last step with tokens ended; 0: none has.
+        thread: Ident of the thread that has queued the last request, and runs the steps.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class SchedulerTap:
         self._deferred_events: list[DeferredEvent] = []
         self._ended_in_update: list[DeferredEvent] = []
         self.is_updating = False
+        self.scheduling_since = self.ended_at = 0.0
+        self.thread: int | None = None
         self._flushed_at = 0.0
         self._closed_session = ""
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
@@ -62,6 +68,7 @@ class SchedulerTap:
 
         A session's next input may arrive with its last output, which it follows.
         """
+        self.thread = get_ident()
         try:
             stamp = request.events[-1].timestamp
             known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
@@ -78,6 +85,7 @@ class SchedulerTap:
         """Record a batch; requests that are new in it have a fresh event."""
         try:
             self._started.append((output, started))
+            self.scheduling_since = 0.0
             deferred = self._deferred_events
             for new in output.scheduled_new_reqs:
                 stamp = requests[new.req_id].events[-1].timestamp
@@ -111,9 +119,13 @@ class SchedulerTap:
         self.is_updating = False
         try:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
+            ended = _monotonic()
+            if batch.num_scheduled_tokens:
+                # Before the step is no longer open: a reader must not find the end of an earlier one.
+                self.ended_at = ended
             started = self._started_at(batch)
             self._deferred_events.append(
-                (self.events.iteration, (started, _monotonic(), _wall(), batch, found))
+                (self.events.iteration, (started, ended, _wall(), batch, found))
             )
             if self._ended_in_update:
                 self._deferred_events += self._ended_in_update
@@ -128,6 +140,16 @@ class SchedulerTap:
             scheduled, started = self._started.popleft()
             if scheduled is batch:
                 return started
+        return None
+
+    def open_step(self) -> tuple[float, int] | None:
+        """Return when the oldest open step began, and its tokens; in the publisher thread.
+
+        A batch without tokens is no step.
+        """
+        for batch, started in list(self._started):
+            if batch.num_scheduled_tokens:
+                return started, batch.total_num_scheduled_tokens
         return None
 
     def _flush(self) -> None:

@@ -160,7 +160,16 @@ class Sender:
             self._start_handshake()
 
     def report(self, progress: Sequence[Progress]) -> None:
-        """Put ``progress`` into the next heartbeat, which is due earlier while it is overdue."""
+        """Put ``progress`` into the next heartbeat, which is due earlier while it is overdue.
+
+        Its longest step is of the time since the last report; that of reports that no heartbeat
+        has carried is kept.
+        """
+        unsent = {each.engine: each for each in self._progress}
+        for each in progress:
+            before = unsent.get(each.engine)
+            if before is not None and before.longest > each.longest:
+                each.longest, each.longest_tokens = before.longest, before.longest_tokens
         self._progress = progress
         if any(map(is_overdue, progress)):
             self._beat_at = min(self._beat_at, self._beat_sent_at + OVERDUE_HEARTBEAT)
@@ -194,6 +203,8 @@ class Sender:
         else:
             self._beat_sent_at = now
             self._beat_at = now + HEARTBEAT
+            for each in self._progress:
+                each.longest, each.longest_tokens = 0.0, 0
             self._reported = self.dropped + self.errors
 
     def receive(self, frame: bytes, now: float) -> None:

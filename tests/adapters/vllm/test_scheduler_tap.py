@@ -377,7 +377,9 @@ def test_a_tick_names_until_when_all_requests_are_known() -> None:
     tap = Bench().tap
     idle = tap.tick(1.0, 101.0)
     batch = SimpleNamespace(
-        scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(req_ids=[])
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[]),
+        num_scheduled_tokens={},
     )
     tap.scheduled(batch, {}, 1.5)
     busy = [tap.tick(now, 100.0 + now) for now in (2.0, 3.0, 4.0)]

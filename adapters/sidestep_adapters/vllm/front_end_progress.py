@@ -1,0 +1,172 @@
+"""The progress of engines as vLLM's front end sees it: their answers, and the requests that wait for one.
+
+Needs no vLLM itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
+from sidestep_adapters.publisher.progress import ProgressMeter, Reading
+
+log = logging.getLogger(__name__)
+
+_monotonic = time.monotonic
+
+
+class FrontEndProgress:
+    """Reader of a front end's progress.
+
+    Args:
+        front_end: An ``AsyncLLM``; a weak reference is kept.
+        engines: vLLM's indexes of the engines, in the order of the stream's Hello.
+    """
+
+    def __init__(self, front_end: Any, engines: Sequence[int]) -> None:
+        self._front_end = weakref.ref(front_end)
+        self._is_asleep = False
+        # A stack is that of the serving thread: with several engines the first one has it.
+        self._engines = {
+            number: _Engine(index, None if index else get_ident())
+            for index, number in enumerate(engines)
+        }
+
+    def answered(self, number: int, iteration: Any) -> None:
+        """Count outputs that the engine ``number`` sent; on the serving thread."""
+        engine = self._engines.get(number)
+        if engine is not None:
+            engine.answered(getattr(iteration, "num_prompt_tokens", 0))
+
+    def slept(self, sleep: int) -> None:
+        """Record that the engines fell asleep or woke up."""
+        self._is_asleep = bool(sleep)
+
+    def measure(self, now: float) -> list[Progress]:
+        """Return the progress of the engines at ``now``, in the publisher thread."""
+        front_end = self._front_end()
+        if front_end is None:
+            return [engine.measure(Reading(), now) for engine in self._engines.values()]
+        requests = _Requests(front_end)
+        if not requests.has_engines and len(self._engines) > 1:
+            return []
+        condition = ASLEEP if self._is_asleep else ""
+        return [
+            engine.measure(engine.read(requests, number, condition, now), now)
+            for number, engine in self._engines.items()
+        ]
+
+
+class _Engine:
+    """One engine's answers, which the serving thread counts and the publisher thread reads."""
+
+    def __init__(self, index: int, thread: int | None) -> None:
+        self._meter = ProgressMeter(index, thread)
+        self.measure = self._meter.measure
+        self._answers = 0
+        self._answered_at = 0.0
+        self._longest, self._longest_tokens = 0.0, 0
+
+    def answered(self, prompt_tokens: int) -> None:
+        """Count an answer, with the tokens of the prompts that it is the first answer to."""
+        now = _monotonic()
+        # Requests that came and were answered between two wakes have no known beginning.
+        owed_since = self._meter.owed_since
+        if owed_since is not None:
+            seconds = now - max(self._answered_at, owed_since)
+            if seconds > self._longest:
+                self._longest, self._longest_tokens = seconds, prompt_tokens
+        self._answered_at = now
+        self._answers += 1
+
+    def read(self, requests: _Requests, number: int, condition: str, now: float) -> Reading:
+        unfinished, tokens = requests.count(number), 0
+        if unfinished and now - self._answered_at >= OVERDUE:
+            unfinished, tokens = requests.owed(number)
+        # An answer that comes between these lines is not counted; the next one is.
+        longest, self._longest = self._longest, 0.0
+        return Reading(
+            unfinished,
+            self._answers,
+            self._answered_at if unfinished else None,
+            tokens,
+            longest=longest,
+            longest_tokens=self._longest_tokens if longest else 0,
+            condition=condition,
+        )
+
+
+class _Requests:
+    """The unfinished requests of a front end.
+
+    Attributes:
+        has_engines: Whether the front end knows the engine of each; it does where it chooses it.
+    """
+
+    def __init__(self, front_end: Any) -> None:
+        self._states: dict[str, Any] = front_end.output_processor.request_states
+        client = front_end.engine_core
+        self._engines: dict[str, bytes] = getattr(client, "reqs_in_flight", {})
+        self.has_engines = hasattr(client, "reqs_in_flight")
+        # Releases before 0.32 do not keep the counts.
+        counts = getattr(client, "engine_inflight", None)
+        self._counts = Counter(list(self._engines.values())) if counts is None else counts
+
+    def count(self, number: int) -> int:
+        """Return the number of unfinished requests of the engine ``number``."""
+        return self._counts[_identity(number)] if self.has_engines else len(self._states)
+
+    def owed(self, number: int) -> tuple[int, int]:
+        """Return how many of these wait for the engine, and the tokens of prompts without an answer."""
+        waiting = [
+            state
+            for request_id, state in list(self._states.items())
+            if not self.has_engines or self._engines.get(request_id) == _identity(number)
+            if not _waits_for_input(state)
+        ]
+        return len(waiting), sum(state.prompt_len for state in waiting if state.is_prefilling)
+
+
+def _waits_for_input(state: Any) -> bool:
+    """Return whether a request is a session, which has answered all of its input so far."""
+    return bool(getattr(state, "streaming_input", False)) and state.input_chunk_queue is None
+
+
+def _identity(number: int) -> bytes:
+    """Return an engine's identity on vLLM's sockets."""
+    return number.to_bytes(2, "little")
+
+
+def progress_of_caller(engines: Sequence[int]) -> FrontEndProgress | None:
+    """Return the progress of the ``AsyncLLM`` that is making a stat logger; None without one.
+
+    vLLM gives a stat logger no reference to it, so that it is looked for among the callers.
+    """
+    try:
+        front_end = _calling_front_end()
+        return None if front_end is None else FrontEndProgress(front_end, engines)
+    except Exception:
+        log.exception("sidestep: the front end was not found; its progress is not reported")
+        return None
+
+
+def _calling_front_end() -> Any:
+    """Return the ``AsyncLLM`` whose method is being called; None if there is none.
+
+    Offline inference is none, whose engine makes no step unless it is called.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if hasattr(owner, "output_processor") and not hasattr(owner, "step"):
+            return owner
+        frame = frame.f_back
+    return None

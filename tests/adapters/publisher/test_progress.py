@@ -1,0 +1,352 @@
+"""Progress as a process measures it, and how a publisher sends it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heartbeats import Heartbeats
+from publishers_of_one import ENGINE
+from sidestep.protocol.limits import COUNT_LIMIT
+from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, OVERDUE, PAUSED, Progress
+from sidestep_adapters.publisher.progress import (
+    LATE,
+    MAX_FRAME_CHARS,
+    STACK_INTERVAL,
+    ProgressMeter,
+    Reading,
+    stack_of,
+)
+from sidestep_adapters.publisher.publisher import Publisher
+
+START = 1000.0
+WAKE = 0.25
+
+
+def ages(progress: Progress) -> tuple[float | None, float | None, float | None]:
+    """Return all ages of ``progress``."""
+    return progress.step_age, progress.waiting_age, progress.output_age
+
+
+class Meter:
+    """A meter whose publisher wakes every 250 ms of a simulated time."""
+
+    def __init__(self, thread: int | None = None) -> None:
+        self.meter = ProgressMeter(0, thread)
+        self.now = START
+        self.meter.measure(Reading(), START)
+
+    def after(self, seconds: float, **reading: Any) -> Progress:
+        """Return the progress after ``seconds`` in which the process read the same at each wake."""
+        progress = self.meter.measure(Reading(**reading), self.now)
+        for _ in range(int(seconds / WAKE)):
+            self.now += WAKE
+            progress = self.meter.measure(Reading(**reading), self.now)
+        return progress
+
+
+def test_an_engine_without_requests_has_no_ages() -> None:
+    """However long ago its last step ended."""
+    assert ages(Meter().after(60.0, steps=9, ended_at=START)) == (None, None, None)
+
+
+def test_requests_wait_from_when_they_are_seen() -> None:
+    """Not from the end of the last step, before an idle hour."""
+    meter = Meter()
+    meter.after(60.0, ended_at=START)
+
+    assert ages(meter.after(3.0, unfinished=2, ended_at=START)) == (None, 3.0, None)
+
+
+def test_requests_wait_from_the_end_of_the_last_step() -> None:
+    """While some are unfinished all the time."""
+    meter = Meter()
+    meter.after(60.0, unfinished=1)
+
+    assert ages(meter.after(0.0, unfinished=1, ended_at=START + 59.0)) == (None, 1.0, None)
+
+
+def test_a_step_counts_from_the_end_of_the_one_before() -> None:
+    """A batch that was scheduled while a long prefill was computed is not as old as that."""
+    meter = Meter()
+    progress = meter.after(10.0, unfinished=1, opened_at=START, step_tokens=9)
+    assert (progress.step_age, progress.step_tokens) == (10.0, 9)
+
+    progress = meter.after(0.5, unfinished=1, opened_at=START + 0.1, ended_at=START + 10.0)
+    assert ages(progress) == (0.5, None, None)
+
+
+def test_a_step_that_ended_after_the_clock_was_read_is_no_negative_age() -> None:
+    """The exporter would refuse the heartbeat."""
+    later = START + 1.0
+
+    assert ages(Meter().after(0.0, unfinished=1, ended_at=later)) == (None, 0.0, None)
+    assert ages(Meter().after(0.0, unfinished=1, opened_at=later)) == (0.0, None, None)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_late_wake_ends_all_ages(late: bool) -> None:
+    """A process that was stopped has made no progress, and its engine is not to blame."""
+    meter = Meter()
+    open_step = {"unfinished": 1, "opened_at": START, "output_at": START, "computed": 9}
+    meter.after(5.0, **open_step)
+    pause = LATE + 0.1 if late else LATE - 0.1
+    meter.now += pause
+
+    expected = 1.0 if late else 6.0 + pause
+    progress = meter.after(1.0, **open_step)
+    assert progress.step_age == pytest.approx(expected)
+    assert (progress.output_age is None) is late
+
+
+@pytest.mark.parametrize("condition", [PAUSED, ASLEEP])
+def test_an_engine_that_rests_on_purpose_owes_nothing(condition: str) -> None:
+    """Afterwards requests wait from then on."""
+    meter = Meter()
+    meter.after(5.0, unfinished=1)
+    progress = meter.after(60.0, unfinished=1, condition=condition)
+    assert (progress.condition, progress.unfinished, ages(progress)) == (
+        condition,
+        1,
+        (None, None, None),
+    )
+
+    assert meter.after(1.0, unfinished=1).waiting_age == 1.0
+
+
+def test_blocked_requests_are_counted_while_they_wait_long() -> None:
+    """When the last one no longer is, requests wait from then on."""
+    calls = []
+
+    def blocked() -> int:
+        calls.append(1)
+        return 2
+
+    meter = Meter()
+    meter.after(OVERDUE - WAKE, unfinished=2, blocked=blocked)
+    assert not calls
+
+    progress = meter.after(60.0, unfinished=2, blocked=blocked)
+    assert (progress.blocked, progress.waiting_age) == (2, 60.0 + OVERDUE - WAKE)
+    progress = meter.after(3.0, unfinished=3, blocked=blocked)
+    assert (progress.blocked, progress.waiting_age) == (2, 3.0)
+
+
+@pytest.mark.parametrize(("computed", "expected"), [(200, None), (201, 5.0)])
+def test_output_is_late_after_twice_the_tokens_that_it_needs(
+    computed: int, expected: float | None
+) -> None:
+    """Prompts may take as long as they take."""
+    progress = Meter().after(
+        5.0,
+        unfinished=1,
+        ended_at=START + 5.0,
+        output_at=START - 60.0,
+        computed=computed,
+        request_tokens=lambda: 100,
+    )
+
+    assert progress.output_age == expected
+
+
+def test_counts_of_the_engine_are_made_valid() -> None:
+    """One that vLLM lets fall below 0 does not break the stream."""
+    progress = Meter().after(0.0, unfinished=-1, longest=1.0, longest_tokens=2 * COUNT_LIMIT)
+
+    assert (progress.unfinished, progress.longest_tokens) == (0, COUNT_LIMIT)
+    assert ages(progress) == (None, None, None)
+
+
+class Hanging:
+    """A thread that hangs in ``step`` until it is released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self._thread = threading.Thread(target=self.step)
+        self._thread.start()
+        self.ident = self._thread.ident
+
+    def step(self) -> None:
+        """Wait for ``release``."""
+        self.wait_for_the_worker()
+
+    def wait_for_the_worker(self, secret: str = "secret") -> None:
+        """Wait, with a value in the frame."""
+        while secret and not self.release.wait(60.0):
+            pass
+
+    def end(self) -> None:
+        """End the thread."""
+        self.release.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    """Return a thread that hangs."""
+    thread = Hanging()
+    yield thread
+    thread.end()
+
+
+def named(stack: list[str], function: str) -> bool:
+    """Return whether a frame is one of ``function``, or of a method of that name."""
+    return any(frame.rpartition(" ")[2].rpartition(".")[2] == function for frame in stack)
+
+
+def test_a_stack_names_files_lines_and_functions_only(hanging: Hanging) -> None:
+    """The innermost frame comes last; paths are short and values are absent."""
+    assert hanging.ident is not None
+    stack = stack_of(hanging.ident)
+
+    order = [
+        next(number for number, frame in enumerate(stack) if named([frame], function))
+        for function in ("step", "wait_for_the_worker", "wait")
+    ]
+    assert order == sorted(order)
+    assert order[0] > 0
+    own = stack[order[1]]
+    assert own.startswith("adapters/publisher/test_progress.py:")
+    assert "secret" not in " ".join(stack)
+    assert stack_of(0) == []
+
+
+def test_a_stack_is_bounded() -> None:
+    """The innermost frames of a deep recursion remain, with names cut and printable."""
+    found: list[list[str]] = []
+    code = compile(
+        "def r(n, f):\n if n: r(n - 1, f)\n else: f()",
+        "/x/lib/python3/site-packages/vllm/" + "\x1b" + "n" * 300,
+        "exec",
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    names["r"](100, lambda: found.append(stack_of(threading.get_ident())))
+
+    (stack,) = found
+    assert len(stack) == MAX_FRAMES
+    assert named(stack[-1:], "stack_of")
+    deep = [frame for frame in stack if frame.startswith("vllm/?nnn")]
+    assert len(deep) > MAX_FRAMES // 2
+    assert {len(frame) for frame in deep} == {MAX_FRAME_CHARS}
+
+
+def test_a_stack_is_sampled_while_progress_is_overdue(hanging: Hanging) -> None:
+    """It is kept for 5 s; with progress there is none."""
+    meter = Meter(hanging.ident)
+    open_step = {"unfinished": 1, "opened_at": START}
+    assert meter.after(OVERDUE - WAKE, **open_step).stack == []
+
+    first = meter.after(WAKE, **open_step).stack
+    assert named(first, "wait_for_the_worker")
+    assert meter.after(STACK_INTERVAL - WAKE, **open_step).stack is first
+    second = meter.after(WAKE, **open_step).stack
+    assert second is not first
+    assert second == first
+    assert meter.after(WAKE, unfinished=1, opened_at=meter.now).stack == []
+
+
+@pytest.mark.parametrize(("value", "has_stack"), [("off", False), ("on", True), ("", True)])
+def test_stacks_can_be_turned_off(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, value: str, has_stack: bool
+) -> None:
+    """By the engine's environment."""
+    monkeypatch.setenv("SIDESTEP_STACKS", value)
+
+    assert bool(Meter(hanging.ident).after(5.0, unfinished=1).stack) is has_stack
+    assert not Meter(None).after(5.0, unfinished=1).stack
+
+
+def test_an_unknown_value_leaves_stacks_on(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged."""
+    monkeypatch.setenv("SIDESTEP_STACKS", "no")
+    with caplog.at_level(logging.WARNING):
+        meter = Meter(hanging.ident)
+
+    assert meter.after(5.0, unfinished=1).stack
+    assert "SIDESTEP_STACKS=no: must be one of" in caplog.text
+
+
+def publisher(endpoint: str, progress: Any) -> Publisher:
+    """Return a publisher of one engine's progress, with the ordinary intervals."""
+    return Publisher(endpoint, "s", [ENGINE], progress=progress)
+
+
+def test_heartbeats_carry_progress_and_the_stack_of_a_thread_that_hangs(
+    tmp_path: Path, hanging: Hanging
+) -> None:
+    """Each second at first; every 250 ms once progress is overdue; each second again afterwards."""
+    meter = ProgressMeter(0, hanging.ident)
+    opened_at: list[float | None] = [None]
+
+    def progress(now: float) -> list[Progress]:
+        return [meter.measure(Reading(1 if opened_at[0] else 0, opened_at=opened_at[0]), now)]
+
+    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
+        one = publisher(exporter.endpoint, progress)
+        exporter.wait(lambda: len(exporter.progress) >= 2)
+        calm = exporter.beats[-2:]
+        assert not any(each.stack for each in exporter.progress)
+
+        opened_at[0] = time.monotonic()
+        exporter.wait(lambda: (exporter.progress[-1].step_age or 0.0) >= OVERDUE)
+        first = len(exporter.beats) - 1
+        exporter.wait(lambda: len(exporter.beats) >= first + 8)
+        overdue = exporter.beats[first:]
+        opened_at[0] = None
+        exporter.wait(lambda: exporter.progress[-1].step_age is None)
+        one.close()
+
+    gaps = [after.at - before.at for before, after in pairwise(overdue)]
+    assert calm[1].at - calm[0].at > 0.7
+    assert sorted(gaps)[len(gaps) // 2] < 0.5
+    for beat in overdue:
+        (each,) = beat.heartbeat.progress
+        assert each.step_age is not None
+        assert each.step_age >= OVERDUE
+        assert named(each.stack, "wait_for_the_worker")
+    assert exporter.progress[-1].stack == []
+
+
+def test_progress_that_cannot_be_measured_is_counted(tmp_path: Path) -> None:
+    """What the exporter received before does not remain; heartbeats go on, and later progress comes."""
+    readings: list[Reading | None] = [Reading(3, opened_at=time.monotonic() - 60.0)]
+    meter = ProgressMeter()
+
+    def progress(now: float) -> list[Progress]:
+        reading = readings[-1]
+        if reading is None:
+            raise RuntimeError("broken on purpose")
+        return [meter.measure(reading, now)]
+
+    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
+        one = publisher(exporter.endpoint, progress)
+        exporter.wait(lambda: bool(exporter.progress) and exporter.progress[-1].unfinished == 3)
+        readings.append(None)
+        exporter.wait(lambda: exporter.progress[-1] == Progress(0))
+        readings.append(Reading(4))
+        exporter.wait(lambda: exporter.progress[-1].unfinished == 4)
+        one.close()
+
+    assert one.errors > 0
+    assert exporter.beats[-1].heartbeat.errors == one.errors
+
+
+def test_a_publisher_without_progress_sends_none(tmp_path: Path) -> None:
+    """Its stream's heartbeats say nothing of its engines."""
+    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
+        one = publisher(exporter.endpoint, None)
+        exporter.wait(lambda: bool(exporter.beats))
+        one.close()
+
+    assert exporter.progress == []

@@ -1,0 +1,279 @@
+"""Progress of vLLM's front end, whose plugin has no reference to it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_vllm import AsyncLLM, IterationStats, LLMEngine, SchedulerStats, importable
+from heartbeats import Heartbeats
+from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
+from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
+
+WAKE = 0.25
+
+
+def identity(engine: int) -> bytes:
+    """Return an engine's identity in vLLM's client."""
+    return engine.to_bytes(2, "little")
+
+
+class Logger:
+    """A stat logger that looks for the front end, and nothing else."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+        assert vllm_config
+        self.progress = progress_of_caller(engine_indexes)
+
+
+class Timed:
+    """A front end whose records, and readings, a test makes at simulated times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        module = "sidestep_adapters.vllm.front_end_progress"
+        monkeypatch.setattr(f"{module}._monotonic", lambda: self.now)
+
+    def make(self, client: Any = None, *engines: int) -> AsyncLLM:
+        """Make the front end of some engines, 0 by default."""
+        client = SimpleNamespace() if client is None else client
+        front_end = AsyncLLM(client, list(engines or (0,)), Logger)
+        (logger,) = front_end.logger_manager.stat_loggers
+        assert logger.progress is not None
+        self.progress: FrontEndProgress = logger.progress
+        self.read()
+        return front_end
+
+    def answer(self, prompt_tokens: int = 0, engine: int = 0) -> None:
+        """Record outputs of an engine."""
+        self.progress.answered(engine, IterationStats(prompt_tokens))
+
+    def read(self, seconds: float = 0.0) -> list[Progress]:
+        """Return the progress after ``seconds``, with a wake each 250 ms, as the publisher has them."""
+        progress = self.progress.measure(self.now)
+        for _ in range(int(seconds / WAKE)):
+            self.now += WAKE
+            progress = self.progress.measure(self.now)
+        return progress
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Return a front end at simulated times."""
+    return Timed(monkeypatch)
+
+
+def test_an_engine_that_does_not_answer(timed: Timed) -> None:
+    """It counts from when requests are unfinished, with the prompts that have no answer yet."""
+    front_end = timed.make()
+    assert timed.read(3600.0) == [Progress(0)]
+
+    front_end.add_request("a", 30)
+    front_end.add_request("b", 5).is_prefilling = False
+    (progress,) = timed.read(1.5)
+    assert (progress.unfinished, progress.step_age, progress.stack) == (2, 1.5, [])
+    (progress,) = timed.read(3.5)
+    assert (progress.step_age, progress.step_tokens, progress.steps) == (5.0, 30, 0)
+    assert (progress.waiting_age, progress.output_age, progress.blocked) == (None, None, 0)
+    assert progress.stack[-1].endswith("stack_of")
+
+    timed.answer()
+    (progress,) = timed.read(1.0)
+    assert (progress.step_age, progress.steps, progress.stack) == (1.0, 1, [])
+    front_end.output_processor.request_states.clear()
+    (progress,) = timed.read(1.0)
+    assert (progress.unfinished, progress.step_age) == (0, None)
+
+
+def test_the_longest_time_without_an_answer(timed: Timed) -> None:
+    """It has the prompt tokens of that answer, and begins when requests are owed one."""
+    front_end = timed.make()
+    timed.read(60.0)
+    timed.answer(99)
+    front_end.add_request("a")
+    timed.read(3.0)
+    timed.answer(30)
+    found = timed.read()
+    timed.now += 0.125
+    timed.answer()
+    timed.now += 0.25
+    timed.answer(8)
+    found += timed.read() + timed.read()
+
+    assert [(3.0, 30), (0.25, 8), (0.0, 0)] == [(p.longest, p.longest_tokens) for p in found]
+
+
+def test_a_request_that_was_answered_between_two_wakes_has_no_known_time(timed: Timed) -> None:
+    """The time since the last answer is an idle minute."""
+    front_end = timed.make()
+    front_end.add_request("a")
+    timed.read(1.0)
+    timed.answer()
+    front_end.output_processor.request_states.clear()
+    timed.read(60.0)
+    timed.answer()
+
+    assert timed.read()[0].longest == 0.0
+
+
+def test_a_session_without_input_owes_nothing(timed: Timed) -> None:
+    """It waits for its user; with input, for the engine."""
+    front_end = timed.make()
+    session = front_end.add_request("a", streaming_input=True, input_chunk_queue=None)
+    timed.answer()
+    assert timed.read(1.0)[0].step_age == 1.0
+    (progress,) = timed.read(60.0)
+    assert (progress.unfinished, progress.step_age, progress.waiting_age) == (0, None, None)
+
+    session.input_chunk_queue = deque()
+    (progress,) = timed.read(3.0)
+    assert (progress.unfinished, progress.step_age) == (1, 3.0)
+
+
+def test_sleeping_engines_owe_nothing(timed: Timed) -> None:
+    """Until they wake up."""
+    front_end = timed.make()
+    front_end.add_request("a")
+    timed.progress.slept(1)
+    (progress,) = timed.read(60.0)
+    assert (progress.condition, progress.step_age) == (ASLEEP, None)
+
+    timed.progress.slept(0)
+    (progress,) = timed.read(1.0)
+    assert (progress.condition, progress.step_age) == ("", 1.0)
+
+
+@pytest.mark.parametrize("has_counts", [True, False])
+def test_requests_belong_to_the_engine_that_the_front_end_chose(
+    timed: Timed, has_counts: bool
+) -> None:
+    """Each engine has ages and tokens of its own; one stack is enough for all."""
+    client = SimpleNamespace(reqs_in_flight={"a": identity(5), "b": identity(5), "c": identity(7)})
+    if has_counts:
+        client.engine_inflight = Counter(client.reqs_in_flight.values())
+    front_end = timed.make(client, 5, 6, 7)
+    for name, prompt in (("a", 10), ("b", 20), ("c", 40)):
+        front_end.add_request(name, prompt)
+    timed.read(3.0)
+    timed.answer(engine=7)
+    timed.answer(engine=99)
+
+    first, second, third = timed.read(1.0)
+
+    assert [0, 1, 2] == [each.engine for each in (first, second, third)]
+    assert (first.unfinished, first.step_age, first.step_tokens) == (2, 4.0, 30)
+    assert second == Progress(1)
+    assert (third.unfinished, third.step_age, third.step_tokens, third.steps) == (1, 1.0, 0, 1)
+    assert first.stack
+    timed.read(3.0)
+    assert not timed.read()[2].stack
+
+
+def test_engines_that_cannot_be_told_apart_have_no_progress(timed: Timed) -> None:
+    """A request of any of them would count for all."""
+    front_end = timed.make(None, 0, 1)
+    front_end.add_request("a")
+
+    assert timed.read(5.0) == []
+
+
+def test_a_front_end_that_is_gone_has_no_requests(timed: Timed) -> None:
+    """The plugin does not keep it in memory."""
+    front_end = timed.make()
+    front_end.add_request("a")
+    assert timed.read()[0].unfinished == 1
+    del front_end
+    gc.collect()
+
+    assert timed.read(5.0) == [Progress(0)]
+
+
+@pytest.mark.parametrize("made_by", [LLMEngine, None])
+def test_without_a_front_end_there_is_no_progress(made_by: Callable[..., Any] | None) -> None:
+    """Offline inference makes no step unless it is called, and a program may make loggers itself."""
+    if made_by is None:
+        logger = Logger(SimpleNamespace(a=1), [0])
+    else:
+        (logger,) = made_by(SimpleNamespace(), [0], Logger).logger_manager.stat_loggers
+
+    assert logger.progress is None
+
+
+class Broken:
+    """A caller whose attributes cannot be looked up."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    def make(self) -> Logger:
+        """Make a stat logger."""
+        return Logger(SimpleNamespace(a=1), [0])
+
+
+def test_a_search_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The plugin goes on without the front end's progress."""
+    assert Broken().make().progress is None
+    assert "the front end was not found" in caplog.text
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[Heartbeats]:
+    """Return an exporter's end."""
+    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as one:
+        yield one
+
+
+def test_the_plugin_sends_the_front_ends_progress(
+    exporter: Heartbeats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records with outputs are answers; those of the core's own stats are none."""
+    with importable(monkeypatch, exporter.endpoint) as ours:
+        front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
+        (logger,) = front_end.logger_manager.stat_loggers
+        exporter.wait(lambda: bool(exporter.progress))
+        assert exporter.progress[-1] == Progress(0)
+
+        front_end.add_request("a", 30)
+        front_end.logger_manager.record(30)
+        front_end.logger_manager.record(None)
+        exporter.wait(lambda: exporter.progress[-1].steps == 1)
+        exporter.wait(lambda: (exporter.progress[-1].step_age or 0.0) >= OVERDUE)
+        late = exporter.progress[-1]
+
+        logger.record_sleep_state(1, 1)
+        exporter.wait(lambda: exporter.progress[-1].condition == ASLEEP)
+        logger._publisher.close()
+
+    assert (late.unfinished, late.step_tokens, late.steps) == (1, 30, 1)
+    assert any("test_front_end_progress.py" in frame for frame in late.stack)
+    assert threading.current_thread() is threading.main_thread()
+
+
+def test_an_answer_that_cannot_be_read_is_counted(
+    exporter: Heartbeats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception in a stat logger would end serving."""
+
+    class Unreadable:
+        """Outputs with a broken attribute."""
+
+        @property
+        def num_prompt_tokens(self) -> int:
+            """Fail."""
+            raise RuntimeError("broken on purpose")
+
+    with importable(monkeypatch, exporter.endpoint) as ours:
+        front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
+        (logger,) = front_end.logger_manager.stat_loggers
+        logger.record(SchedulerStats(), Unreadable(), None, 0)
+        errors = logger._publisher.errors
+        logger._publisher.close()
+
+    assert errors > 0

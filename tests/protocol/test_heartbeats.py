@@ -1,0 +1,158 @@
+"""The sender's heartbeats: when they are due, and the progress that they carry."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from sidestep.engines.folding import ItemFolder
+from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM, VERSION
+from sidestep.protocol.messages import (
+    Ack,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+    decode_from_sender,
+    encode,
+)
+from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress
+from sidestep.protocol.sender import HEARTBEAT, OVERDUE_HEARTBEAT, Sender
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+EARLIER = 0.01
+
+
+def open_sender() -> Sender:
+    """Return a sender whose Hello was answered, and which sent its first heartbeat, at 0."""
+    sender = Sender("s", 7, [ENGINE], Random(1), ItemFolder())
+    hello = decode_from_sender(sender.next_frame(0.0) or b"")
+    assert isinstance(hello, Hello)
+    sender.sent(0.0)
+    sender.receive(encode(Ack(VERSION, 5, 7, hello.nonce, 0, 0)), 0.0)
+    assert beat(sender, 0.0) is not None
+    return sender
+
+
+def beat(sender: Sender, now: float) -> Heartbeat | None:
+    """Send the heartbeat that is due at ``now``, and return it; None if none is."""
+    frame = sender.next_frame(now)
+    if frame is None:
+        return None
+    sender.sent(now)
+    message = decode_from_sender(frame)
+    assert isinstance(message, Heartbeat)
+    return message
+
+
+def late(**ages: float) -> Progress:
+    """Return progress with these ages."""
+    return Progress(0, unfinished=1, **ages)  # type: ignore[arg-type]
+
+
+def test_a_heartbeat_carries_the_last_progress() -> None:
+    """Each one repeats it until there is another."""
+    sender = open_sender()
+    sender.report([Progress(0, steps=1), Progress(1)])
+    sender.report([Progress(0, steps=2), Progress(1)])
+
+    for now in (HEARTBEAT, 2 * HEARTBEAT):
+        assert beat(sender, now - EARLIER) is None
+        found = beat(sender, now)
+        assert found is not None
+        assert found.progress == [Progress(0, steps=2), Progress(1)]
+
+
+@pytest.mark.parametrize("age", ["step_age", "waiting_age", "output_age"])
+@pytest.mark.parametrize(
+    ("seconds", "interval"),
+    [(OVERDUE - EARLIER, HEARTBEAT), (OVERDUE, OVERDUE_HEARTBEAT)],
+)
+def test_heartbeats_are_due_earlier_while_progress_is_overdue(
+    age: str, seconds: float, interval: float
+) -> None:
+    """Of any engine, by any of its ages."""
+    sender = open_sender()
+    for number in range(1, 4):
+        sender.report([Progress(0), late(**{age: seconds})])
+        assert beat(sender, number * interval - EARLIER) is None
+        assert sender.idle(number * interval - EARLIER)
+        assert not sender.idle(number * interval)
+        assert beat(sender, number * interval) is not None
+    sender.report([Progress(0)])
+    assert beat(sender, 3 * interval + HEARTBEAT - EARLIER) is None
+
+
+def test_progress_that_becomes_overdue_is_sent_at_once() -> None:
+    """If the last heartbeat is not more recent than the interval."""
+    sender = open_sender()
+    sender.report([late(step_age=1.9)])
+    assert beat(sender, 0.9) is None
+    sender.report([late(step_age=2.0)])
+
+    assert beat(sender, 0.9) is not None
+
+
+def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
+    """And is carried once: each counts as a step of its own at the exporter."""
+    sender = open_sender()
+    for longest, tokens in [(0.5, 5), (3.0, 30), (1.0, 10), (0.0, 0)]:
+        sender.report([Progress(0, longest=longest, longest_tokens=tokens)])
+    found = [beat(sender, HEARTBEAT), beat(sender, 2 * HEARTBEAT)]
+    sender.report([Progress(0, longest=0.25, longest_tokens=2)])
+    found.append(beat(sender, 3 * HEARTBEAT))
+
+    assert [(3.0, 30), (0.0, 0), (0.25, 2)] == [
+        (each.progress[0].longest, each.progress[0].longest_tokens) for each in found if each
+    ]
+
+
+def test_progress_is_kept_while_there_is_no_exporter() -> None:
+    """The first heartbeat to the next one has the latest."""
+    sender = Sender("s", 7, [ENGINE], Random(1), ItemFolder())
+    sender.report([Progress(0, longest=2.0)])
+    hello = decode_from_sender(sender.next_frame(0.0) or b"")
+    assert isinstance(hello, Hello)
+    sender.sent(0.0)
+    sender.report([late(step_age=60.0)])
+    assert sender.next_frame(1.0) is None
+    sender.receive(encode(Ack(VERSION, 5, 7, hello.nonce, 0, 0)), 1.0)
+
+    found = beat(sender, 1.0)
+    assert found is not None
+    assert (found.progress[0].step_age, found.progress[0].longest) == (60.0, 2.0)
+
+
+class OldHeartbeat(msgspec.Struct, array_like=True, tag="b"):
+    """The heartbeat of exporters that know no progress."""
+
+    incarnation: int
+    head: int
+    ring_bytes: int
+    dropped: int = 0
+    errors: int = 0
+    folded: int = 0
+
+
+def test_exporters_that_know_no_progress_read_the_rest() -> None:
+    """And a heartbeat of a sender that knows none has none."""
+    full = Progress(0, 1, 2, 3, 4.0, 5, 6.0, 7.0, 8.0, 9, "paused", ["a/b.py:1 f"])
+    frame = encode(Heartbeat(1, 2, 3, 4, 5, 6, [full]))
+
+    decoded = msgspec.msgpack.decode(frame, type=OldHeartbeat)
+    assert decoded == OldHeartbeat(1, 2, 3, 4, 5, 6)
+    old: Any = msgspec.msgpack.encode(decoded)
+    assert decode_from_sender(old) == Heartbeat(1, 2, 3, 4, 5, 6, [])
+    assert decode_from_sender(frame) == Heartbeat(1, 2, 3, 4, 5, 6, [full])
+
+
+def test_the_largest_progress_fits_a_frame() -> None:
+    """One stack of all engines of a stream, with every character the widest."""
+    every = [late(step_age=1e9) for _ in range(MAX_ENGINES_PER_STREAM)]
+    every[0].stack = ["\U0001f600" * 200] * MAX_FRAMES
+
+    message = decode_from_sender(encode(Heartbeat(1, 2, 3, progress=every)))
+
+    assert message == Heartbeat(1, 2, 3, progress=every)
