@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from collectors import RANK, TOKENIZER, SchedulerMetricsCollector, TokenizerMetricsCollector
+from heartbeats import Heartbeats
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
 from sidestep_adapters.sglang import taps as sglang_taps
@@ -517,6 +519,21 @@ def test_an_owner_that_cannot_be_referenced_costs_its_progress_only(process: Rec
 
     assert owner.collector.sidestep is not None
     assert process.reported() == []
+
+
+def test_heartbeats_carry_the_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They name the engine of the collector among the stream's engines."""
+    with Heartbeats(f"ipc://{tmp_path}/x.ipc") as exporter:
+        process = Process(exporter.endpoint, "pod", beside=False)
+        monkeypatch.setattr(sglang_taps, "_process", process)
+        process.engine("process", {})
+        owner = Owners.Scheduler()
+        owner.waiting_queue = [Request()]
+        exporter.wait(lambda: any(each.unfinished == 1 for each in exporter.progress))
+        assert process.publisher is not None
+        process.publisher.close()
+
+    assert {each.engine for each in exporter.progress} == {1}
 
 
 def test_collectors_on_their_own_report_no_progress(process: Recorded) -> None:
