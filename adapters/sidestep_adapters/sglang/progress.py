@@ -19,8 +19,12 @@ from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 
 WARM_UP = 600.0
 """Seconds for which the first step may last: SGLang gives as many to the request of its warm-up."""
-SHORT = 2048
-"""Prompt tokens, or characters, that take no noticeable time to prefill."""
+SECONDS_PER_TOKEN, MAX_PREFILL = 0.01, 100.0
+"""Seconds that the prefill of a prompt takes a slow engine, for each token and at most.
+
+How long it took last says little: the prompt's blocks may have been cached.
+"""
+CHARACTERS_PER_TOKEN = 4
 INPUT_METHOD = "process_input_requests"
 """Method of the scheduler that runs all requests, of clients and of operators."""
 _CONTROL = re.compile("lora|weight|memory_occupation|profile|hicache_storage")
@@ -120,7 +124,7 @@ class SchedulerProgress:
 
 
 class TokenizerProgress:
-    """Measures how long a tokenizer has waited for an answer to the requests it has sent.
+    """Measures how long the answer that a tokenizer waits for has been due.
 
     Args:
         manager: The tokenizer manager.
@@ -139,8 +143,8 @@ class TokenizerProgress:
         self._answers = 0
         self._answered_at = 0.0
         self._owed_since: float | None = None
-        self._tokens = 0
-        """Tokens of the prompts without any answer."""
+        self._due_at: float | None = None
+        """When the next answer may have come from a slow engine; None: none is owed."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -151,34 +155,34 @@ class TokenizerProgress:
         return self._meter.measure(self._read(manager, now), now)
 
     def _read(self, manager: Any, now: float) -> Reading:
-        longest, longest_tokens = 0.0, 0
-        since = now if self._owed_since is None else max(self._owed_since, self._answered_at)
+        longest = 0.0
         if manager.last_receive_tstamp != self._received:
             self._received = manager.last_receive_tstamp
-            if self._answers:
+            if self._answers and self._due_at is not None:
                 # The first one ends the warm-up, which says nothing of later ones.
-                longest, longest_tokens = now - since, self._tokens
-            self._answered_at = since = now
+                longest = max(0.0, now - self._due_at)
+            self._answered_at = now
             self._answers += 1
         # Others wait until the engine is resumed, has new weights, or they are tokenized.
         states = tuple(manager.rid_to_state.values())
         sent = [each for each in states if getattr(each, "dispatched", True)]
-        tokens = sum(map(_prompt_tokens, sent))
-        self._tokens = tokens if tokens > SHORT else 0
         if not sent:
-            self._owed_since = None
-        elif self._owed_since is None:
-            self._owed_since = now
-        is_excused = now - since >= OVERDUE and _awaits_control(manager)
-        is_first = bool(sent) and not self._answers and now - since < WARM_UP
+            self._owed_since = self._due_at = None
+        else:
+            self._owed_since = now if self._owed_since is None else self._owed_since
+            # Prompts are prefilled in turn, so that an answer is at most as far as the longest one takes.
+            prefill = min(max(map(_prompt_tokens, sent)) * SECONDS_PER_TOKEN, MAX_PREFILL)
+            self._due_at = max(self._owed_since, self._answered_at) + prefill
+        is_excused = self._due_at is None or (
+            now - self._due_at >= OVERDUE and _awaits_control(manager)
+        )
+        is_first = bool(sent) and not self._answers and now - (self._owed_since or now) < WARM_UP
         condition = PAUSED if getattr(manager, "is_pause", False) else ""
         return Reading(
             len(sent),
             self._answers,
-            self._answered_at if sent and not is_excused else None,
-            self._tokens,
+            None if is_excused else self._due_at,
             longest=longest,
-            longest_tokens=longest_tokens,
             condition=condition or (STARTING if is_first else ""),
         )
 
@@ -262,9 +266,9 @@ def _grammars(scheduler: Any) -> Any:
 
 
 def _prompt_tokens(state: Any) -> int:
-    """Return the tokens of a prompt that has no output yet, or its characters, which are more."""
+    """Return about how many tokens a prompt without any answer has; 0 of one with an answer."""
     if getattr(state, "ttft_observed", False):
         return 0
     request = getattr(state, "obj", None)
-    prompt = getattr(request, "input_ids", None) or getattr(request, "text", None) or ()
-    return len(prompt)
+    tokens = len(getattr(request, "input_ids", None) or ())
+    return tokens or len(getattr(request, "text", None) or "") // CHARACTERS_PER_TOKEN

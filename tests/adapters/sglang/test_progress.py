@@ -16,7 +16,12 @@ from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
-from sidestep_adapters.sglang.progress import WARM_UP, SchedulerProgress, TokenizerProgress
+from sidestep_adapters.sglang.progress import (
+    MAX_PREFILL,
+    WARM_UP,
+    SchedulerProgress,
+    TokenizerProgress,
+)
 
 WAKE = 0.25
 
@@ -352,25 +357,44 @@ def accepting(**more: Any) -> tuple[Manager, Clock]:
 
 
 def test_a_tokenizer_that_gets_no_answer() -> None:
-    """It waits from its request, or from the last answer; with the prompts that it waits for."""
+    """It waits from its request, or from the last answer."""
     manager, clock = accepting()
     idle = clock.after(60)
-    manager.rid_to_state = {"a": state("x" * 9000), "b": state("y" * 5000, answered=True)}
+    manager.rid_to_state = {"a": state(), "b": state(answered=True)}
     asked = clock.after(5)
     manager.last_receive_tstamp += 1
-    manager.rid_to_state = {"c": state("z" * 900)}
     answered = clock.after()
     again = clock.after(4)
 
     assert (idle.unfinished, idle.step_age) == (0, None)
-    assert (asked.engine, asked.unfinished, asked.step_tokens) == (1, 2, 9000)
+    assert (asked.engine, asked.unfinished) == (1, 2)
     assert asked.step_age == pytest.approx(5 - WAKE)
     assert answered.step_age == 0
     assert answered.longest == pytest.approx(5)
-    assert answered.longest_tokens == 9000
     assert again.step_age == pytest.approx(4)
     assert answered.steps > asked.steps
-    assert answered.step_tokens == 0
+
+
+def test_a_long_prompt_is_due_later() -> None:
+    """The longest one without any answer counts, up to a limit, as it would take a slow engine."""
+    manager, clock = accepting()
+    short, tokens = state("x" * 4), state()
+    tokens.obj.input_ids = [7] * 1000
+    manager.rid_to_state = {"a": short, "b": tokens, "c": state("y" * 3200)}
+    young = clock.after(10)
+    late = clock.after(5)
+    tokens.ttft_observed = True
+    manager.last_receive_tstamp += 1
+    answered = clock.after()
+    rest = clock.after(12)
+    manager.rid_to_state = {"d": state("z" * 10**6)}
+    longest = clock.after(MAX_PREFILL)
+
+    assert young.step_age == 0
+    assert late.step_age == pytest.approx(5 - WAKE)
+    assert answered.longest == pytest.approx(5)
+    assert rest.step_age == pytest.approx(4)
+    assert longest.step_age == pytest.approx(12)
 
 
 def test_idleness_is_no_time_between_answers() -> None:
