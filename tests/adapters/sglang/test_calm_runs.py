@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.tracking.health.machine import EngineState, HealthTracker, Presence, Process
 from sidestep.tracking.health.step_times import Thresholds
+from sidestep_adapters.sglang.collectors import Measure
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress
 
 WAKE, CHUNK, FLUSH = 0.25, 8192, 50
@@ -78,7 +79,7 @@ class Server:
         )
         self.now = self._woken_at = 0.0
         self._per_token, self._compiles = per_token, compiles
-        self._parts = [
+        self._parts: list[tuple[Measure, Process, HealthTracker]] = [
             (SchedulerProgress(self.scheduler, 0), Process("core", CORE, 0.0), HealthTracker()),
             (TokenizerProgress(self.manager, 0), Process("front", FRONT_END, 0.0), HealthTracker()),
         ]
@@ -89,8 +90,8 @@ class Server:
         end = self.now + seconds
         while self._woken_at + WAKE <= end:
             self._woken_at += WAKE
-            for measure, process, tracker in self._parts:
-                progress = measure(self._woken_at)
+            for read, process, tracker in self._parts:
+                progress = read(self._woken_at)
                 assert progress is not None
                 seen = process._replace(seen_at=self._woken_at)
                 tracker.report(seen, progress, LIMITS, self._woken_at)
@@ -191,7 +192,7 @@ events = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     per_token=st.sampled_from([1e-5, 1e-4, 4e-4]),
     compiles=st.sampled_from([0.0, 30.0, 400.0]),
