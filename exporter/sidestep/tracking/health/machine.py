@@ -183,16 +183,11 @@ class HealthTracker:
         self, processes: Sequence[Process], limits: Thresholds, now: float
     ) -> list[_Doubt]:
         """Return a doubt for each process that has reported progress, which comes every second."""
-        doubts = []
-        for process in processes:
-            report = self._reports.get(process.stream)
-            if report is not None:
-                # Loading and compiling a model can keep Python's interpreter from the publisher.
-                is_starting = report.progress.condition == STARTING
-                limit = limits.most if is_starting else limits.waiting
-                silence = now - process.seen_at
-                doubts.append(_Doubt(Reason.PUBLISHER, silence, limit, process.stream))
-        return doubts
+        return [
+            _Doubt(Reason.PUBLISHER, now - process.seen_at, limits.waiting, process.stream)
+            for process in processes
+            if process.stream in self._reports
+        ]
 
     def _core_doubts(
         self, process: Process, report: _Report, limits: Thresholds, now: float
