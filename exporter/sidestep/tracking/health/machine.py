@@ -3,98 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from enum import Enum
 from typing import NamedTuple
 
-from sidestep.protocol.messages import FRONT_END
+from sidestep.protocol.messages import CORE
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
-from sidestep.tracking.health.step_times import StepTimes, Thresholds
+from sidestep.tracking.health.states import EngineState, Health, Presence, Process, Reason
+from sidestep.tracking.health.step_times import FACTOR, StepTimes, Thresholds
+
+__all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Reason", "Thresholds"]
 
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
-
-
-class EngineState(Enum):
-    """State of an engine; docs/health.md has what each means."""
-
-    STARTING = "starting"
-    OK = "ok"
-    IDLE = "idle"
-    SLOW = "slow"
-    STALLED = "stalled"
-    UNREACHABLE = "unreachable"
-    STOPPED = "stopped"
-    ASLEEP = "asleep"
-
-
-class Reason(Enum):
-    """Reason for which an engine is stalled."""
-
-    STEP = "step"
-    """A step does not end."""
-    NO_STEPS = "no_steps"
-    """Requests wait, and no step begins."""
-    NO_OUTPUT = "no_output"
-    """Steps end, and no request gets any output."""
-    PUBLISHER = "publisher"
-    """One of its processes sends no heartbeat."""
-    QUEUE = "queue"
-    """A front end has accepted requests that the engine's core does not answer."""
-
-
-class Presence(Enum):
-    """Presence of an engine's processes at the exporter."""
-
-    CONNECTED = 0
-    EXPECTED = 1
-    """None has connected since the exporter started, a moment ago."""
-    CLOSED = 2
-    """The last one, or the core, has said that it ends."""
-    LOST = 3
-    """The last one, or the core, has been silent for 30 s."""
-
-
-class Process(NamedTuple):
-    """A process that feeds the engine.
-
-    Attributes:
-        stream: Name of its stream.
-        role: ``CORE``, ``FRONT_END`` or empty.
-        seen_at: When its last message arrived.
-    """
-
-    stream: str
-    role: str
-    seen_at: float
-
-
-class Health(NamedTuple):
-    """Health of an engine at one moment.
-
-    Attributes:
-        state: Its state.
-        reason: Why it is stalled, or would be if this went on; None in other states.
-        age: Seconds for which it has been without progress, in the states stalled and slow; else 0.
-        step_age: Seconds since the oldest open step began; None without one.
-        unfinished: Requests accepted and not finished; None if no process reports them.
-        stream: Stream of the process that is silent, or whose thread is stuck; empty if none is.
-        stack: Frames of that thread, the innermost last; empty where they are not known.
-    """
-
-    state: EngineState
-    reason: Reason | None = None
-    age: float = 0.0
-    step_age: float | None = None
-    unfinished: int | None = None
-    stream: str = ""
-    stack: Sequence[str] = ()
-
-
-@dataclasses.dataclass(slots=True)
-class _Report:
-    progress: Progress
-    at: float
+GROWTH = 1.0
+"""Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
+ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
+"""Conditions in which an engine makes no progress on purpose."""
 
 
 class _Doubt(NamedTuple):
@@ -107,25 +32,62 @@ class _Doubt(NamedTuple):
     stack: Sequence[str] = ()
 
 
+@dataclasses.dataclass(slots=True)
+class _Report:
+    """Latest report of one process.
+
+    Attributes:
+        ages_from: Moment beyond which no age reaches back: the end of its last condition.
+        condition_since: When it began to report its present condition.
+        idle_since: When it began to report that no request is unfinished; None: some are.
+        stepped_at: When it last reported that steps had ended; None: never.
+        times: Times of its steps; of a front end, times between two answers of the engine.
+    """
+
+    process: Process
+    progress: Progress
+    at: float
+    ages_from: float
+    condition_since: float
+    idle_since: float | None
+    stepped_at: float | None
+    times: StepTimes
+
+    def grown(self, age: float | None, now: float) -> float | None:
+        """Return what ``age`` has become by ``now``; a process that is silent reports no age."""
+        if age is None:
+            return None
+        return min(age + min(now - self.at, GROWTH), now - self.ages_from)
+
+
 class HealthTracker:
     """Follows one engine's health."""
 
     def __init__(self) -> None:
         self._reports: dict[str, _Report] = {}
-        self._step_times = StepTimes()
-        self._answer_times = StepTimes()
-        """Times between two answers that front ends received, by the prompt tokens that they wait for."""
         self._stepped_at: float | None = None
+        self._stall: tuple[Reason, str] | None = None
+        """Reason and stream of the present stall, which stay while it lasts."""
 
     def report(self, process: Process, progress: Progress, limits: Thresholds, now: float) -> None:
         """Record ``progress`` that a heartbeat of ``process`` has brought."""
         before = self._reports.get(process.stream)
+        if before is None or progress.steps < before.progress.steps:
+            # A new process: its first steps compile again.
+            report = _Report(process, progress, now, -math.inf, now, None, None, StepTimes())
+        else:
+            report = dataclasses.replace(before, process=process, progress=progress, at=now)
+            if progress.condition != before.progress.condition:
+                report.condition_since = report.ages_from = now
+            if progress.steps != before.progress.steps:
+                report.stepped_at = self._stepped_at = now
+        if progress.unfinished:
+            report.idle_since = None
+        elif report.idle_since is None:
+            report.idle_since = now
         if progress.longest:
-            times = self._answer_times if process.role == FRONT_END else self._step_times
-            times.add(progress.longest, progress.longest_tokens, limits, now)
-        if before is not None and before.progress.steps != progress.steps:
-            self._stepped_at = now
-        self._reports[process.stream] = _Report(progress, now)
+            report.times.add(progress.longest, progress.longest_tokens, limits)
+        self._reports[process.stream] = report
 
     def health(
         self,
@@ -144,89 +106,80 @@ class HealthTracker:
             item_at: When the engine's last item arrived; None: none has.
             now: Monotonic time that stands still while the exporter itself does.
         """
-        names = {process.stream for process in processes}
-        self._reports = {name: r for name, r in self._reports.items() if name in names}
+        reports = self._refresh(processes, limits)
         if presence is not Presence.CONNECTED:
+            self._stall = None
             return Health(_ABSENT[presence])
-        cores = self._reported(processes, is_front_end=False)
-        front_ends = self._reported(processes, is_front_end=True)
+        cores, front_ends = _divide(reports)
         owing = cores or front_ends
-        unfinished = sum(report.progress.unfinished for _, report in owing) if owing else None
-        ages = [age for _, r in cores if (age := _grown(r.progress.step_age, r, now)) is not None]
+        unfinished = sum(each.progress.unfinished for each in owing) if owing else None
+        ages = [age for r in cores if (age := r.grown(r.progress.step_age, now)) is not None]
         step_age = max(ages, default=None)
-        conditions = {report.progress.condition for report in self._reports.values()}
-        doubts = self._silences(processes, limits, now)
-        if not conditions & {ASLEEP, PAUSED, STARTING}:
-            for process, report in cores:
-                doubts += self._core_doubts(process, report, limits, now)
+        conditions = _conditions(cores, front_ends, limits)
+        silences = [_silence(report, limits, now) for report in reports]
+        doubts = list(silences)
+        if not conditions:
+            silent = {doubt.stream for doubt in silences if doubt.age > doubt.limit}
+            heard = [report for report in cores if report.process.stream not in silent]
+            doubts += [doubt for report in heard for doubt in _core_doubts(report, limits, now)]
             doubts += self._queue_doubts(cores, front_ends, limits, now)
-        worst = max(doubts, key=lambda doubt: doubt.age / doubt.limit, default=None)
+        worst = self._worst(doubts)
         if worst is not None and worst.age > worst.limit / 2:
-            state = EngineState.STALLED if worst.age > worst.limit else EngineState.SLOW
+            state = EngineState.SLOW if self._stall is None else EngineState.STALLED
             return Health(
                 state, worst.reason, worst.age, step_age, unfinished, worst.stream, worst.stack
             )
         state = self._calm_state(conditions, unfinished, item_at, now)
         return Health(state, step_age=step_age, unfinished=unfinished)
 
-    def _reported(
-        self, processes: Sequence[Process], *, is_front_end: bool
-    ) -> list[tuple[Process, _Report]]:
-        """Return the processes of one kind that have reported progress."""
-        return [
-            (process, self._reports[process.stream])
-            for process in processes
-            if (process.role == FRONT_END) == is_front_end and process.stream in self._reports
-        ]
+    def _refresh(self, processes: Sequence[Process], limits: Thresholds) -> list[_Report]:
+        """Return the reports that hold, and forget those of processes that no longer report."""
+        reports = {}
+        for process in processes:
+            report = self._reports.get(process.stream)
+            if report is not None and process.seen_at - report.at <= limits.waiting:
+                report.process = process
+                reports[process.stream] = report
+        self._reports = reports
+        return list(reports.values())
 
-    def _silences(
-        self, processes: Sequence[Process], limits: Thresholds, now: float
-    ) -> list[_Doubt]:
-        """Return a doubt for each process that has reported progress, which comes every second."""
-        return [
-            _Doubt(Reason.PUBLISHER, now - process.seen_at, limits.waiting, process.stream)
-            for process in processes
-            if process.stream in self._reports
-        ]
-
-    def _core_doubts(
-        self, process: Process, report: _Report, limits: Thresholds, now: float
-    ) -> list[_Doubt]:
-        progress = report.progress
-        name, stack = process.stream, progress.stack
-        doubts = []
-        if (age := _grown(progress.step_age, report, now)) is not None and progress.unfinished:
-            limit = self._step_times.overdue_after(progress.step_tokens, limits)
-            doubts.append(_Doubt(Reason.STEP, age, limit, name, stack))
-        is_blocked = progress.blocked >= progress.unfinished
-        limit = limits.most if is_blocked else limits.waiting
-        if (age := _grown(progress.waiting_age, report, now)) is not None:
-            doubts.append(_Doubt(Reason.NO_STEPS, age, limit, name, stack))
-        if (age := _grown(progress.output_age, report, now)) is not None:
-            doubts.append(_Doubt(Reason.NO_OUTPUT, age, limits.waiting, name, stack))
-        return doubts
+    def _worst(self, doubts: Sequence[_Doubt]) -> _Doubt | None:
+        """Return the doubt closest to its limit, or farthest beyond; a stall keeps its reason."""
+        stalls = [doubt for doubt in doubts if doubt.age > doubt.limit]
+        same = [doubt for doubt in stalls if (doubt.reason, doubt.stream) == self._stall]
+        worst = max(same or stalls or doubts, key=lambda each: each.age / each.limit, default=None)
+        self._stall = (worst.reason, worst.stream) if stalls and worst is not None else None
+        return worst
 
     def _queue_doubts(
         self,
-        cores: Sequence[tuple[Process, _Report]],
-        front_ends: Sequence[tuple[Process, _Report]],
+        cores: Sequence[_Report],
+        front_ends: Sequence[_Report],
         limits: Thresholds,
         now: float,
     ) -> list[_Doubt]:
         """Return doubts of front ends that wait for an answer, unless the core knows its requests."""
-        if any(report.progress.unfinished for _, report in cores):
+        if any(core.idle_since is None for core in cores):
             return []
+        # The core has been idle for up to a heartbeat longer.
+        since = [core.idle_since - GROWTH for core in cores if core.idle_since is not None]
+        if not cores and len(front_ends) > 1 and self._stepped_at is not None:
+            # Requests of one may wait in the engine's queue while those of others are answered.
+            since = [self._stepped_at]
+        tokens = sum(report.progress.step_tokens for report in front_ends)
         doubts = []
-        for process, report in front_ends:
-            progress = report.progress
-            if (age := _grown(progress.step_age, report, now)) is None:
+        for report in front_ends:
+            progress, times = report.progress, report.times
+            if (age := report.grown(progress.step_age, now)) is None:
                 continue
             limit = limits.waiting
             if not cores:
-                # The front end cannot tell a long step from none.
-                known = self._answer_times.overdue_after(progress.step_tokens, limits)
-                limit = max(limit, known)
-            doubts.append(_Doubt(Reason.QUEUE, age, limit, process.stream, progress.stack))
+                # A front end cannot tell a long step from none, nor whose prompts are in it.
+                slowest = limits.waiting + FACTOR * times.longest
+                limit = min(max(slowest, times.overdue_after(tokens, limits)), limits.most)
+            age = min([age, *(now - each for each in since)])
+            name = report.process.stream
+            doubts.append(_Doubt(Reason.QUEUE, age, limit, name, progress.stack))
         return doubts
 
     def _calm_state(
@@ -235,14 +188,11 @@ class HealthTracker:
         """Return the state of an engine that nothing is doubtful about."""
         if conditions & {ASLEEP, PAUSED}:
             return EngineState.ASLEEP
-        if STARTING in conditions or (not self._reports and item_at is None):
+        latest = self._stepped_at if self._reports else item_at
+        if conditions or (latest is None and not self._reports):
             return EngineState.STARTING
-        latest = [at for at in (self._stepped_at, item_at) if at is not None]
-        if unfinished or (not self._reports and latest and now - max(latest) < BUSY):
-            return EngineState.OK
-        if self._stepped_at is not None and now - self._stepped_at < BUSY:
-            return EngineState.OK
-        return EngineState.IDLE
+        is_busy = unfinished or (latest is not None and now - latest < BUSY)
+        return EngineState.OK if is_busy else EngineState.IDLE
 
 
 _ABSENT = {
@@ -252,6 +202,53 @@ _ABSENT = {
 }
 
 
-def _grown(age: float | None, report: _Report, now: float) -> float | None:
-    """Return an age now that the report had when it was made."""
-    return None if age is None else age + now - report.at
+def _divide(reports: Sequence[_Report]) -> tuple[list[_Report], list[_Report]]:
+    """Return the reports of processes that run steps, and of those that wait for them.
+
+    A process without a role runs the steps if no core does.
+    """
+    has_core = any(report.process.role == CORE for report in reports)
+    own = {CORE} if has_core else {CORE, ""}
+    cores = [report for report in reports if report.process.role in own]
+    return cores, [report for report in reports if report.process.role not in own]
+
+
+def _conditions(
+    cores: Sequence[_Report], front_ends: Sequence[_Report], limits: Thresholds
+) -> set[str]:
+    """Return the conditions in which the engine makes no progress on purpose."""
+    found = {report.progress.condition for report in cores}
+    stepped_at = max((r.stepped_at for r in cores if r.stepped_at is not None), default=None)
+    for report in front_ends:
+        # Another front end may have woken the engine up.
+        is_refuted = stepped_at is not None and stepped_at > report.condition_since + limits.waiting
+        if not is_refuted:
+            found.add(report.progress.condition)
+    return found & ON_PURPOSE
+
+
+def _silence(report: _Report, limits: Thresholds, now: float) -> _Doubt:
+    """Return a doubt of a process that has reported progress, which comes every second."""
+    # Loading, compiling and moving weights may hold Python's lock for long.
+    limit = limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
+    process = report.process
+    return _Doubt(Reason.PUBLISHER, now - process.seen_at, limit, process.stream)
+
+
+def _core_doubts(report: _Report, limits: Thresholds, now: float) -> list[_Doubt]:
+    """Return doubts of a process that runs steps and owes requests."""
+    progress, times = report.progress, report.times
+    if not progress.unfinished:
+        return []
+    is_blocked = progress.blocked >= progress.unfinished
+    lateness = [
+        (Reason.STEP, progress.step_age, times.overdue_after(progress.step_tokens, limits)),
+        (Reason.NO_STEPS, progress.waiting_age, limits.most if is_blocked else limits.waiting),
+        # Some steps may pass without output, if they take longer than others.
+        (Reason.NO_OUTPUT, progress.output_age, limits.waiting + FACTOR * times.longest),
+    ]
+    return [
+        _Doubt(reason, age, min(limit, limits.most), report.process.stream, progress.stack)
+        for reason, reported, limit in lateness
+        if (age := report.grown(reported, now)) is not None
+    ]

@@ -1,15 +1,20 @@
-"""Times that an engine's steps have taken, by the tokens scheduled in them."""
+"""Times that an engine's steps have taken, by their tokens, and when a step is overdue."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
-FACTOR = 10.0
-"""A step is overdue after so many times what steps of as many tokens took."""
-FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN = 12.0, 0.01
-"""Seconds after which a step is overdue while no step has ended: a constant, and per token."""
-GENERATION = 600.0
-"""Seconds for which times are remembered at least; at most, twice as many."""
+FACTOR = 4.0
+"""A step is overdue after the least threshold and so many times what steps of its size take."""
+FIRST_SECONDS = 12.0
+"""Least threshold while the steps of a process are new: they may compile kernels."""
+NEW_BEATS = 10
+"""Heartbeats with ended steps until the steps of a process are no longer new."""
+SECONDS_PER_TOKEN = 0.02
+"""Additional seconds per token for a step of a size without usual time."""
+HISTORY = 32
+"""Steps remembered per size."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,55 +27,62 @@ class Thresholds:
     @property
     def waiting(self) -> float:
         """Seconds after which requests have waited too long for a step, an output or a heartbeat."""
-        return 1.5 * self.least
+        return min(1.5 * self.least, self.most)
 
 
 class StepTimes:
-    """The longest recent steps, by powers of two of their tokens."""
+    """The usual times of one process's steps, by powers of two of their tokens.
+
+    The usual time of a size is the second longest of its last 32 steps, so that a single
+    compilation, or a step that was stalled, does not count.
+    """
 
     def __init__(self) -> None:
-        self._recent: dict[int, float] = {}
-        self._earlier: dict[int, float] = {}
-        self._began = 0.0
+        self._recent: dict[int, deque[float]] = {}
+        self._usual: dict[int, float] = {}
+        self._beats = 0
 
-    def add(self, seconds: float, tokens: int, limits: Thresholds, now: float) -> None:
-        """Record a step that ended at ``now``.
-
-        A single step that was stalled counts for little: an expectation at most doubles at a time.
-        """
-        if now - self._began >= GENERATION:
-            is_old = now - self._began >= 2 * GENERATION
-            self._recent, self._earlier = {}, {} if is_old else self._recent
-            self._began = now
-        expected = self.expected(tokens)
-        if expected is not None:
-            seconds = min(seconds, 2 * max(expected, limits.least / FACTOR))
-        else:
-            seconds = min(seconds, limits.most / FACTOR)
+    def add(self, seconds: float, tokens: int, limits: Thresholds) -> None:
+        """Record the longest of the steps that a heartbeat tells of, up to the threshold that it had."""
         size = tokens.bit_length()
-        self._recent[size] = max(seconds, self._recent.get(size, 0.0))
+        recent = self._recent.setdefault(size, deque(maxlen=HISTORY))
+        recent.append(min(seconds, self.overdue_after(tokens, limits)))
+        self._beats += 1
+        if len(recent) > 1:
+            self._usual[size] = sorted(recent)[-2]
 
-    def expected(self, tokens: int) -> float | None:
-        """Return the seconds that a step of ``tokens`` may take, by recent ones; None without any."""
-        known = {**self._earlier}
-        for size, seconds in self._recent.items():
-            known[size] = max(seconds, known.get(size, 0.0))
-        if not known:
-            return None
-        size = tokens.bit_length()
-        smaller = [known[each] for each in known if each <= size]
-        if not smaller:
-            return known[min(known)]
-        largest = max(known)
-        # Longer than any step seen: time grows at most with the tokens.
-        factor = 2.0 ** (size - largest) if size > largest else 1.0
-        return max(smaller) * factor
+    @property
+    def longest(self) -> float:
+        """Usual seconds of the size that takes longest."""
+        return max(self._usual.values(), default=0.0)
 
     def overdue_after(self, tokens: int, limits: Thresholds) -> float:
-        """Return the seconds after which a step of ``tokens`` is overdue."""
-        expected = self.expected(tokens)
-        if expected is None:
-            seconds = FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * tokens
-        else:
-            seconds = FACTOR * expected
-        return min(max(seconds, limits.least), limits.most)
+        """Return the seconds after which a step of ``tokens`` is overdue, if there were no most."""
+        is_new = self._beats < NEW_BEATS
+        seconds = max(limits.least, FIRST_SECONDS) if is_new else limits.least
+        seconds += max(FACTOR * self._expected(tokens), self._bound(tokens))
+        return max(seconds, limits.waiting)
+
+    def _expected(self, tokens: int) -> float:
+        """Return the seconds that a step takes by what each size takes, of larger ones in proportion."""
+        return max(
+            (
+                usual * min(1.0, tokens / 2 ** (size - 1)) if size else usual
+                for size, usual in self._usual.items()
+            ),
+            default=0.0,
+        )
+
+    def _bound(self, tokens: int) -> float:
+        """Return the most seconds that the first step of a size may take, above the least; else 0."""
+        size = tokens.bit_length()
+        if size in self._usual:
+            return 0.0
+        smaller = max((each for each in self._usual if each < size), default=0)
+        per_token = SECONDS_PER_TOKEN
+        if smaller:
+            # Batching makes a token of a large step several times cheaper than one of a small step.
+            per_token = max(per_token, self._usual[smaller] / 2**smaller / 2)
+        seconds = FACTOR * self._usual.get(smaller, 0.0) + per_token * tokens
+        larger = min((each for each in self._usual if each > size), default=None)
+        return seconds if larger is None else min(seconds, FACTOR * self._usual[larger])

@@ -1,0 +1,165 @@
+"""Runs of simulated engines: legal ones, and ones with a wedge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from random import Random
+from types import ModuleType
+from typing import NamedTuple
+
+from sidestep.tracking.health import machine as real_machine
+from simulated_engines import (
+    NO_OUTPUT,
+    SCHEDULE,
+    Core,
+    Profile,
+    Request,
+    Verdict,
+    watch,
+)
+
+
+def poisson(
+    random: Random,
+    rate: float,
+    seconds: float,
+    prompt: int,
+    output: int = 200,
+    *,
+    blocked: float = 0,
+    front_ends: int = 1,
+) -> Iterator[Request]:
+    """Yield requests at ``rate``, of up to ``prompt`` tokens, of which some are ``blocked``."""
+    now = 0.0
+    while (now := now + random.expovariate(rate)) < seconds:
+        until = now + random.uniform(0, blocked) if random.random() < 0.02 else 0.0
+        tokens = int(prompt ** random.random()) + 1
+        yield Request(now, tokens, random.randrange(1, output), until, random.randrange(front_ends))
+
+
+def bursts(random: Random, seconds: float, longest: int) -> Iterator[Request]:
+    """Yield bursts of requests between pauses of seconds to hours, some with long prompts."""
+    now = 0.0
+    while (now := now + random.choice((10, 100, 600, 5000)) * random.random()) < seconds:
+        prompt = random.choice((100, 2000, longest))
+        for _ in range(random.choice((1, 3, 20)) if prompt < longest else 2):
+            now += random.expovariate(2.0)
+            tokens = random.randint(prompt // 10, prompt)
+            until = now + random.uniform(0, 60) if random.random() < 0.02 else 0.0
+            yield Request(now, tokens, random.randrange(1, 400), until)
+
+
+def false_alarms(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return the verdicts that say stalled."""
+    return [verdict for verdict in verdicts if verdict.state == "stalled"]
+
+
+def legal_run(seed: int, machine: ModuleType = real_machine) -> list[Verdict]:
+    """Run any legal engine with any legal load for 20 minutes; return the false alarms."""
+    random = Random(seed)
+    has_core = random.random() < 0.85
+    front_ends = random.randrange(3) if has_core else random.randrange(1, 3)
+    prompt = random.choice((100, 1000, 10_000, 100_000))
+    profile = _legal_profile(random, prompt, has_core=has_core)
+    load = poisson(
+        random,
+        10 ** random.uniform(-2, 0),
+        1200,
+        prompt,
+        blocked=60 if has_core else 3,
+        front_ends=max(front_ends, 1),
+    )
+    core = Core(profile, random, load)
+    moments = [random.uniform(0, 1200) for _ in range(4)]
+    return false_alarms(
+        watch(
+            core,
+            1200,
+            front_ends=front_ends,
+            has_core=has_core,
+            machine=machine,
+            pauses=[(moments[0], random.uniform(0, 4))],
+            restarts=[(moments[1], random.uniform(0, 60))] if has_core else [],
+            sleeps=[(moments[2], 60.0), (moments[3], 200.0)] if has_core else [],
+        )
+    )
+
+
+def _legal_profile(random: Random, prompt: int, *, has_core: bool) -> Profile:
+    """Return an engine whose full steps take at most 80 s, and 5 s and 20 ms per token."""
+    while True:
+        base = 10 ** random.uniform(-2, -0.3)
+        per_token = base * 10 ** random.uniform(-3.5, -0.8)
+        profile = Profile(
+            base,
+            per_token,
+            per_token * 10 ** random.uniform(-2.5, -1),
+            2 ** random.randrange(8, 15 if has_core else 12),
+            random.choice((1, 16, 256)),
+            random.choice((0, 3, 6, 10)),
+            1 + random.random(),
+            random.choice((0, 0.01)),
+            random.choice((0, 3)),
+            6.0 if has_core else 0.0,
+        )
+        tokens = profile.most_tokens
+        slowest = base + tokens * (per_token + profile.per_context * prompt / 1000)
+        if slowest * profile.spread <= min(80, 5 + 0.02 * tokens):
+            return profile
+
+
+class WedgedRun(NamedTuple):
+    """What an exporter said of a wedge.
+
+    Attributes:
+        found_after: Seconds from when the wedge could be seen until the first stall.
+        recovered_after: Seconds from its end until the last stall.
+        fault: What is wrong with it; None: nothing.
+    """
+
+    found_after: float
+    recovered_after: float
+    fault: str | None
+
+
+def wedged_run(
+    seed: int, wedge: str, *, is_warm: bool = True, machine: ModuleType = real_machine
+) -> WedgedRun:
+    """Run an engine with small steps into a wedge, early or after a minute, and out of it."""
+    random = Random(seed)
+    at = random.uniform(65, 90) if is_warm else random.uniform(2, 6)
+    base = 10 ** random.uniform(-2, -0.7)
+    profile = Profile(base, base / 100, 0.0, 2048, 64, 3.0)
+    end = at + 40
+    load = poisson(random, 1.0, end + 40, 50, 30)
+    if wedge == NO_OUTPUT:
+        # Steps without output are seen once they outnumber the tokens of all requests.
+        end = at + 90
+        load = chain(poisson(random, 1.0, at, 50, 30), [Request(at, 50, 30)])
+    core = Core(profile, random, load, wedge, at, end)
+    expected = "step" if wedge == SCHEDULE else wedge
+    visible = math.inf
+    found = recovered = math.inf
+    reasons: set[str] = set()
+    for verdict in watch(core, end + 40, front_ends=1, machine=machine):
+        now = verdict.at
+        if visible == math.inf and (since := core.visible_since(now)) is not None:
+            visible = since
+        if verdict.state != "stalled":
+            continue
+        found = min(found, now)
+        recovered = now
+        reasons.add(verdict.reason)
+    limit = 10.0 if is_warm else 15.0
+    fault = None
+    if found < at:
+        fault = "false alarm"
+    elif found - visible > limit or found == math.inf:
+        fault = "late"
+    elif reasons != {expected}:
+        fault = f"reasons {reasons}"
+    elif recovered - end > 3.0:
+        fault = "no recovery"
+    return WedgedRun(found - visible, recovered - end, fault)
