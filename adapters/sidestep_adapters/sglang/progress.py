@@ -82,6 +82,9 @@ class SchedulerProgress:
         return progress
 
     def _read(self, scheduler: Any, now: float) -> Reading:
+        if _condition(scheduler):
+            # The step that is open goes on when the scheduler does.
+            self._changed_at = now
         begun = getattr(scheduler, "forward_ct", 0)
         tokens = max(map(_tokens, _running_batches(scheduler)), default=0)
         longest, longest_tokens = 0.0, 0
@@ -99,6 +102,7 @@ class SchedulerProgress:
         if was_controlled and not self._is_controlled:
             self._changed_at = now
         is_open = bool(tokens and unfinished) and not self._is_controlled
+        is_warming_up = is_open and not self._ended and now - self._changed_at < WARM_UP
         return Reading(
             unfinished,
             self._ended,
@@ -108,19 +112,9 @@ class SchedulerProgress:
             self._changed_at,
             longest=longest,
             longest_tokens=longest_tokens,
-            condition=self._condition(scheduler, now, is_open=is_open),
+            condition=_condition(scheduler) or (STARTING if is_warming_up else ""),
             blocked=lambda: unfinished if self._is_controlled else _blocked(scheduler),
         )
-
-    def _condition(self, scheduler: Any, now: float, *, is_open: bool) -> str:
-        if getattr(scheduler, "is_initializing", not hasattr(scheduler, "running_batch")):
-            return STARTING
-        if getattr(scheduler, "_engine_paused", False):
-            return PAUSED
-        if getattr(getattr(scheduler, "weight_updater", scheduler), "offload_tags", None):
-            return ASLEEP
-        is_first = is_open and not self._ended
-        return STARTING if is_first and now - self._changed_at < WARM_UP else ""
 
 
 class TokenizerProgress:
@@ -145,6 +139,8 @@ class TokenizerProgress:
         self._owed_since: float | None = None
         self._due_at: float | None = None
         """When the next answer may have come from a slow engine; None: none is owed."""
+        self._is_excused = False
+        """Whether the scheduler runs an operator's request, as far as the tokenizer knows."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -156,6 +152,8 @@ class TokenizerProgress:
 
     def _read(self, manager: Any, now: float) -> Reading:
         longest = 0.0
+        if self._is_excused or getattr(manager, "is_pause", False):
+            self._due_at, self._answered_at = None, now
         if manager.last_receive_tstamp != self._received:
             self._received = manager.last_receive_tstamp
             if self._answers and self._due_at is not None:
@@ -173,18 +171,27 @@ class TokenizerProgress:
             # Prompts are prefilled in turn, so that an answer is at most as far as the longest one takes.
             prefill = min(max(map(_prompt_tokens, sent)) * SECONDS_PER_TOKEN, MAX_PREFILL)
             self._due_at = max(self._owed_since, self._answered_at) + prefill
-        is_excused = self._due_at is None or (
-            now - self._due_at >= OVERDUE and _awaits_control(manager)
-        )
+        is_late = self._due_at is not None and now - self._due_at >= OVERDUE
+        self._is_excused = (is_late or self._is_excused) and _awaits_control(manager)
         is_first = bool(sent) and not self._answers and now - (self._owed_since or now) < WARM_UP
         condition = PAUSED if getattr(manager, "is_pause", False) else ""
         return Reading(
             len(sent),
             self._answers,
-            None if is_excused else self._due_at,
+            None if self._is_excused else self._due_at,
             longest=longest,
             condition=condition or (STARTING if is_first else ""),
         )
+
+
+def _condition(scheduler: Any) -> str:
+    """Return why a scheduler runs no step on purpose; empty if it should."""
+    if getattr(scheduler, "is_initializing", not hasattr(scheduler, "running_batch")):
+        return STARTING
+    if getattr(scheduler, "_engine_paused", False):
+        return PAUSED
+    is_asleep = getattr(getattr(scheduler, "weight_updater", scheduler), "offload_tags", None)
+    return ASLEEP if is_asleep else ""
 
 
 def _runs_control(thread: int) -> bool:

@@ -527,6 +527,35 @@ def test_collectors_report_the_objects_that_construct_them(process: Recorded) ->
     assert process.reported() == []
 
 
+def test_a_pause_is_no_long_step() -> None:
+    """Neither the step that it interrupts nor the answer after it took as long."""
+    scheduler, clock = started()
+    scheduler.begin(batch([Request()]))
+    clock.after(1)
+    scheduler._engine_paused = True
+    clock.after(60)
+    scheduler._engine_paused = False
+    scheduler.begin(batch([Request()]))
+    manager, front = accepting()
+    manager.rid_to_state = {"a": state()}
+    front.after(1)
+    manager.is_pause = True
+    front.after(60)
+    manager.is_pause = False
+    manager.last_receive_tstamp += 1
+    excused, excused_clock = accepting()
+    excused.rid_to_state = {"a": state()}
+    loads = SimpleNamespace(_result_event=object())
+    excused.update_lora_adapter_communicator = loads  # type: ignore[attr-defined]
+    excused_clock.after(60)
+    loads._result_event = None
+    excused.last_receive_tstamp += 1
+
+    assert clock.after().longest <= 2 * WAKE
+    assert front.after().longest <= 2 * WAKE
+    assert excused_clock.after().longest <= 2 * WAKE
+
+
 def test_an_owner_that_cannot_be_referenced_costs_its_progress_only(process: Recorded) -> None:
     """The collector counts all the same."""
 
