@@ -32,6 +32,7 @@ def plugin() -> None:
         "process_batch_result": _process_batch_result,
         "process_input_requests": _process_input_requests,
         "get_next_batch_to_run": _get_next_batch_to_run,
+        "_get_new_batch_prefill_raw": _get_new_batch_prefill,
     }
     for name, hook in hooks.items():
         HookRegistry.register(SCHEDULER + name, hook, HookType.AROUND)
@@ -98,10 +99,10 @@ def _get_next_batch_to_run(
         wait_for_lock("lock_between_steps")
     # The loop ends, and with it the process, without an error.
     scheduler.gracefully_exit |= is_set("exit")
-    if not is_set("admission"):
-        return call(scheduler, *args, **kwargs)
-    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []
-    try:
-        return call(scheduler, *args, **kwargs)
-    finally:
-        scheduler.waiting_queue = waiting
+    return call(scheduler, *args, **kwargs)
+
+
+def _get_new_batch_prefill(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if is_set("admission"):
+        return None, kwargs["running_batch"]
+    return call(*args, **kwargs)
