@@ -25,6 +25,11 @@ SECONDS_PER_TOKEN, MAX_PREFILL = 0.01, 100.0
 How long it took last says little: the prompt's blocks may have been cached.
 """
 CHARACTERS_PER_TOKEN = 4
+MAX_GAP = 0.5
+"""Most seconds of a wait for an answer that is due from which the exporter may learn.
+
+Stalls that have ended would make it expect more of them.
+"""
 INPUT_METHOD = "process_input_requests"
 """Method of the scheduler that runs all requests, of clients and of operators."""
 _CONTROL = re.compile("lora|weight|memory_occupation|profile|hicache_storage")
@@ -158,7 +163,7 @@ class TokenizerProgress:
             self._received = manager.last_receive_tstamp
             if self._answers and self._due_at is not None:
                 # The first one ends the warm-up, which says nothing of later ones.
-                longest = max(0.0, now - self._due_at)
+                longest = min(max(0.0, now - self._due_at), MAX_GAP)
             self._answered_at = now
             self._answers += 1
         # Others wait until the engine is resumed, has new weights, or they are tokenized.
