@@ -25,7 +25,7 @@ SECONDS_PER_TOKEN, MAX_PREFILL = 0.01, 100.0
 How long it took last says little: the prompt's blocks may have been cached.
 """
 CHARACTERS_PER_TOKEN = 4
-MAX_GAP = 0.5
+MAX_GAP = 0.25
 """Most seconds of a wait for an answer that is due from which the exporter may learn.
 
 Stalls that have ended would make it expect more of them.
