@@ -25,6 +25,19 @@ def existing(python: Path, engine: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """Return the interpreter of vLLM's environment, which tools/setup_vllm.sh makes."""
+    python = os.environ.get("SIDESTEP_VLLM_PYTHON", BUILD / "vllm-venv/bin/python")
+    return existing(Path(python), "vLLM")
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """Return the interpreter of SGLang's environment, which tools/setup_sglang.sh makes."""
+    return existing(sglang_server.interpreter(), "SGLang")
+
+
+@pytest.fixture(scope="session")
 def triton_python() -> Path:
     """Return the interpreter of Triton's environment."""
     return existing(triton_server.interpreter(), "Triton")
@@ -52,14 +65,12 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def vllm(tiny: Path, home: Path) -> VllmSite:
-    """Return the site of a test with vLLM, whose environment tools/setup_vllm.sh makes."""
-    python = Path(os.environ.get("SIDESTEP_VLLM_PYTHON", BUILD / "vllm-venv/bin/python"))
-    return VllmSite(existing(python, "vLLM"), tiny, home, f"ipc://{home}/ingest.ipc")
+def vllm(vllm_python: Path, tiny: Path, home: Path) -> VllmSite:
+    """Return the site of a test with vLLM."""
+    return VllmSite(vllm_python, tiny, home, f"ipc://{home}/ingest.ipc")
 
 
 @pytest.fixture
-def sglang(tiny: Path, home: Path) -> SglangSite:
-    """Return the site of a test with SGLang, whose environment tools/setup_sglang.sh makes."""
-    python = existing(sglang_server.interpreter(), "SGLang")
-    return SglangSite(python, tiny, home, f"ipc://{home}/ingest.ipc")
+def sglang(sglang_python: Path, tiny: Path, home: Path) -> SglangSite:
+    """Return the site of a test with SGLang."""
+    return SglangSite(sglang_python, tiny, home, f"ipc://{home}/ingest.ipc")

@@ -19,7 +19,8 @@ from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.rows import DEAD
 from sidestep.protocol.limits import printable
-from sidestep.protocol.messages import CORE, EngineInfo
+from sidestep.protocol.messages import CORE, FRONT_END, EngineInfo
+from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
@@ -36,6 +37,11 @@ FEATURES = {
     "enable_streaming_session": "streaming_session",
 }
 """Attributes of a scheduler's collector, and the catalogue's names of these features."""
+ROLES = {"scheduler": CORE, "tokenizer": FRONT_END}
+"""Roles of processes by those of their collectors."""
+
+Measure = Callable[[float], Progress | None]
+"""A function that measures one engine's progress at a monotonic time; None: it is not known."""
 
 
 class Process:
@@ -58,6 +64,7 @@ class Process:
         self._infos: list[EngineInfo] = []
         self._sources: list[MetricSource] = []
         self._readers: list[Callable[[], None]] = []
+        self._measures: list[Measure] = []
         self.wrapped_families: set[str] = set()
         """Families of collectors, which their stubs report."""
 
@@ -77,6 +84,7 @@ class Process:
                 periodic_items=self._periodic_items,
                 current_state=self._current_state,
                 deferred=self.deferred,
+                progress=self._progress,
             )
             self.deferred.fail = self.publisher.fail
 
@@ -107,8 +115,7 @@ class Process:
             index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
             if index is None:
                 index = len(self._infos)
-                scheduling = CORE if role == "scheduler" else ""
-                self._infos.append(EngineInfo(name, "sglang", own, role=scheduling))
+                self._infos.append(EngineInfo(name, "sglang", own, role=ROLES.get(role, "")))
             info = self._infos[index]
             info.features = sorted({*info.features, *(features or ())})
             info.bounds = {**info.bounds, **(bounds or {})}
@@ -145,6 +152,14 @@ class Process:
         A reader records values that SGLang does not report.
         """
         self._readers.append(reader)
+
+    def add_measure(self, measure: Measure) -> None:
+        """Report what ``measure`` returns; it runs at each wake of the publisher, in its thread."""
+        self._measures.append(measure)
+
+    def _progress(self, now: float) -> list[Progress]:
+        measured = [measure(now) for measure in self._measures]
+        return [progress for progress in measured if progress is not None]
 
     def _periodic_items(self) -> Iterator[Item]:
         for reader in self._readers:

@@ -18,6 +18,7 @@ from sidestep_adapters.publisher.environment import endpoint, mode, namespace, u
 from sidestep_adapters.sglang.collectors import Process, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
+from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
 from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
 from sidestep_adapters.sglang.stats import StatsRecorder
 
@@ -33,6 +34,11 @@ CLASSES = {
 """SGLang's collectors by the role under which it looks up replacements. Expert dispatch has none:
 SGLang counts inside that metric, which is read instead.
 """
+PROGRESS: dict[str, type[SchedulerProgress | TokenizerProgress]] = {
+    "scheduler": SchedulerProgress,
+    "tokenizer": TokenizerProgress,
+}
+"""What measures the progress of the object that has a collector, by the collector's role."""
 RANKS = ("dp_rank", "pp_rank", "tp_rank")
 
 _process: Process | None = None
@@ -121,6 +127,7 @@ class SchedulerTap:
         self.stats: StatsRecorder = process.stats(collector, "scheduler")
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
+        _report_progress(process, collector, "scheduler")
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )
@@ -197,8 +204,20 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
         collector.histogram_inter_token_latency = native
         observe = _call_both(observe, collector.observe_inter_token_latency)
     collector.observe_inter_token_latency = observe
+    _report_progress(process, collector, "tokenizer")
     process.start(stream_name("tokenizer", serving_config(server_args)[1]))
     return made
+
+
+def _report_progress(process: Process, collector: Any, role: str) -> None:
+    """Report the progress of the object that is constructing ``collector``, if it is SGLang's."""
+    kind = PROGRESS[role]
+    try:
+        owner = constructing(kind.method)
+        if owner is not None:
+            process.add_measure(kind(owner, process.engine(role, collector.labels)))
+    except Exception:
+        log.exception("sidestep: the %s was not found; its progress is not reported", role)
 
 
 def latency_recorder(
