@@ -25,6 +25,13 @@ def existing(python: Path, engine: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """Return the interpreter of vLLM's environment, which tools/setup_vllm.sh makes."""
+    python = os.environ.get("SIDESTEP_VLLM_PYTHON", BUILD / "vllm-venv/bin/python")
+    return existing(Path(python), "vLLM")
+
+
+@pytest.fixture(scope="session")
 def triton_python() -> Path:
     """Return the interpreter of Triton's environment."""
     return existing(triton_server.interpreter(), "Triton")
@@ -52,10 +59,9 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def vllm(tiny: Path, home: Path) -> VllmSite:
-    """Return the site of a test with vLLM, whose environment tools/setup_vllm.sh makes."""
-    python = Path(os.environ.get("SIDESTEP_VLLM_PYTHON", BUILD / "vllm-venv/bin/python"))
-    return VllmSite(existing(python, "vLLM"), tiny, home, f"ipc://{home}/ingest.ipc")
+def vllm(vllm_python: Path, tiny: Path, home: Path) -> VllmSite:
+    """Return the site of a test with vLLM."""
+    return VllmSite(vllm_python, tiny, home, f"ipc://{home}/ingest.ipc")
 
 
 @pytest.fixture

@@ -1,0 +1,435 @@
+"""A real vLLM that hangs is found, with the reason and the place; one that is slow or idle is not.
+
+All tests share an exporter. Each prints what it measured: ``pytest -s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from exporters import until
+from real_engines.comparison import labels_of, parse, value
+from real_engines.health_watch import HealthWatch, Seen
+from real_engines.load import Answer, Ask, Client
+from real_engines.processes import VllmServer
+from real_engines.sites import TAP, VllmSite
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+FOUND_WITHIN = 15.0
+"""Seconds from a wedge to the state ``stalled``."""
+YOUNG, FOUND_WITHIN_LATER = 60.0, 10.0
+"""An engine that has run for so many seconds is found within so many."""
+STAYS = 8
+"""Answers for which the state must stay, once found."""
+OK_WITHIN = 5.0
+"""Seconds from the release of a wedge to the state ``ok``."""
+IDLE_SECONDS, ASLEEP_SECONDS = 120.0, 12.0
+LONG_PROMPT = 16_384
+"""Tokens of a prompt that one step prefills."""
+LONG = [
+    *shlex.split("--max-model-len 17408 --max-num-batched-tokens 17408 --hf-overrides"),
+    json.dumps({"max_position_embeddings": 32_768, "num_hidden_layers": 16}),
+]
+"""Flags with which such a step lasts for seconds, on one core."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wedge:
+    """A way for an engine to hang.
+
+    Attributes:
+        name: Name of the file that asks ``vllm_wedges`` for it, or ``stop`` and a process's title.
+        reason: The reason with which it is found.
+        frame: A function in the stack, where that of the core's thread can be read.
+        is_running: Whether requests run when it happens; else they arrive afterwards.
+        prompt: Tokens of a request's prompt.
+        tokens: Tokens that a request asks for.
+    """
+
+    name: str
+    reason: str
+    frame: str = ""
+    is_running: bool = True
+    prompt: int = 40
+    tokens: int = 1900
+
+    @property
+    def title(self) -> str:
+        """Return the title of the process that stops, or nothing."""
+        stop, _, title = self.name.partition(" ")
+        return title if stop == "stop" else ""
+
+    @contextlib.contextmanager
+    def applied(self, server: VllmServer, folder: Path) -> Iterator[None]:
+        """Wedge the engine until the end of the block."""
+        (pid,) = server.titled(self.title or CORE)
+        if self.title:
+            os.kill(pid, signal.SIGSTOP)
+        else:
+            (folder / self.name).touch()
+        try:
+            yield
+        finally:
+            if self.title:
+                os.kill(pid, signal.SIGCONT)
+            else:
+                (folder / self.name).unlink()
+                # It interrupts a C call that holds the GIL.
+                os.kill(pid, signal.SIGUSR1)
+
+
+CORE = "EngineCore"
+WEDGES = [
+    Wedge("stop EngineCore", "publisher"),
+    Wedge("stop Worker", "step", "get_response"),
+    Wedge("asleep", "step", "sleep_while_set"),
+    Wedge("spinning", "step", "spin_while_set"),
+    Wedge("lock_in_step", "step", "wait_for_lock"),
+    Wedge("lock_between_steps", "no_steps", "wait_for_lock", is_running=False),
+    Wedge("asleep_above_the_tap", "no_steps", "sleep_while_set", is_running=False),
+    Wedge("gil", "publisher"),
+    Wedge("admission", "no_steps", "run_busy_loop", is_running=False),
+    Wedge("recompute", "no_output", "run_busy_loop", is_running=False, prompt=1500, tokens=400),
+    Wedge("input", "queue", is_running=False),
+    Wedge("output", "queue", is_running=False, tokens=20),
+]
+
+
+@dataclasses.dataclass
+class Engine:
+    """One server, and the model name that distinguishes its engine at the exporter."""
+
+    server: VllmServer
+    name: str
+    began_at: float = 0.0
+
+    @property
+    def identity(self) -> str:
+        """Return the engine's ID."""
+        return f"test/{self.name}/0"
+
+    def ask(self, client: Client, prompt: int, tokens: int) -> Ask:
+        """Return a request with a random prompt of so many tokens."""
+        return Ask(client.text(prompt), tokens, model=self.name)
+
+    async def started(self) -> None:
+        """Wait until the server accepts requests."""
+        await self.server.started()
+        self.began_at = time.monotonic()
+
+
+@dataclasses.dataclass
+class Bench:
+    """The exporter that all tests share."""
+
+    site: VllmSite
+    watch: HealthWatch
+
+    @property
+    def wedges(self) -> Path:
+        """Return the folder whose files are the wedges."""
+        return self.site.home / "wedges"
+
+    @contextlib.asynccontextmanager
+    async def engine(self, name: str, *flags: str, **environ: str) -> AsyncIterator[Engine]:
+        """Run a server of the model ``name``."""
+        settings = {"SIDESTEP_NAMESPACE": "test", **environ}
+        server = self.site.server(["--served-model-name", name, *flags], settings)
+        async with server:
+            engine = Engine(server, name)
+            await engine.started()
+            yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(vllm_python: Path, tiny: Path) -> AsyncIterator[Bench]:
+    """Start the exporter."""
+    home = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+    site = VllmSite(vllm_python, tiny, home, f"ipc://{home}/ingest.ipc")
+    async with site.exporter() as exporter:
+        await exporter.started()
+        async with HealthWatch(exporter) as watch:
+            yield Bench(site, watch)
+    shutil.rmtree(home)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wedged(bench: Bench) -> AsyncIterator[Engine]:
+    """Start a server that hangs when asked to."""
+    bench.wedges.mkdir()
+    flags = shlex.split("--max-num-batched-tokens 256 --max-num-seqs 16 --scheduler-cls")
+    path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}
+    scheduler = "vllm_wedges.WedgedScheduler"
+    async with bench.engine("wedged", *flags, scheduler, **path) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def calm(bench: Bench) -> AsyncIterator[Engine]:
+    """Start a server that never hangs."""
+    lora = shlex.split("--enable-lora --max-loras 1 --max-cpu-loras 1 --max-lora-rank 8")
+    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    async with bench.engine("calm", *TAP, *LONG, *lora, **more) as engine:
+        yield engine
+
+
+class Requests:
+    """Completions that a test asks for, and leaves at its end."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tasks: list[asyncio.Task[Answer]] = []
+
+    def begin(self, *asks: Ask) -> None:
+        """Ask for completions, without waiting for them."""
+        self._tasks += [asyncio.create_task(self._client.ask(ask)) for ask in asks]
+
+    async def answers(self) -> list[Answer]:
+        """Wait until all completions have ended."""
+        return await asyncio.gather(*self._tasks)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def is_stalled(seen: Seen) -> bool:
+    """Return whether the engine is stalled."""
+    return seen.state == "stalled"
+
+
+def is_well(seen: Seen) -> bool:
+    """Return whether the engine makes progress, or has nothing to do."""
+    return seen.state in ("ok", "idle")
+
+
+def no_alarm(watch: HealthWatch, engine: Engine, what: str, since: float = 0.0) -> bool:
+    """Return whether the engine was never found to hang, and print the states that it had."""
+    states = watch.states(engine.identity, since)
+    print(f"\n{what}: {dict(states)}")  # noqa: T201 - for the one who runs it
+    return bool(states) and not any(
+        name.startswith(("stalled", "unreachable", "stopped")) for name in states
+    )
+
+
+async def assert_answers(engine: Engine, client: Client) -> None:
+    """Assert that the engine completes a request."""
+    answer = await client.ask(engine.ask(client, 20, 4))
+    assert (200, ["length"]) == (answer.status, answer.reasons)
+
+
+async def assert_shown(watch: HealthWatch, engine: Engine, reason: str) -> str:
+    """Assert that probes and metrics show that the engine is stalled; return its stack, if any."""
+    status, body = await watch.get(f"/-/engines/{engine.identity}")
+    assert (503, "stalled", reason) == (status, body["state"], body["reason"])
+    status, _ = await watch.get("/-/engines")
+    assert status == 503
+    _, text = await watch.get("/metrics")
+    page = parse(text)
+    states = {
+        labels["state"]: value(page, "sidestep_engine_state", **labels)
+        for labels in labels_of(page, "sidestep_engine_state")
+        if labels["model_name"] == engine.name
+    }
+    assert {name for name, number in states.items() if number} == {"stalled"}
+    assert {0.0, 1.0} == set(states.values())
+    seconds = labels_of(page, "sidestep_engine_stalled_seconds")
+    assert [reason] == [each["reason"] for each in seconds if each["model_name"] == engine.name]
+    status, stack = await watch.get(f"/api/v1/engines/{engine.identity}/stack")
+    return stack if status == 200 else ""
+
+
+async def test_an_engine_that_starts_is_well(calm: Engine, bench: Bench) -> None:
+    """Its start, with the warm-up of the model, is no hang."""
+    await bench.watch.found(calm.identity, is_well, 30, "well")
+    assert no_alarm(bench.watch, calm, "start")
+
+
+@pytest.mark.parametrize("wedge", WEDGES, ids=lambda wedge: wedge.name.replace(" ", "_"))
+async def test_a_wedge_is_found(wedge: Wedge, wedged: Engine, bench: Bench) -> None:
+    """The engine is stalled within seconds, with reason and place, and well soon after the release."""
+    engine, watch = wedged, bench.watch
+    async with Client(engine.server.base) as client, Requests(client) as requests:
+        asks = [engine.ask(client, wedge.prompt, wedge.tokens) for _ in range(2)]
+        if wedge.is_running:
+            requests.begin(*asks)
+            await watch.found(engine.identity, lambda each: each.unfinished == 2, 30, "requests")
+        else:
+            await watch.found(engine.identity, lambda each: each.unfinished == 0, 30, "no request")
+        with wedge.applied(engine.server, bench.wedges):
+            began_at = time.monotonic()
+            if not wedge.is_running:
+                requests.begin(*asks)
+            is_young = began_at - engine.began_at < YOUNG
+            limit = FOUND_WITHIN if is_young else FOUND_WITHIN_LATER
+            seen = await watch.found(engine.identity, is_stalled, limit, wedge.name)
+            stack = await assert_shown(watch, engine, wedge.reason)
+            await watch.more(engine.identity, STAYS)
+            stayed = watch.states(engine.identity, seen.at)
+        released_at = time.monotonic()
+        well = await watch.found(engine.identity, is_well, OK_WITHIN, f"{wedge.name} released")
+    async with Client(engine.server.base) as client:
+        await assert_answers(engine, client)
+    figures = {
+        "reason": seen.reason,
+        "seconds": round(seen.at - began_at, 1),
+        "released": round(well.at - released_at, 1),
+        "stack": stack.split("\n")[-5:],
+    }
+    print(f"\n{wedge.name}: {json.dumps(figures)}")  # noqa: T201 - for the one who runs it
+    assert [f"stalled {wedge.reason}"] == [*stayed]
+    assert wedge.frame in stack
+
+
+async def test_without_a_tap_a_stopped_core_is_found(bench: Bench) -> None:
+    """The plugin alone knows of a long prefill, which is no hang, and of requests without an answer."""
+    watch, wedge = bench.watch, Wedge(f"stop {CORE}", "queue")
+    async with (
+        bench.engine("plain", *LONG) as engine,
+        Client(engine.server.base) as client,
+        Requests(client) as requests,
+    ):
+        for tokens in (LONG_PROMPT, 40, 300, LONG_PROMPT):
+            answer = await client.ask(engine.ask(client, tokens, 20))
+            assert answer.status == 200
+        assert no_alarm(watch, engine, "plugin alone")
+        requests.begin(*(engine.ask(client, 40, 1900) for _ in range(2)))
+        await watch.found(engine.identity, lambda each: each.unfinished == 2, 30, "requests")
+        with wedge.applied(engine.server, bench.wedges):
+            began_at = time.monotonic()
+            seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+            await assert_shown(watch, engine, seen.reason)
+        await watch.found(engine.identity, is_well, OK_WITHIN, "well")
+    print(f"\nplugin alone: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above
+    assert seen.reason == wedge.reason
+
+
+async def test_an_idle_engine_is_well(calm: Engine, bench: Bench) -> None:
+    """Minutes without a request are no hang, whatever other engines do."""
+    engine = calm
+    await until(lambda: time.monotonic() - engine.began_at > IDLE_SECONDS, IDLE_SECONDS + 10)
+    assert no_alarm(bench.watch, engine, "idleness")
+    await bench.watch.found(engine.identity, lambda each: each.state == "idle", 5, "idle")
+
+
+async def test_long_prefills_are_no_hang(calm: Engine, bench: Bench) -> None:
+    """Steps of 16k tokens among short ones, also among those of other requests, are not overdue."""
+    engine, since = calm, time.monotonic()
+    async with Client(engine.server.base) as client:
+        times = []
+        for prompt in (LONG_PROMPT, 40, 300, LONG_PROMPT, LONG_PROMPT // 4, LONG_PROMPT):
+            others = [engine.ask(client, 40, 100) for _ in range(3)]
+            answers = await client.ask_all([engine.ask(client, prompt, 20), *others])
+            assert {200} == {answer.status for answer in answers}
+            times.append(round(max(answer.longest_gap for answer in answers), 1))
+    assert no_alarm(bench.watch, engine, f"long prefills, with gaps of {times} s", since)
+
+
+@pytest.mark.parametrize(
+    ("sleep", "wake"),
+    [
+        ("/sleep?level=1&mode=keep", "/wake_up"),
+        ("/sleep?level=0&mode=abort", "/wake_up?tags=scheduling"),
+        ("/pause?mode=wait", "/resume"),
+        ("/pause?mode=keep", "/resume"),
+    ],
+)
+async def test_an_engine_that_sleeps_is_no_hang(
+    sleep: str, wake: str, calm: Engine, bench: Bench
+) -> None:
+    """Requests that run when it falls asleep, and others that arrive later, wait until it wakes up."""
+    engine, watch, since = calm, bench.watch, time.monotonic()
+    async with (
+        Client(engine.server.base) as client,
+        aiohttp.ClientSession(engine.server.base) as session,
+        Requests(client) as requests,
+    ):
+        requests.begin(*(engine.ask(client, 40, 300) for _ in range(2)))
+        await watch.found(engine.identity, lambda each: each.unfinished == 2, 30, "requests")
+        async with session.post(sleep) as answer:
+            assert answer.status == 200
+        await watch.found(engine.identity, lambda each: each.state == "asleep", 5, "asleep")
+        requests.begin(*(engine.ask(client, 40, 20) for _ in range(2)))
+        asleep_at = time.monotonic()
+        await until(lambda: time.monotonic() - asleep_at > ASLEEP_SECONDS, 30)
+        async with session.post(wake) as answer:
+            assert answer.status == 200
+        answers = await requests.answers()
+        await watch.found(engine.identity, is_well, OK_WITHIN, "awake")
+    assert {200} == {answer.status for answer in answers}
+    assert no_alarm(bench.watch, engine, sleep, since)
+
+
+async def test_adapters_that_are_loaded_are_no_hang(
+    adapters: dict[str, Path], calm: Engine, bench: Bench
+) -> None:
+    """LoRA adapters that are loaded and exchanged between requests stop no step."""
+    engine, since = calm, time.monotonic()
+    async with (
+        Client(engine.server.base) as client,
+        aiohttp.ClientSession(engine.server.base) as session,
+        Requests(client) as requests,
+    ):
+        requests.begin(*(engine.ask(client, 40, 300) for _ in range(2)))
+        for _ in range(3):
+            for name, folder in adapters.items():
+                body = {"lora_name": name, "lora_path": str(folder)}
+                async with session.post("/v1/load_lora_adapter", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                asks = [Ask(client.text(40), 20, model=name) for _ in range(3)]
+                assert {200} == {each.status for each in await client.ask_all(asks)}
+                async with session.post("/v1/unload_lora_adapter", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+        await requests.answers()
+    assert no_alarm(bench.watch, engine, "adapters", since)
+
+
+async def test_another_exporter_finds_the_wedge(wedged: Engine, bench: Bench) -> None:
+    """An exporter that replaces a killed one finds the engine that has been hanging since before."""
+    engine, watch, wedge = wedged, bench.watch, Wedge("asleep", "step", "sleep_while_set")
+    async with (
+        Client(engine.server.base) as client,
+        Requests(client) as requests,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        requests.begin(engine.ask(client, 40, 1900))
+        await watch.found(engine.identity, lambda each: each.unfinished == 1, 30, "a request")
+        with wedge.applied(engine.server, bench.wedges):
+            await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+            watch.exporter.kill()
+            second = await stack.enter_async_context(bench.site.exporter())
+            watch.exporter = await second.started()
+            began_at = time.monotonic()
+            seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+            frames = await assert_shown(watch, engine, wedge.reason)
+        await watch.found(engine.identity, is_well, OK_WITHIN, "well")
+    print(f"\nafter a restart: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above
+    assert seen.reason == wedge.reason
+    assert wedge.frame in frames
