@@ -89,7 +89,9 @@ class _Streams:
         """By engine: the stream that was received from last, of those that name it."""
         for stream in streams:
             for info in stream.engines:
-                self.roles[stream.incarnation, info.id] = info.role
+                # vLLM's plugin without a tap sees answers, not steps.
+                role = info.role or (FRONT_END if info.dialect == "vllm" else "")
+                self.roles[stream.incarnation, info.id] = role
                 known = self.latest.get(info.id)
                 if known is None or known.seen_at < stream.seen_at:
                     self.latest[info.id] = stream
