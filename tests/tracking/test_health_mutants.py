@@ -116,7 +116,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         "seconds",
     ),
     "stalled steps are learnt": (step_times, "if not was_overdue]", "]"),
-    "steps that all stall are not learnt": (step_times, "2 * len(in_time) < len(recent)", "False"),
+    "steps that all stall are not learnt": (step_times, "4 * len(in_time) < len(recent)", "False"),
     "times are not learnt": (step_times, "FACTOR = 4.0", "FACTOR = 1.0"),
     "first steps are as others": (step_times, "NEW_BEATS = 10", "NEW_BEATS = 0"),
     "steps stay new": (step_times, "NEW_BEATS = 10", "NEW_BEATS = 10**6"),

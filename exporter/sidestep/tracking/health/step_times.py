@@ -34,7 +34,8 @@ class StepTimes:
     """The usual times of one process's steps, by powers of two of their tokens.
 
     The usual time of a size is the second longest of its last 32 steps, so that a single
-    compilation does not count. Steps that were overdue do not count either, unless most were.
+    compilation does not count. Steps that were overdue do not count either, unless more than three
+    quarters were.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class StepTimes:
         recent.append((min(seconds, limit), seconds > limit))
         self._beats += 1
         in_time = [each for each, was_overdue in recent if not was_overdue]
-        if 2 * len(in_time) < len(recent):
+        if 4 * len(in_time) < len(recent):
             in_time = [each for each, _ in recent]
         if len(in_time) > 1:
             self._usual[size] = sorted(in_time)[-2]
