@@ -46,7 +46,7 @@ class HealthWatch:
         self.exporter = exporter
         self.seen: list[Seen] = []
         self.failed, self.slowest = 0, 0.0
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15))
         self._task = asyncio.create_task(self._poll())
 
     async def get(self, path: str) -> tuple[int, Any]:
