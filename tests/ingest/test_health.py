@@ -235,6 +235,16 @@ def test_a_front_end_alone_is_judged_by_the_times_between_its_answers() -> None:
     assert (state(fed), health(fed).reason) == (EngineState.STALLED, Reason.QUEUE)
 
 
+def test_a_plugin_without_a_tap_waits_for_answers() -> None:
+    """Such a process of vLLM has no role; what it reports as a step is the wait for an answer."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("api", [info(role="")])
+    run(fed, 9, Progress(0, steps=5, unfinished=2, step_age=20.0), stream="api")
+
+    assert (state(fed), health(fed).reason) == (EngineState.STALLED, Reason.QUEUE)
+    assert not fed.intake.health.has_steps(fed.intake.registry.engines["ns/m/0"])
+
+
 def test_a_new_process_is_not_judged_by_the_progress_of_its_predecessor() -> None:
     """An older adapter, which reports none, may have replaced one that was stuck."""
     fed = working()

@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -138,41 +138,57 @@ class Engine:
 
 @dataclasses.dataclass
 class Bench:
-    """The exporter and the servers that the tests share."""
+    """The exporter that all tests share."""
 
     site: VllmSite
     watch: HealthWatch
-    wedges: Path
-    wedged: Engine
-    calm: Engine
 
+    @property
+    def wedges(self) -> Path:
+        """Return the folder whose files are the wedges."""
+        return self.site.home / "wedges"
 
-def engine(site: VllmSite, name: str, flags: Sequence[str], **environ: str) -> Engine:
-    """Start a server of the model ``name``."""
-    flags = ["--served-model-name", name, *flags]
-    return Engine(site.server(flags, {"SIDESTEP_NAMESPACE": "test", **environ}), name)
+    @contextlib.asynccontextmanager
+    async def engine(self, name: str, *flags: str, **environ: str) -> AsyncIterator[Engine]:
+        """Run a server of the model ``name``."""
+        settings = {"SIDESTEP_NAMESPACE": "test", **environ}
+        server = self.site.server(["--served-model-name", name, *flags], settings)
+        async with server:
+            engine = Engine(server, name)
+            await engine.started()
+            yield engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(vllm_python: Path, tiny: Path) -> AsyncIterator[Bench]:
-    """Start an exporter, a server to wedge and a server that must never be found to hang."""
+    """Start the exporter."""
     home = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
     site = VllmSite(vllm_python, tiny, home, f"ipc://{home}/ingest.ipc")
-    (wedges := home / "wedges").mkdir()
-    scheduler = ["--scheduler-cls", "vllm_wedges.WedgedScheduler"]
-    small = shlex.split("--max-num-batched-tokens 256 --max-num-seqs 16")
-    path = {"WEDGES": str(wedges), "PYTHONPATH": str(Path(__file__).parent)}
-    lora = shlex.split("--enable-lora --max-loras 1 --max-cpu-loras 1 --max-lora-rank 8")
-    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     async with site.exporter() as exporter:
         await exporter.started()
         async with HealthWatch(exporter) as watch:
-            wedged = engine(site, "wedged", [*small, *scheduler], **path)
-            calm = engine(site, "calm", [*TAP, *LONG, *lora], **more)
-            async with wedged.server, calm.server:
-                await asyncio.gather(wedged.started(), calm.started())
-                yield Bench(site, watch, wedges, wedged, calm)
+            yield Bench(site, watch)
     shutil.rmtree(home)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wedged(bench: Bench) -> AsyncIterator[Engine]:
+    """Start a server that hangs when asked to."""
+    bench.wedges.mkdir()
+    flags = shlex.split("--max-num-batched-tokens 256 --max-num-seqs 16 --scheduler-cls")
+    path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}
+    scheduler = "vllm_wedges.WedgedScheduler"
+    async with bench.engine("wedged", *flags, scheduler, **path) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def calm(bench: Bench) -> AsyncIterator[Engine]:
+    """Start a server that never hangs."""
+    lora = shlex.split("--enable-lora --max-loras 1 --max-cpu-loras 1 --max-lora-rank 8")
+    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    async with bench.engine("calm", *TAP, *LONG, *lora, **more) as engine:
+        yield engine
 
 
 class Requests:
@@ -214,9 +230,9 @@ def is_well(seen: Seen) -> bool:
     return seen.state in ("ok", "idle")
 
 
-def no_alarm(bench: Bench, engine: Engine, what: str, since: float = 0.0) -> bool:
+def no_alarm(watch: HealthWatch, engine: Engine, what: str, since: float = 0.0) -> bool:
     """Return whether the engine was never found to hang, and print the states that it had."""
-    states = bench.watch.states(engine.identity, since)
+    states = watch.states(engine.identity, since)
     print(f"\n{what}: {dict(states)}")  # noqa: T201 - for the one who runs it
     return bool(states) and not any(
         name.startswith(("stalled", "unreachable", "stopped")) for name in states
@@ -250,10 +266,16 @@ async def assert_shown(watch: HealthWatch, engine: Engine, reason: str) -> str:
     return stack if status == 200 else ""
 
 
+async def test_an_engine_that_starts_is_well(calm: Engine, bench: Bench) -> None:
+    """Its start, with the warm-up of the model, is no hang."""
+    await bench.watch.found(calm.identity, is_well, 30, "well")
+    assert no_alarm(bench.watch, calm, "start")
+
+
 @pytest.mark.parametrize("wedge", WEDGES, ids=lambda wedge: wedge.name.replace(" ", "_"))
-async def test_a_wedge_is_found(wedge: Wedge, bench: Bench) -> None:
+async def test_a_wedge_is_found(wedge: Wedge, wedged: Engine, bench: Bench) -> None:
     """The engine is stalled within seconds, with reason and place, and well soon after the release."""
-    engine, watch = bench.wedged, bench.watch
+    engine, watch = wedged, bench.watch
     async with Client(engine.server.base) as client, Requests(client) as requests:
         asks = [engine.ask(client, wedge.prompt, wedge.tokens) for _ in range(2)]
         if wedge.is_running:
@@ -284,43 +306,44 @@ async def test_a_wedge_is_found(wedge: Wedge, bench: Bench) -> None:
     print(f"\n{wedge.name}: {json.dumps(figures)}")  # noqa: T201 - for the one who runs it
     assert [f"stalled {wedge.reason}"] == [*stayed]
     assert wedge.frame in stack
-    assert no_alarm(bench, bench.calm, "calm", began_at)
 
 
 async def test_without_a_tap_a_stopped_core_is_found(bench: Bench) -> None:
     """The plugin alone knows of a long prefill, which is no hang, and of requests without an answer."""
-    engine_ = engine(bench.site, "plain", LONG)
-    watch = bench.watch
-    async with engine_.server:
-        await engine_.started()
-        async with Client(engine_.server.base) as client, Requests(client) as requests:
-            for tokens in (LONG_PROMPT, 40, 300, LONG_PROMPT):
-                answer = await client.ask(engine_.ask(client, tokens, 20))
-                assert answer.status == 200
-            assert no_alarm(bench, engine_, "plugin alone")
-            requests.begin(*(engine_.ask(client, 40, 1900) for _ in range(2)))
-            await watch.found(engine_.identity, lambda each: each.unfinished == 2, 30, "requests")
-            wedge = Wedge(f"stop {CORE}", "queue")
-            with wedge.applied(engine_.server, bench.wedges):
-                began_at = time.monotonic()
-                seen = await watch.found(engine_.identity, is_stalled, FOUND_WITHIN, "stalled")
-                await assert_shown(watch, engine_, wedge.reason)
-            await watch.found(engine_.identity, is_well, OK_WITHIN, "ok again")
+    watch, wedge = bench.watch, Wedge(f"stop {CORE}", "queue")
+    async with (
+        bench.engine("plain", *LONG) as engine,
+        Client(engine.server.base) as client,
+        Requests(client) as requests,
+    ):
+        await assert_answers(engine, client)
+        requests.begin(*(engine.ask(client, 40, 1900) for _ in range(2)))
+        await watch.found(engine.identity, lambda each: each.unfinished == 2, 30, "requests")
+        with wedge.applied(engine.server, bench.wedges):
+            began_at = time.monotonic()
+            seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+            await assert_shown(watch, engine, seen.reason)
+        await watch.found(engine.identity, is_well, OK_WITHIN, "well")
+        since = time.monotonic()
+        for tokens in (LONG_PROMPT, 40, 300, LONG_PROMPT):
+            answer = await client.ask(engine.ask(client, tokens, 20))
+            assert answer.status == 200
+        assert no_alarm(watch, engine, "plugin alone", since)
     print(f"\nplugin alone: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above
     assert seen.reason == wedge.reason
 
 
-async def test_an_idle_engine_is_well(bench: Bench) -> None:
-    """Neither its start nor minutes of idleness are a hang."""
-    engine = bench.calm
+async def test_an_idle_engine_is_well(calm: Engine, bench: Bench) -> None:
+    """Minutes without a request are no hang, whatever other engines do."""
+    engine = calm
     await until(lambda: time.monotonic() - engine.began_at > IDLE_SECONDS, IDLE_SECONDS + 10)
-    assert no_alarm(bench, engine, "start and idleness")
+    assert no_alarm(bench.watch, engine, "idleness")
     await bench.watch.found(engine.identity, lambda each: each.state == "idle", 5, "idle")
 
 
-async def test_long_prefills_are_no_hang(bench: Bench) -> None:
+async def test_long_prefills_are_no_hang(calm: Engine, bench: Bench) -> None:
     """Steps of 16k tokens among short ones, also among those of other requests, are not overdue."""
-    engine, since = bench.calm, time.monotonic()
+    engine, since = calm, time.monotonic()
     async with Client(engine.server.base) as client:
         times = []
         for prompt in (LONG_PROMPT, 40, 300, LONG_PROMPT, LONG_PROMPT // 4, LONG_PROMPT):
@@ -328,7 +351,7 @@ async def test_long_prefills_are_no_hang(bench: Bench) -> None:
             answers = await client.ask_all([engine.ask(client, prompt, 20), *others])
             assert {200} == {answer.status for answer in answers}
             times.append(round(max(answer.longest_gap for answer in answers), 1))
-    assert no_alarm(bench, engine, f"long prefills, with gaps of {times} s", since)
+    assert no_alarm(bench.watch, engine, f"long prefills, with gaps of {times} s", since)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +363,11 @@ async def test_long_prefills_are_no_hang(bench: Bench) -> None:
         ("/pause?mode=keep", "/resume"),
     ],
 )
-async def test_an_engine_that_sleeps_is_no_hang(sleep: str, wake: str, bench: Bench) -> None:
+async def test_an_engine_that_sleeps_is_no_hang(
+    sleep: str, wake: str, calm: Engine, bench: Bench
+) -> None:
     """Requests that run when it falls asleep, and others that arrive later, wait until it wakes up."""
-    engine, watch, since = bench.calm, bench.watch, time.monotonic()
+    engine, watch, since = calm, bench.watch, time.monotonic()
     async with (
         Client(engine.server.base) as client,
         aiohttp.ClientSession(engine.server.base) as session,
@@ -361,14 +386,14 @@ async def test_an_engine_that_sleeps_is_no_hang(sleep: str, wake: str, bench: Be
         answers = await requests.answers()
         await watch.found(engine.identity, is_well, OK_WITHIN, "awake")
     assert {200} == {answer.status for answer in answers}
-    assert no_alarm(bench, engine, sleep, since)
+    assert no_alarm(bench.watch, engine, sleep, since)
 
 
 async def test_adapters_that_are_loaded_are_no_hang(
-    adapters: dict[str, Path], bench: Bench
+    adapters: dict[str, Path], calm: Engine, bench: Bench
 ) -> None:
     """LoRA adapters that are loaded and exchanged between requests stop no step."""
-    engine, since = bench.calm, time.monotonic()
+    engine, since = calm, time.monotonic()
     async with (
         Client(engine.server.base) as client,
         aiohttp.ClientSession(engine.server.base) as session,
@@ -385,12 +410,12 @@ async def test_adapters_that_are_loaded_are_no_hang(
                 async with session.post("/v1/unload_lora_adapter", json=body) as answer:
                     assert answer.status == 200, await answer.text()
         await requests.answers()
-    assert no_alarm(bench, engine, "adapters", since)
+    assert no_alarm(bench.watch, engine, "adapters", since)
 
 
-async def test_another_exporter_finds_the_wedge(bench: Bench) -> None:
+async def test_another_exporter_finds_the_wedge(wedged: Engine, bench: Bench) -> None:
     """An exporter that replaces a killed one finds the engine that has been hanging since before."""
-    engine, watch, wedge = bench.wedged, bench.watch, Wedge("asleep", "step", "sleep_while_set")
+    engine, watch, wedge = wedged, bench.watch, Wedge("asleep", "step", "sleep_while_set")
     async with (
         Client(engine.server.base) as client,
         Requests(client) as requests,

@@ -157,12 +157,23 @@ def slow_steps_are_learnt(engine: Engine) -> None:
     engine.expect("stalled step", 48)
 
 
-def stalled_steps_count_for_little(engine: Engine) -> None:
-    """Two steps that were stalled for minutes do not make minutes usual."""
-    engine.run(0, 30)
-    engine.run(30, 32, seconds=300.0)
-    engine.beat(70, unfinished=1, step_age=38.0, step_tokens=1)
-    engine.expect("stalled step", 70)
+def stalled_steps_are_not_learnt(engine: Engine) -> None:
+    """However often steps stall among others that do not, the threshold stays."""
+    engine.run(0, 20)
+    for since in range(30, 300, 30):
+        engine.run(since, since + 4)
+        engine.run(since + 20, since + 21, seconds=10.0)
+    engine.beat(308, unfinished=1, step_age=7.6, step_tokens=1)
+    engine.expect("stalled step", 308)
+
+
+def steps_that_all_stall_are_learnt(engine: Engine) -> None:
+    """An engine whose steps are all overdue is slow, but each counts up to the threshold it had."""
+    engine.run(0, 2, seconds=300.0)
+    engine.beat(60, unfinished=1, step_age=58.0, step_tokens=1)
+    engine.expect("slow step", 60)
+    engine.beat(64, unfinished=1, step_age=62.0, step_tokens=1)
+    engine.expect("stalled step", 64)
 
 
 def first_long_prefill(engine: Engine) -> None:
@@ -384,7 +395,8 @@ def own_thresholds(engine: Engine) -> None:
 CASES: tuple[Callable[[Engine], None], ...] = (
     absent_processes, items_alone, starting_and_idle, queued_without_steps, step_stalls,
     step_without_requests, first_step_compiles, new_process_compiles, compiled_step_is_forgotten,
-    compiled_prefill_is_forgotten, slow_steps_are_learnt, stalled_steps_count_for_little, first_long_prefill,
+    compiled_prefill_is_forgotten, slow_steps_are_learnt, stalled_steps_are_not_learnt,
+    steps_that_all_stall_are_learnt, first_long_prefill,
     first_prefill_of_slow_engine, size_between_known_ones, most_threshold, no_steps,
     blocked_requests, no_output, silence, silence_after_stall, silence_on_purpose, asleep,
     requests_during_a_pause, woken_by_another, asleep_after_steps, queue, queue_of_busy_core, front_ends_alone,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, MAX_ENGINES, Registry
 from sidestep.protocol.limits import printable
-from sidestep.protocol.messages import FRONT_END
+from sidestep.protocol.messages import CORE
 from sidestep.protocol.progress import Progress
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
@@ -209,7 +209,7 @@ class HealthMonitor:
         if engine.last_seen != followed.last_seen:
             followed.last_seen, followed.item_at = engine.last_seen, awake
         processes = self._processes(engine, now)
-        followed.has_steps = any(process.role != FRONT_END for process in processes)
+        followed.has_steps = any(process.role == CORE for process in processes)
         before = followed.health
         followed.health = health = engine.health.health(
             self._presence(engine), processes, self._limits, followed.item_at, awake

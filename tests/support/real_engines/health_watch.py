@@ -38,12 +38,15 @@ class HealthWatch:
     Attributes:
         exporter: The exporter, which a test may replace.
         seen: All answers, one per engine and poll.
+        failed: Polls without an answer.
+        slowest: Seconds that the slowest answer took.
     """
 
     def __init__(self, exporter: ExporterProcess) -> None:
         self.exporter = exporter
         self.seen: list[Seen] = []
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
+        self.failed, self.slowest = 0, 0.0
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15))
         self._task = asyncio.create_task(self._poll())
 
     async def get(self, path: str) -> tuple[int, Any]:
@@ -70,7 +73,8 @@ class HealthWatch:
             await until(met, timeout, what)
         except AssertionError as error:
             last = [each for each in self.seen if each.engine == engine][-1:]
-            raise AssertionError(f"{error}; the last answer: {last}") from None
+            polls = f"{self.failed} polls failed, the slowest took {self.slowest:.1f} s"
+            raise AssertionError(f"{error}; {polls}; the last answer: {last}") from None
         return answers[0]
 
     async def more(self, engine: str, count: int) -> None:
@@ -112,12 +116,15 @@ class HealthWatch:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
+            asked_at = time.monotonic()
             try:
                 _, body = await self.get("/-/engines")
-            except aiohttp.ClientConnectionError:
+            except (aiohttp.ClientConnectionError, TimeoutError):
                 # No exporter runs while a test replaces it.
+                self.failed += 1
                 continue
             now = time.monotonic()
+            self.slowest = max(self.slowest, now - asked_at)
             self.seen += [
                 Seen(
                     now,

@@ -203,14 +203,12 @@ _ABSENT = {
 
 
 def _divide(reports: Sequence[_Report]) -> tuple[list[_Report], list[_Report]]:
-    """Return the reports of processes that run steps, and of those that wait for them.
+    """Return the reports of processes that run steps, and of those that wait for answers.
 
-    A process without a role runs the steps if no core does.
+    A process without a role, such as a front end of an engine whose core has no tap, runs no steps.
     """
-    has_core = any(report.process.role == CORE for report in reports)
-    own = {CORE} if has_core else {CORE, ""}
-    cores = [report for report in reports if report.process.role in own]
-    return cores, [report for report in reports if report.process.role not in own]
+    cores = [report for report in reports if report.process.role == CORE]
+    return cores, [report for report in reports if report.process.role != CORE]
 
 
 def _conditions(

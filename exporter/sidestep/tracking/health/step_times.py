@@ -34,11 +34,13 @@ class StepTimes:
     """The usual times of one process's steps, by powers of two of their tokens.
 
     The usual time of a size is the second longest of its last 32 steps, so that a single
-    compilation, or a step that was stalled, does not count.
+    compilation does not count. Steps that were overdue do not count either, unless more than three
+    quarters were.
     """
 
     def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
+        self._recent: dict[int, deque[tuple[float, bool]]] = {}
+        """By size: seconds, and whether they were overdue."""
         self._usual: dict[int, float] = {}
         self._beats = 0
 
@@ -46,10 +48,14 @@ class StepTimes:
         """Record the longest of the steps that a heartbeat tells of, up to the threshold that it had."""
         size = tokens.bit_length()
         recent = self._recent.setdefault(size, deque(maxlen=HISTORY))
-        recent.append(min(seconds, self.overdue_after(tokens, limits)))
+        limit = self.overdue_after(tokens, limits)
+        recent.append((min(seconds, limit), seconds > limit))
         self._beats += 1
-        if len(recent) > 1:
-            self._usual[size] = sorted(recent)[-2]
+        in_time = [each for each, was_overdue in recent if not was_overdue]
+        if 4 * len(in_time) < len(recent):
+            in_time = [each for each, _ in recent]
+        if len(in_time) > 1:
+            self._usual[size] = sorted(in_time)[-2]
 
     @property
     def longest(self) -> float:
