@@ -147,7 +147,7 @@ async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -
     async with start() as exporter, connect(exporter) as peer:
         await peer.send_hello(engines=MAX_ENGINES_PER_STREAM)
         progress = [Progress(n) for n in range(MAX_ENGINES_PER_STREAM)]
-        progress[100] = Progress(100, unfinished=1, waiting_age=60.0)
+        progress[100] = Progress(100, unfinished=1, step_age=60.0)
 
         async def are_known() -> bool:
             await peer.send(Heartbeat(1, 0, 0, progress=progress))
@@ -160,7 +160,7 @@ async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -
         status, found = await probe(exporter.url, "/-/engines")
         assert status == 503
         (stalled,) = (one for one in found["engines"] if one["state"] == "stalled")
-        assert (stalled["id"], stalled["reason"]) == ("s100", "no_steps")
+        assert (stalled["id"], stalled["reason"]) == ("s100", "queue")
 
 
 async def test_paths_that_name_no_engine(start: Start) -> None:

@@ -346,9 +346,9 @@ def front_ends_share_a_queue(engine: Engine) -> None:
 
 
 def roles(engine: Engine) -> None:
-    """A process without a role runs the steps if no core does, and waits for them otherwise."""
+    """A process without a role waits for answers, whether a core is there or not."""
     engine.beat(0, "own", "", unfinished=1, step_age=13.0)
-    engine.expect("stalled step", 0)
+    engine.expect("stalled queue", 0)
     engine.beat(0)
     assert engine.health(0).unfinished == 0
     engine.expect("idle", 0)

@@ -89,7 +89,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         "slowest",
     ),
     "front ends do not share the queue": (machine, "len(front_ends) > 1", "False"),
-    "a core is a front end": (machine, "if report.process.role in own]", "if not own]"),
+    "a core is a front end": (machine, "role == CORE]", "role != CORE]"),
     "an old report holds for ever": (
         machine,
         "process.seen_at - report.at <= limits.waiting",
