@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from msgspec import Raw
+
 from exporters import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
 from publishers import Publisher
 from ramped import overload, rise
@@ -22,8 +24,11 @@ from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
 from sidestep.config.settings import read
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import CORE, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.messages import CORE, Batch, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.progress import Progress
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import connect
@@ -42,7 +47,7 @@ RUNS = {
 HUNG = {
     "vllm-1": EngineInfo("hung/hung/0", "vllm", {"engine": "0", "model_name": "hung"}, role=CORE),
     "sglang-1": EngineInfo(
-        "hung/hung/sglang/scheduler/tp_rank=0", "sglang", {"model_name": "hung"}
+        "hung/hung/sglang/scheduler/tp_rank=0", "sglang", {"model_name": "hung"}, role=CORE
     ),
 }
 """Engine that each of these exporters gets besides: its step does not end."""
@@ -168,11 +173,22 @@ class Fleet:
 
 
 async def hang(exporter: Exporter, info: EngineInfo) -> None:
-    """Send heartbeats of an engine with a step that does not end, until cancelled."""
+    """Send heartbeats of an engine with a step that does not end, until cancelled.
+
+    A request of an engine of vLLM ends each second all the same: without any, the mean latency over
+    all engines would not be a number.
+    """
     progress = Progress(0, steps=9, unfinished=3, step_age=200.0)
     async with connect(exporter) as peer:
         await peer.send(Hello(VERSION, info.id, 1, 1, 1, [info]))
-        while True:
+        for seq in itertools.count(1):
+            if info.dialect == "vllm":
+                ended = IterationStats(
+                    time_to_first_tokens_iter=[0.1],
+                    finished_requests=[FinishedRequestStats(e2e_latency=0.2)],
+                )
+                item = VllmStep(0, float(seq), time.time(), None, ended)
+                await peer.send(Batch(1, seq, [Raw(encode_item(item))]))
             await peer.send(Heartbeat(1, 0, 0, progress=[progress]))
             await asyncio.sleep(1)
 

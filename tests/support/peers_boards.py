@@ -52,9 +52,9 @@ def queries(path: Path) -> list[str]:
 
 def filled(expr: str) -> str:
     """Fill in variables: a label matches everything, a quantile is the 95th percentile."""
-    expr = WINDOW.sub("30s", expr)
+    expr = WINDOW.sub("5m", expr)
     expr = re.sub(rf'(=~|!~|!=|=)\s*"[^"]*{VARIABLE}[^"]*"', '=~".*"', expr)
-    expr = re.sub(rf"(?<=\[){VARIABLE}(?=\])", "30s", expr)
+    expr = re.sub(rf"(?<=\[){VARIABLE}(?=\])", "5m", expr)
     return re.sub(VARIABLE, "0.95", expr)
 
 

@@ -91,18 +91,18 @@ class Prometheus:
         return found
 
     def range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """Return the series of a range query."""
+        """Return the series of a range query, whose last value is that of ``end``."""
+        first = end - math.floor((end - start) / step) * step
         found: list[dict[str, Any]] = self.get(
-            "query_range", query=expr, start=start, end=end, step=step
+            "query_range", query=expr, start=first, end=end, step=step
         )["result"]
         return found
 
     def answers(self, expr: str, start: float, end: float) -> bool:
         """Return whether a query has a number or a histogram in any second."""
-        first = end - math.floor(end - start)
         return any(
             "histograms" in series or any(not math.isnan(float(v)) for _, v in series["values"])
-            for series in self.range(expr, first, end, 1.0)
+            for series in self.range(expr, start, end, 1.0)
         )
 
     def samples(self, selector: str) -> dict[str, Samples]:

@@ -208,7 +208,7 @@ def totals_of(engine: Engine) -> Totals:
         engine.gauge_stamp,
         engine.held_tokens,
         [_hits(window) for window in engine.hit_windows],
-        list(engine.exposed_paths),
+        sorted(engine.exposed_paths),
         engine.restarts,
         engine.last_seen,
         polled=[]
