@@ -202,6 +202,15 @@ class Requests:
         """Ask for completions, without waiting for them."""
         self._tasks += [asyncio.create_task(self._client.ask(ask)) for ask in asks]
 
+    def keep(self, *asks: Ask) -> None:
+        """Ask for each completion again and again."""
+
+        async def repeat(ask: Ask) -> Answer:
+            while True:
+                await self._client.ask(ask)
+
+        self._tasks += [asyncio.create_task(repeat(ask)) for ask in asks]
+
     async def answers(self) -> list[Answer]:
         """Wait until all completions have ended."""
         return await asyncio.gather(*self._tasks)
@@ -279,7 +288,7 @@ async def test_a_wedge_is_found(wedge: Wedge, wedged: Engine, bench: Bench) -> N
     async with Client(engine.server.base) as client, Requests(client) as requests:
         asks = [engine.ask(client, wedge.prompt, wedge.tokens) for _ in range(2)]
         if wedge.is_running:
-            requests.begin(*asks)
+            requests.keep(*asks)
             await watch.found(engine.identity, lambda each: each.unfinished == 2, 30, "requests")
         else:
             await watch.found(engine.identity, lambda each: each.unfinished == 0, 30, "no request")
