@@ -1,4 +1,4 @@
-"""What a process uses beside the thread that is measured, and its instructions where the machine counts them."""
+"""Resources that a process uses beside the thread that is measured, and its instructions where the machine counts them."""
 
 from __future__ import annotations
 

@@ -432,7 +432,7 @@ def test_contradictory_samples_are_refused(sample: Sample) -> None:
 def of_two(items: list[Item], since: float = 1.0) -> list[bytes]:
     """The items, of a scheduler and a tokenizer in one stream; stamps as they pass.
 
-    Each report tells the same fields, as one engine's do.
+    Each report has the same fields, as one engine's do.
     """
     for number, item in enumerate(items):
         latency = isinstance(item, Samples) and item.families[0].name == ITL

@@ -110,7 +110,7 @@ async def test_an_engine_that_serves_nothing_on_purpose_is_alive_and_not_ready(
 
 
 async def test_an_engine_that_has_said_goodbye_is_not_ready(start: Start) -> None:
-    """It is not restarted by its probe either: it ends by itself."""
+    """A stopped engine passes the probe of liveness: it ends by itself."""
     async with start() as exporter, process(exporter) as one:
         await reach(exporter, "ok")
         await one.peer.send(Bye(one.incarnation, 0))

@@ -207,7 +207,7 @@ def test_a_frozen_front_end_keeps_the_engine_stalled_beside_an_idle_core() -> No
 def test_the_last_front_end_decides_where_there_is_no_core(
     ends_last: bool, expected: EngineState
 ) -> None:
-    """Whether it has said goodbye or has fallen silent."""
+    """A goodbye of the last one stops the engine; its silence makes the engine unreachable."""
     fed = Fed(now=1000.0)
     for stream in ("closed", "silent"):
         fed.send_hello(stream, [info(role=FRONT_END)])
@@ -323,7 +323,7 @@ def test_a_snapshot_of_an_earlier_release_is_read() -> None:
 def test_an_exporter_that_was_stopped_blames_nobody(
     pause: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has received nothing meanwhile; what waits in its sockets is read after its clock has advanced."""
+    """The exporter reads what waits in its sockets after its clock has advanced."""
     fed = working()
     messages(caplog)
     fed.now += pause
@@ -344,7 +344,7 @@ def test_an_exporter_that_was_stopped_blames_nobody(
 
 
 def test_a_heartbeat_that_arrived_during_the_pause_is_as_old_as_the_pause_is_short() -> None:
-    """What is read before the first evaluation after a pause counts from then on."""
+    """A heartbeat that is read before the first evaluation after a pause counts from then on."""
     fed = working()
     fed.now += 20.0
     report(fed, Progress(0, unfinished=1, step_age=1.0))
@@ -528,7 +528,7 @@ def test_a_polled_server_that_answers_nothing_is_unreachable_with_its_gauges_sta
 
 
 def test_a_model_that_the_server_has_unloaded_has_no_health() -> None:
-    """It is neither stopped nor unreachable: it is not there."""
+    """An unloaded model is neither stopped nor unreachable: it is not there."""
     fed = Fed(now=1000.0)
     feed = ServerFeed(fed.intake, "triton t")
     feed.mark_answered(fed.now)
@@ -576,7 +576,7 @@ def test_a_front_end_reports_no_steps() -> None:
 
 
 def test_a_heartbeat_of_an_earlier_release_has_no_progress() -> None:
-    """It is read as before."""
+    """Heartbeats without the new field are read as before."""
     fed = Fed(now=1000.0)
     fed.send_hello("core", [info()])
     old = msgspec.msgpack.encode(["b", fed.incarnation("core"), 0, 0, 1, 2, 3])

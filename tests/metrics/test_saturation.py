@@ -229,7 +229,7 @@ def test_longer_steps_are_load() -> None:
 
 
 def test_requests_that_wait_take_all_places() -> None:
-    """It does not matter what limits the batch."""
+    """The estimate does not depend on what limits the batch."""
     assert after(200, waiting=1).ratio == 1.0
 
 
@@ -278,7 +278,7 @@ def test_a_restarted_engine_starts_anew() -> None:
 
 
 def test_a_gap_is_not_counted() -> None:
-    """What happened meanwhile is unknown; what was learned stays."""
+    """A gap leaves what was learned, and adds nothing."""
     fresh = after(int(MIN_SECONDS) - 10)
     fresh.update(600, load(600))
     fresh.update(601, load(601))

@@ -111,7 +111,7 @@ def _legal_profile(random: Random, prompt: int, *, has_core: bool) -> Profile:
 
 
 class WedgedRun(NamedTuple):
-    """What an exporter said of a wedge.
+    """Answers of an exporter about a wedge.
 
     Attributes:
         found_after: Seconds from when the wedge could be seen until the first stall.

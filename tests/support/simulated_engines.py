@@ -20,7 +20,7 @@ STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE = (
     "step", "schedule", "no_steps", "no_output", "publisher", "queue",
 )  # fmt: skip
 WEDGES = (STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE)
-"""What can go wrong; a wedge in ``schedule`` is an open step whose tokens are not known yet."""
+"""Names of the wedges; one in ``schedule`` is an open step whose tokens are not known yet."""
 
 RARE = 0.002
 """Share of the steps after which an adapter is loaded, where one is."""
@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
 @dataclasses.dataclass
 class FrontEnd:
-    """What one front end knows: requests that it owes, their prompts without output, and answers."""
+    """State of one front end: requests that it owes, their prompts without output, and answers."""
 
     owed: int = 0
     prompt_tokens: int = 0
@@ -323,7 +323,7 @@ class Core:
 
 
 class Verdict(NamedTuple):
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     at: float
     state: str

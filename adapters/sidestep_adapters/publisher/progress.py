@@ -27,7 +27,7 @@ def _none() -> int:
 
 
 class Reading(NamedTuple):
-    """What a process reads of one engine at a wake of the publisher; times are monotonic.
+    """Values that a process reads of one engine at a wake of the publisher; times are monotonic.
 
     Attributes:
         unfinished: As in ``Progress``, like all that are not explained here.

@@ -38,7 +38,7 @@ PROGRESS: dict[str, type[SchedulerProgress | TokenizerProgress]] = {
     "scheduler": SchedulerProgress,
     "tokenizer": TokenizerProgress,
 }
-"""What measures the progress of the object that has a collector, by the collector's role."""
+"""Meters of the progress of the object that has a collector, by the collector's role."""
 RANKS = ("dp_rank", "pp_rank", "tp_rank")
 
 _process: Process | None = None

@@ -64,7 +64,7 @@ class AwakeClock:
 
 @dataclasses.dataclass(slots=True)
 class _Followed:
-    """What is known of one engine.
+    """Health of one engine, and what its next evaluation needs.
 
     Attributes:
         health: At its last evaluation; None before the first.

@@ -240,7 +240,7 @@ def test_a_stack_is_bounded() -> None:
 
 
 def test_a_stack_is_sampled_while_progress_is_overdue(hanging: Hanging) -> None:
-    """It is kept for 5 s; with progress there is none."""
+    """A stack is kept for 5 s; with progress there is none."""
     meter = Meter(hanging.ident)
     open_step = {"unfinished": 1, "opened_at": START}
     assert meter.after(OVERDUE - WAKE, **open_step).stack == []
@@ -268,7 +268,7 @@ def test_stacks_can_be_turned_off(
 def test_an_unknown_value_leaves_stacks_on(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged."""
+    """The unknown value is logged."""
     monkeypatch.setenv("SIDESTEP_STACKS", "no")
     with caplog.at_level(logging.WARNING):
         meter = Meter(hanging.ident)
@@ -319,7 +319,7 @@ def test_heartbeats_carry_progress_and_the_stack_of_a_thread_that_hangs(
 
 
 def test_progress_that_cannot_be_measured_is_counted(tmp_path: Path) -> None:
-    """What the exporter received before does not remain; heartbeats go on, and later progress comes."""
+    """Blank progress replaces what the exporter had; heartbeats go on, and later progress comes."""
     readings: list[Reading | None] = [Reading(3, opened_at=time.monotonic() - 60.0)]
     meter = ProgressMeter()
 

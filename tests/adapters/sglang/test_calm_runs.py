@@ -36,7 +36,7 @@ class Request:
 
 
 class Kind(enum.Enum):
-    """What a client or an operator does."""
+    """Action of a client or an operator."""
 
     REQUESTS = "requests"
     IDLE = "idle"

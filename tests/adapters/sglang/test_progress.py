@@ -358,7 +358,7 @@ def accepting(**more: Any) -> tuple[Manager, Clock]:
 
 
 def test_a_tokenizer_that_gets_no_answer() -> None:
-    """It waits from its request, or from the last answer."""
+    """A tokenizer waits from its request, or from the last answer."""
     manager, clock = accepting()
     idle = clock.after(60)
     manager.rid_to_state = {"a": state(), "b": state(answered=True)}

@@ -71,7 +71,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
 
 def test_an_engine_that_does_not_answer(timed: Timed) -> None:
-    """It counts from when requests are unfinished, with the prompts that have no answer yet."""
+    """The age counts from when requests are unfinished, with the prompts that have no answer yet."""
     front_end = timed.make()
     assert timed.read(3600.0) == [Progress(0)]
 
@@ -93,7 +93,7 @@ def test_an_engine_that_does_not_answer(timed: Timed) -> None:
 
 
 def test_the_longest_time_without_an_answer(timed: Timed) -> None:
-    """It has the prompt tokens of that answer, and begins when requests are owed one."""
+    """The longest answer has its prompt tokens, and begins when requests are owed one."""
     front_end = timed.make()
     timed.read(60.0)
     timed.answer(99)
@@ -138,7 +138,7 @@ def test_answers_to_prompts_go_before_others(timed: Timed) -> None:
 
 
 def test_a_session_without_input_owes_nothing(timed: Timed) -> None:
-    """It waits for its user; with input, for the engine."""
+    """An idle session waits for its user; with input, for the engine."""
     front_end = timed.make()
     session = front_end.add_request("a", streaming_input=True, input_chunk_queue=None)
     timed.answer()

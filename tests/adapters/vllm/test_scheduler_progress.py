@@ -322,7 +322,7 @@ def test_releases_without_a_pause_are_never_paused(timed: Timed) -> None:
 
 
 def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
-    """It stores what it knows already: the clock is read as often as the step's events need it."""
+    """The step's thread stores what it knows already: the clock is read as often as the step's events need it."""
     tap = SchedulerTap(lambda _: None, pytest.fail)
     scheduler = Scheduler(config())
     request = Request("a")

@@ -123,7 +123,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class FrontEndLatencies(msgspec.Struct, array_like=True, gc=False):
-    """What users waited, which only the front end of a tapped core knows.
+    """Latencies that users waited, which only the front end of a tapped core knows.
 
     Attributes:
         iteration_timestamp: Unix time at which the front end received the step's output. A latency

@@ -45,7 +45,7 @@ class StepTimes:
         self._beats = 0
 
     def add(self, seconds: float, tokens: int, limits: Thresholds) -> None:
-        """Record the longest of the steps that a heartbeat tells of, up to the threshold that it had."""
+        """Record the longest step of a heartbeat, up to the threshold that it had."""
         size = tokens.bit_length()
         recent = self._recent.setdefault(size, deque(maxlen=HISTORY))
         limit = self.overdue_after(tokens, limits)
