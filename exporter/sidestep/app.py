@@ -24,6 +24,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression
+from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.page_cache import Pages
 from sidestep.exposition.parts import (
     access,
@@ -207,9 +208,10 @@ class Exporter:
                 stack.push_async_callback(_cancelled, forwarding)
             yield self
 
-    def _serving(
+    @contextlib.asynccontextmanager
+    async def _serving(
         self, sockets: Iterable[socket.socket], snapshots: Snapshots | None
-    ) -> contextlib.AbstractAsyncContextManager[None]:
+    ) -> AsyncIterator[None]:
         """Serve the pages while the block runs."""
         pages = Pages(
             self.registry,
@@ -220,9 +222,24 @@ class Exporter:
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
         )
-        path, view = self.config.web_telemetry_path, self.config.web_default_view
-        app = application(pages, path, lambda: bool(self.endpoints), self.intake.health, view)
-        return self.http_server.serving(app, sockets)
+        live = None
+        if not self.config.web_disable_ui:
+            live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
+        app = application(
+            pages,
+            self.config.web_telemetry_path,
+            lambda: bool(self.endpoints),
+            self.intake.health,
+            view=self.config.web_default_view,
+            live=live,
+        )
+        async with self.http_server.serving(app, sockets):
+            sampling = None if live is None else _background(live.run())
+            try:
+                yield
+            finally:
+                if sampling is not None:
+                    await _cancelled(sampling)
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:
         config = self.config

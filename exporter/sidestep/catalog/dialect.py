@@ -29,7 +29,7 @@ ALL_VALUES = "*"
 class Series(NamedTuple):
     """A series of each engine: its family, and the value of the family's own label if it has one.
 
-    With ``ALL_VALUES`` it is the sum over the values of a self-described family's label.
+    With ``ALL_VALUES`` it is the sum over all values of the family's labels.
     """
 
     family: str
@@ -72,6 +72,29 @@ class KeySeries:
     steps: Series | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LiveSeries:
+    """The series that the live page shows besides ``KeySeries`` and ``DialectTables.latencies``.
+
+    Several counters of one number are added up.
+
+    Attributes:
+        finished: Counters of the requests that ended, for whatever reason.
+        aborted: Counters of those of them that were aborted.
+        looked_up: Counters of the tokens looked up in the prefix cache.
+        found: Counters of those of them that it had.
+        kv_blocks: Histograms of the times of KV blocks, by ``kv_lifetime`` (from a block's
+            allocation to its eviction), ``kv_idle`` (from its last use to its eviction) and
+            ``kv_reuse_gap`` (between two uses).
+    """
+
+    finished: tuple[Series, ...] = ()
+    aborted: tuple[Series, ...] = ()
+    looked_up: tuple[Series, ...] = ()
+    found: tuple[Series, ...] = ()
+    kv_blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DialectTables:
     """The tables of one dialect.
@@ -90,7 +113,9 @@ class DialectTables:
         parallel_samples: Where engines may send raw request events, the histograms of parallel
             samples: their number, and the tokens of the longest.
         key_series: The series of the statistics log line; None: the engines have no line.
-        latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``.
+        live_series: Further series of the live page.
+        latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
+            shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.
         computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
@@ -108,6 +133,7 @@ class DialectTables:
     polled: type[Polled] | None = None
     parallel_samples: tuple[str, ...] = ()
     key_series: KeySeries | None = None
+    live_series: LiveSeries = LiveSeries()
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.
     computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)

@@ -114,6 +114,13 @@ class Config:
         parsing.one_of("engine", "pod"),
         "engine",
     )
+    web_disable_ui: bool = option(
+        "--web.disable-ui",
+        "Serve no live page and keep no history for it: / has only links, and /api/v1/live does not"
+        " exist. See live.md.",
+        parsing.boolean,
+        default=False,
+    )
     web_config_file: str = option(
         "--web.config.file FILE",
         "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"

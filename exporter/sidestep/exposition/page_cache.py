@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
@@ -15,6 +13,7 @@ from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import OwnFamilies
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.shared_renders import SharedRenders
 from sidestep.exposition.text_page import TextPage
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.metrics.registry import Registry
@@ -43,6 +42,9 @@ class Pages:
             that no counter that Prometheus has seen decreases after a crash.
         final_scrape: If given, records the requests for whole pages.
         series_filter: Labels, families and buckets to leave out.
+
+    Attributes:
+        scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class Pages:
         }
         # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
-        self._renders: dict[Key, asyncio.Task[Body]] = {}
-        """In flight, or finished less than ``CACHE_SECONDS`` ago."""
+        self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
+        self.scraped_at: float | None = None
 
     async def page(
         self,
@@ -92,29 +94,15 @@ class Pages:
             packed: Whether to compress it.
             by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
         """
+        if by_prometheus:
+            self.scraped_at = time.monotonic()
         if names:
             body = await self._render(view, form, names)
         else:
-            # A client that disconnects must not cancel the render that others wait for.
-            body = await asyncio.shield(self._shared(view, form))
+            body = await self._renders.get((view, form), lambda: self._render(view, form))
             if self._final_scrape is not None:
                 self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
         return await body.packed() if packed else body.parts
-
-    def _shared(self, view: str, form: Format) -> asyncio.Task[Body]:
-        key = view, form
-        task = self._renders.get(key)
-        if task is None:
-            task = self._renders[key] = asyncio.create_task(self._render(view, form))
-            task.add_done_callback(functools.partial(self._expire, key))
-        return task
-
-    def _expire(self, key: Key, task: asyncio.Task[Body]) -> None:
-        """Drop a page once it is too old, and a failed render at once."""
-        if task.cancelled() or task.exception() is not None:
-            del self._renders[key]
-        else:
-            task.get_loop().call_later(CACHE_SECONDS, self._renders.pop, key)
 
     async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
         """Render in slices, between which the event loop runs other work.

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from sidestep.catalog.dialect import KeySeries
-from sidestep.catalog.layout import Layout
-from sidestep.exposition.aggregated_series import replica_of
+from sidestep.exposition.key_numbers import has_requests, key_number, without_repeated_ranks
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.series import NumberReader, number_reader
 from sidestep.tracking.health.states import EngineState, Health
 
 log = logging.getLogger(__name__)
@@ -38,7 +34,7 @@ class _Totals:
 
     @classmethod
     def of(cls, engine: Engine) -> _Totals:
-        return cls(*(_number(engine, field.name) or 0 for field in dataclasses.fields(cls)))
+        return cls(*(key_number(engine, field.name) or 0 for field in dataclasses.fields(cls)))
 
     def since(self, before: _Totals) -> _Totals:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
@@ -121,11 +117,11 @@ class StatsLog:
         """
         found: list[tuple[int, Line]] = []
         self.registry.version += 1  # the legacy throughputs are gauges on the page
-        engines = _without_repeated_ranks(
+        engines = without_repeated_ranks(
             [
                 engine
                 for engine in self.registry.engines.values()
-                if engine.live and _has_line(engine)
+                if engine.live and has_requests(engine)
             ]
         )
         differences: list[_Totals] = []
@@ -185,61 +181,13 @@ class StatsLog:
             last = now
 
 
-class _KeyNumbers:
-    """Readers of the series that a dialect's ``KeySeries`` names, for all engines with one layout."""
-
-    def __init__(self, layout: Layout, named: KeySeries) -> None:
-        self.running = layout.find(named.running.family).row
-        self.readers: Mapping[str, NumberReader] = {
-            field.name: number_reader(layout, series)
-            for field in dataclasses.fields(named)
-            if (series := getattr(named, field.name)) is not None
-        }
-
-    @staticmethod
-    @functools.cache
-    def of(layout: Layout) -> _KeyNumbers | None:
-        named = layout.tables.key_series
-        return None if named is None else _KeyNumbers(layout, named)
-
-    def are_of(self, engine: Engine) -> bool:
-        """Return whether the engine can have running requests."""
-        row = self.running
-        is_enabled = not row.feature or row.feature in engine.description.features
-        return is_enabled and engine.labels.keys() >= set(row.shared)
-
-
-def _has_line(engine: Engine) -> bool:
-    numbers = _KeyNumbers.of(engine.layout)
-    return numbers is not None and numbers.are_of(engine)
-
-
-def _without_repeated_ranks(engines: Sequence[Engine]) -> list[Engine]:
-    """Return ``engines`` without ranks that repeat what a lower rank of their replica reports."""
-
-    def is_mirrored(engine: Engine) -> bool:
-        numbers = _KeyNumbers.of(engine.layout)
-        return numbers is not None and numbers.running.mirrored
-
-    ranks = sorted(filter(is_mirrored, engines), key=lambda engine: replica_of(engine.labels)[1])
-    lowest = {replica_of(engine.labels)[0]: engine for engine in reversed(ranks)}
-    return [e for e in engines if not is_mirrored(e) or lowest[replica_of(e.labels)[0]] is e]
-
-
-def _number(engine: Engine, name: str) -> float | None:
-    """Return the engine's number ``name`` of ``KeySeries``; None if its dialect names no such series."""
-    numbers = _KeyNumbers.of(engine.layout)
-    read = None if numbers is None else numbers.readers.get(name)
-    return None if read is None else read(engine) or 0
-
-
 def _name(engine: Engine) -> str:
     return engine.id if engine.layout.tables.has_own_namespace else engine.name
 
 
 def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
     def total(name: str) -> float:
-        return sum(_number(engine, name) or 0 for engine in engines)
+        return sum(key_number(engine, name) or 0 for engine in engines)
 
     def rate(window: int) -> float | None:
         windows = [engine.hit_windows[window] for engine in engines]
@@ -248,7 +196,9 @@ def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float)
         queries = sum(w.queries for w in windows)
         return sum(w.hits for w in windows) / queries if queries else 0.0
 
-    usages = [u for u in (_number(engine, "kv_cache_usage") for engine in engines) if u is not None]
+    usages = [
+        u for u in (key_number(engine, "kv_cache_usage") for engine in engines) if u is not None
+    ]
     return Line(
         who=name,
         engines=len(engines),

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
-from sidestep.exposition.compression import pack
+from sidestep.exposition.compression import Body, pack
+from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import PartsResponse
@@ -28,10 +29,33 @@ SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 
 
 def application(
-    pages: Pages, path: str, ready: Callable[[], bool], health: HealthMonitor, view: str = "engine"
+    pages: Pages,
+    path: str,
+    ready: Callable[[], bool],
+    health: HealthMonitor,
+    *,
+    view: str = "engine",
+    live: LiveView | None = None,
 ) -> web.Application:
-    """Return the application; the metrics page at ``path`` has ``view`` by default."""
-    endpoints = Endpoints(pages, ready, health, view)
+    """Return the application.
+
+    Args:
+        pages: Metrics pages.
+        path: Path of the metrics page.
+        ready: Returns whether engines can connect.
+        health: Health of the engines.
+        view: View of the metrics page if the request names none.
+        live: What the live page shows; None: there is no live page.
+    """
+    endpoints = Endpoints(pages, ready, health, view, live)
+    live_routes = (
+        ()
+        if live is None
+        else (
+            ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
+            ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
+        )
+    )
     # Path, handler, and text of the link on the landing page; one of a single engine has no link.
     routes = (
         (path, endpoints.metrics, "Metrics"),
@@ -40,6 +64,7 @@ def application(
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
+        *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
         ("/-/engines", endpoints.engines_health, "Health of the engines (JSON)"),
@@ -65,15 +90,22 @@ class Endpoints:
         ready: Returns whether engines can connect.
         health: Health of the engines.
         view: View of the metrics page if the request names none.
+        live: What the live page shows; None: there is no live page.
     """
 
     def __init__(
-        self, pages: Pages, ready: Callable[[], bool], health: HealthMonitor, view: str
+        self,
+        pages: Pages,
+        ready: Callable[[], bool],
+        health: HealthMonitor,
+        view: str,
+        live: LiveView | None = None,
     ) -> None:
         self._pages = pages
         self._ready = ready
         self._health = health
         self._view = view
+        self._live = live
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page in the view that the request names."""
@@ -144,6 +176,19 @@ class Endpoints:
         )
         return _json(report.json())
 
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """Return the state of all engines now."""
+        assert self._live is not None
+        return await _body(await self._live.answer(), request)
+
+    async def live_history(self, request: web.Request) -> web.StreamResponse:
+        """Return the last ten minutes of the engine that the request names, or of all as one."""
+        assert self._live is not None
+        body = await self._live.history(request.query.get("engine"))
+        if body is None:
+            raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
+        return await _body(body, request)
+
     async def healthy(self, _: web.Request) -> web.StreamResponse:
         """Return 200: the event loop runs."""
         return web.Response(text="sidestep is healthy\n")
@@ -186,6 +231,13 @@ def _response(parts: Sequence[bytes], content_type: str, *, packed: bool) -> web
     if packed:
         headers["Content-Encoding"] = "gzip"
     return PartsResponse(parts, headers)
+
+
+async def _body(body: Body, request: web.Request) -> web.StreamResponse:
+    """Return a shared body as JSON, gzipped if the request accepts that."""
+    packed = _accepts_gzip(request)
+    parts = await body.packed() if packed else body.parts
+    return _response(parts, JSON, packed=packed)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -230,6 +230,7 @@ class Receiver:
         new = Stream(hello.stream, hello.incarnation, state=StreamState.OPEN, retired=retired)
         # R3: what a stream reports adds up over its incarnations.
         new.dropped, new.errors, new.folded = stream.dropped, stream.errors, stream.folded
+        new.duplicates = stream.duplicates
         received = self._open(new, peer, hello, now)
         received.retired = stream.incarnation
         if stream.state is StreamState.OPEN:
@@ -255,7 +256,9 @@ class Receiver:
     ) -> Received:
         """Count duplicates; send an Ack again, since the last one was lost or is on its way."""
         stream.acked = None
-        return Received(stream, duplicates=max(message.last - message.first + 1, 0))
+        duplicates = max(message.last - message.first + 1, 0)
+        stream.duplicates += duplicates
+        return Received(stream, duplicates=duplicates)
 
     def _record_heartbeat(
         self, stream: Stream, peer: bytes, beat: Heartbeat, now: float

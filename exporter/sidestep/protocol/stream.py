@@ -42,6 +42,7 @@ class Stream:
         dropped: Items that all its incarnations reported as dropped.
         errors: Records that they could not translate or encode.
         folded: Items that they folded.
+        duplicates: Items received more than once and applied once, since this process started.
         acked: Applied, durable and sample rate of its last acknowledgement.
         acked_at: Monotonic time of that.
         received: Bytes received since then.
@@ -63,6 +64,7 @@ class Stream:
     dropped: int = 0
     errors: int = 0
     folded: int = 0
+    duplicates: int = 0
     acked: tuple[int, int, float | None] | None = None
     acked_at: float = 0.0
     received: int = 0

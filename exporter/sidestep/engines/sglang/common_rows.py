@@ -5,7 +5,8 @@ from __future__ import annotations
 from sidestep.catalog.model import FeedsFrom, Row
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 
-_HITS = ("device_hit", "host_hit", "storage_hit")
+HITS = ("device_hit", "host_hit", "storage_hit")
+"""Modes of prompt tokens whose KV was found in a cache."""
 
 ROWS: tuple[Row, ...] = (
     TOKENIZER.common(
@@ -41,6 +42,6 @@ ROWS: tuple[Row, ...] = (
     ),
     SCHEDULER.common(
         "sidestep_prefix_cache_found_tokens_total",
-        FeedsFrom("sglang:prefill_effective_tokens_total", _HITS),
+        FeedsFrom("sglang:prefill_effective_tokens_total", HITS),
     ),
 )

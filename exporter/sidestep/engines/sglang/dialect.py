@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import ALL_VALUES, KeySeries, Series
+from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.sglang import (
@@ -15,6 +15,7 @@ from sidestep.engines.sglang import (
     scheduler_rows,
 )
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
+from sidestep.engines.sglang.common_rows import HITS
 from sidestep.engines.sglang.handlers import SglangHandlers
 from sidestep.engines.sglang.readers import availability_counts
 from sidestep.engines.sglang.wire import SglangStats
@@ -50,6 +51,13 @@ DIALECT: Dialect = Dialect(
         begun=Series("sglang:queue_time_seconds"),
         slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
         steps=Series("sglang:cuda_graph_passes_total", ALL_VALUES),
+    ),
+    # A tokenizer counts how requests end, a scheduler all other numbers.
+    live_series=LiveSeries(
+        finished=(Series("sglang:num_requests_total", ALL_VALUES),),
+        aborted=(Series("sglang:num_aborted_requests_total", ALL_VALUES),),
+        looked_up=(Series("sglang:prefill_effective_tokens_total", ALL_VALUES),),
+        found=tuple(Series("sglang:prefill_effective_tokens_total", mode) for mode in HITS),
     ),
     latencies={
         "ttft": "sglang:time_to_first_token_seconds",

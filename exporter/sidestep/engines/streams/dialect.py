@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import KeySeries, Series
+from sidestep.catalog.dialect import KeySeries, LiveSeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.streams.handlers import StreamHandlers
 from sidestep.engines.streams.rows import ROWS
@@ -22,5 +22,12 @@ DIALECT: Dialect = Dialect(
         waiting=Series("sidestep_forward_pass_queued_prefill_requests"),
         prompt=Series("sidestep_forward_pass_tokens_total", "prefill"),
         generation=Series("sidestep_forward_pass_tokens_total", "decode"),
+    ),
+    live_series=LiveSeries(
+        kv_blocks={
+            "kv_lifetime": "sidestep_kv_cached_block_lifetime_seconds",
+            "kv_idle": "sidestep_kv_cached_block_idle_seconds",
+            "kv_reuse_gap": "sidestep_kv_cached_block_reuse_gap_seconds",
+        },
     ),
 )

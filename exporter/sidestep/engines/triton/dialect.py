@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidestep.catalog.dialect import LiveSeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.triton.handlers import TritonHandlers
 from sidestep.engines.triton.rows import MODEL, ROWS
@@ -19,4 +20,10 @@ DIALECT: Dialect = Dialect(
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),
     handlers=TritonHandlers,
+    live_series=LiveSeries(
+        finished=(
+            Series("nv_inference_request_success"),
+            Series("sidestep_triton_failed_requests_total"),
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import KeySeries, Series
+from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.vllm import (
@@ -50,6 +50,17 @@ DIALECT: Dialect = Dialect(
         begun=Series("vllm:time_to_first_token_seconds"),
         slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
         steps=Series("vllm:iteration_tokens_total"),
+    ),
+    live_series=LiveSeries(
+        finished=(Series("vllm:request_success_total", ALL_VALUES),),
+        aborted=(Series("vllm:request_success_total", "abort"),),
+        looked_up=(Series("vllm:prefix_cache_queries_total"),),
+        found=(Series("vllm:prefix_cache_hits_total"),),
+        kv_blocks={
+            "kv_lifetime": "vllm:kv_block_lifetime_seconds",
+            "kv_idle": "vllm:kv_block_idle_before_evict_seconds",
+            "kv_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
+        },
     ),
     latencies={
         "ttft": "vllm:time_to_first_token_seconds",

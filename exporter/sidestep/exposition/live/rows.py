@@ -194,7 +194,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     name: str
     bounds: list[float]
-    counts: list[list[float]]
+    counts: list[list[int]]
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,0 +1,212 @@
+"""Samples of what the live page shows of an engine, and their differences over time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sidestep.catalog.buckets import Bounds
+from sidestep.catalog.layout import Layout
+from sidestep.exposition.key_numbers import can_have
+from sidestep.metrics.computed_gauges import computed_gauge
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.series import (
+    BucketReader,
+    NumberReader,
+    bucket_reader,
+    number_reader,
+    sum_reader,
+)
+
+GAUGES = ("running", "waiting", "kv_cache_usage", "saturation")
+COUNTERS = (
+    "prompt_tokens",
+    "generation_tokens",
+    "preemptions",
+    "looked_up",
+    "found",
+    "finished",
+    "aborted",
+)
+LATENCIES = ("ttft", "inter_token", "e2e")
+HISTOGRAMS = (*LATENCIES, "kv_lifetime", "kv_idle", "kv_reuse_gap")
+
+Numbers = Sequence[float]
+Counts = Sequence[float] | None
+"""Counts per bucket, not cumulative, the last for +Inf; None: no sample."""
+
+
+class Sample(NamedTuple):
+    """What an engine's series were at one time.
+
+    Attributes:
+        at: Monotonic time, in seconds.
+        gauges: One number for each of ``GAUGES``; NaN: no sample.
+        counters: Totals, likewise for ``COUNTERS``.
+        bounds: Upper bounds for each of ``HISTOGRAMS``; empty where there is no sample.
+        counts: Total observations per bucket, likewise.
+    """
+
+    at: float
+    gauges: Numbers
+    counters: Numbers
+    bounds: Sequence[Bounds]
+    counts: Sequence[Counts]
+
+    def packed(self, last: Sample | None) -> Sample:
+        """Return a compact copy; it shares what has not changed since ``last``."""
+        if last is None:
+            last = Sample(0.0, (), (), (), (None,) * len(self.counts))
+        return Sample(
+            self.at,
+            _packed(self.gauges, last.gauges),
+            _packed(self.counters, last.counters),
+            last.bounds if self.bounds == last.bounds else self.bounds,
+            tuple(
+                None if counts is None else _packed(counts, before)
+                for counts, before in zip(self.counts, last.counts, strict=True)
+            ),
+        )
+
+
+def _packed(numbers: Numbers, before: Counts) -> array[float]:
+    made = array("d", numbers)
+    # As bytes, since a NaN equals no other.
+    is_same = isinstance(before, array) and made.tobytes() == before.tobytes()
+    return before if is_same else made  # type: ignore[return-value]
+
+
+class _Readers:
+    """Readers of a sample's series, for all engines with one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        tables = layout.tables
+        key, live = tables.key_series, tables.live_series
+        named = [
+            *(() if key is None else (key.running, key.waiting, key.prompt, key.generation)),
+            *live.finished,
+            *live.aborted,
+            *live.looked_up,
+        ]
+        families = {**tables.latencies, **live.kv_blocks}
+        self.rows = [
+            layout.find(name).row
+            for name in dict.fromkeys(
+                (*(series.family for series in named), *map(families.get, HISTOGRAMS))
+            )
+            if name is not None
+        ]
+        """Rows of which an engine has one at least, if there is anything to show of it."""
+        self.gauges: list[NumberReader] = [
+            number_reader(layout, None if key is None else getattr(key, name))
+            for name in GAUGES[:-1]
+        ]
+        self.counters: list[NumberReader] = [
+            *(
+                number_reader(layout, None if key is None else getattr(key, name))
+                for name in ("prompt", "generation", "preemptions")
+            ),
+            *(
+                sum_reader(layout, getattr(live, name))
+                for name in ("looked_up", "found", "finished", "aborted")
+            ),
+        ]
+        self.buckets: list[BucketReader] = [
+            bucket_reader(layout, families.get(name)) for name in HISTOGRAMS
+        ]
+
+    @staticmethod
+    @functools.cache
+    def of(layout: Layout) -> _Readers:
+        return _Readers(layout)
+
+
+def is_shown(engine: Engine) -> bool:
+    """Return whether the engine can have any of a sample's series."""
+    return any(can_have(engine, row) for row in _Readers.of(engine.layout).rows)
+
+
+def read(engine: Engine, now: float) -> Sample:
+    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing."""
+    readers = _Readers.of(engine.layout)
+    if engine.live:
+        saturation = computed_gauge(engine, "saturation")
+        gauges = [_number(reader(engine)) for reader in readers.gauges]
+        gauges.append(_number(saturation))
+    else:
+        gauges = [math.nan] * len(GAUGES)
+    buckets = [reader(engine) for reader in readers.buckets]
+    return Sample(
+        now,
+        gauges,
+        [_number(reader(engine)) for reader in readers.counters],
+        tuple(() if found is None else found[0] for found in buckets),
+        tuple(None if found is None else found[1] for found in buckets),
+    )
+
+
+def _number(found: float | None) -> float:
+    return math.nan if found is None else found
+
+
+class Increase(NamedTuple):
+    """What was counted between two samples.
+
+    Attributes:
+        seconds: The time between them.
+        counters: One number for each of ``COUNTERS``; NaN: not known.
+        bounds: Upper bounds for each of ``HISTOGRAMS``.
+        counts: Observations per bucket, likewise; None: not known.
+    """
+
+    seconds: float
+    counters: Numbers
+    bounds: Sequence[Bounds]
+    counts: Sequence[Counts]
+
+
+def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) -> Increase | None:
+    """Return what was counted from the first sample to the last; None for fewer than two.
+
+    A series that begins later counts from its first sample on, as in PromQL, and so does a
+    histogram whose bounds have changed.
+
+    Args:
+        samples: Of one engine, the oldest first.
+        histograms: The first of ``HISTOGRAMS``, which are to be read.
+    """
+    if len(samples) <= 1:
+        return None
+    first, last = samples[0], samples[-1]
+    counters = [now - then for now, then in zip(last.counters, first.counters, strict=True)]
+    if math.isnan(sum(counters)):
+        for index, found in enumerate(counters):
+            if math.isnan(found):
+                counters[index] = _late_increase([each.counters[index] for each in samples])
+    return Increase(
+        last.at - first.at,
+        counters,
+        last.bounds,
+        [_counted(samples, index) for index in range(len(histograms))],
+    )
+
+
+def _late_increase(numbers: Sequence[float]) -> float:
+    known = [number for number in numbers[:-1] if not math.isnan(number)]
+    return numbers[-1] - known[0] if known else math.nan
+
+
+def _counted(samples: Sequence[Sample], index: int) -> Counts:
+    last = samples[-1]
+    bounds, counts = last.bounds[index], last.counts[index]
+    if counts is None:
+        return None
+    # The loop ends at the first sample, except for the minute after a change of bounds.
+    for sample in samples[:-1]:
+        before = sample.counts[index]
+        if before is not None and sample.bounds[index] == bounds:
+            return [now - then for now, then in zip(counts, before, strict=True)]
+    return None

@@ -1,0 +1,329 @@
+"""The live view: samples all engines every few seconds, and renders what the live page asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from sidestep import __version__
+from sidestep.exposition.compression import Body
+from sidestep.exposition.key_numbers import has_requests, without_repeated_ranks
+from sidestep.exposition.live.charts import (
+    SERIES,
+    Point,
+    counted,
+    heatmaps,
+    hit_rate,
+    known,
+    percentiles,
+    points,
+)
+from sidestep.exposition.live.details import detail
+from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHistory, merged_gauges
+from sidestep.exposition.live.recent_warnings import RecentWarnings
+from sidestep.exposition.live.rows import WINDOW, EngineRow, ExporterHealth, Live
+from sidestep.exposition.live.rows import History as HistoryAnswer
+from sidestep.exposition.live.samples import LATENCIES, Sample, increase, is_shown, read
+from sidestep.exposition.live.verdict import verdict
+from sidestep.exposition.shared_renders import SharedRenders
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.engine import Engine
+from sidestep.telemetry.cooperative import collect_in_slices
+from sidestep.tracking.health.states import EngineState, Health
+from sidestep.transport.process import resident
+
+CACHE_SECONDS = 1.0
+"""How long an answer is sent to further viewers."""
+TICK = 1.0
+"""Seconds between two looks for engines that have no sample yet."""
+MIN_SECONDS = 0.5
+"""Seconds over which a rate is computed at least."""
+WITHOUT_PROGRESS = frozenset({EngineState.SLOW, EngineState.STALLED})
+OWN = frozenset({"sidestep_streams", "sidestep_series", "sidestep_loop_lag_seconds"})
+"""Self-metrics that the view shows."""
+
+
+class LiveView:
+    """What people look at: all engines now and over the last minutes.
+
+    Args:
+        intake: Engines, their health, and streams.
+        endpoints: Returns the ingest endpoints that engines connect to.
+        scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
+        clock: Monotonic time.
+        wall: Unix time.
+
+    Attributes:
+        warnings: The latest log lines.
+        histories: Samples by engine.
+        total: Samples of all engines as one.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        endpoints: Callable[[], list[str]] = list,
+        scraped_at: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.warnings = RecentWarnings()
+        self.histories: dict[str, History] = {}
+        self.total = TotalHistory()
+        self._intake = intake
+        self._registry = intake.registry
+        self._endpoints = endpoints
+        self._scraped_at = scraped_at
+        self._clock = clock
+        self._wall = wall
+        self._started = clock()
+        self._next_round = -math.inf
+        self._items: list[tuple[float, int]] = []
+        """Time and number of items applied, at each round of the last minute and before."""
+        self._renders: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
+        self._renders_of_history: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
+
+    async def run(self) -> None:
+        """Sample engines until cancelled, in slices of the event loop's time."""
+        with self.warnings.installed():
+            while True:
+                await self.sample()
+                await asyncio.sleep(TICK)
+
+    async def sample(self) -> None:
+        """Sample all engines if a sample is due, and in any case those that have none yet."""
+        now = self._clock()
+        if now < self._next_round:
+            await collect_in_slices(self._sample_new())
+            return
+        # A round that is late does not shift the next ones.
+        behind = now - self._next_round
+        self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
+        self._note_items(now)
+        await collect_in_slices(self._sample_all())
+
+    def _sample_new(self) -> Iterator[None]:
+        for engine in [*self._registry.engines.values()]:
+            if self._history(engine) is None and is_shown(engine):
+                self._start(engine).append(read(engine, self._clock()))
+                yield
+
+    def _sample_all(self) -> Iterator[None]:
+        engines = [engine for engine in self._registry.engines.values() if is_shown(engine)]
+        self.histories = {engine.id: self._history(engine) or History(engine) for engine in engines}
+        summed = _summed(engines)
+        merged, samples = Merged(), []
+        for engine in engines:
+            history = self.histories.get(engine.id)
+            if history is None:
+                continue
+            before = history.samples[-1] if history.samples else None
+            sample = read(engine, self._clock())
+            history.append(sample)
+            if engine.id in summed:
+                samples.append(sample)
+                if before is not None and (added := increase([before, sample])) is not None:
+                    merged.add(added)
+            yield
+        self.total.add(self._clock(), merged_gauges(samples), merged)
+
+    def _history(self, engine: Engine) -> History | None:
+        """Return the history of ``engine``, not that of another engine with the same identity."""
+        found = self.histories.get(engine.id)
+        return found if found is not None and found.engine is engine else None
+
+    def _start(self, engine: Engine) -> History:
+        made = self.histories[engine.id] = History(engine)
+        return made
+
+    def _note_items(self, now: float) -> None:
+        self._items.append((now, self._intake.items))
+        while len(self._items) > 1 and self._items[1][0] <= now - WINDOW:
+            del self._items[0]
+
+    async def answer(self) -> Body:
+        """Return the answer of ``/api/v1/live``, rendered at most once a second."""
+        return await self._renders.get(None, self._answer)
+
+    async def _answer(self) -> Body:
+        engines = [engine for engine in self._registry.engines.values() if is_shown(engine)]
+        names = Counter(engine.name for engine in engines)
+        summed, merged = _summed(engines), Merged()
+        rows: list[EngineRow] = []
+        parts: list[EngineRow] = []
+
+        def encoded() -> Iterator[msgspec.Raw]:
+            for engine in engines:
+                name = engine.name if names[engine.name] == 1 else engine.id
+                row = self._row(engine, name, merged if engine.id in summed else None)
+                rows.append(row)
+                if engine.id in summed:
+                    parts.append(row)
+                yield msgspec.Raw(msgspec.json.encode(row))
+
+        raws = await collect_in_slices(encoded())
+        live = Live(
+            version=__version__,
+            time=self._wall(),
+            verdict=verdict(rows),
+            total=_total(rows, parts, merged),
+            engines=cast("list[EngineRow]", raws),
+            exporter=await self._exporter(),
+            warnings=self.warnings.latest,
+        )
+        return Body([msgspec.json.encode(live)])
+
+    def _row(self, engine: Engine, name: str, merged: Merged | None) -> EngineRow:
+        """Return the row of an engine, and add what it has counted to ``merged``."""
+        now = self._clock()
+        sample = read(engine, now)
+        running, waiting, usage, saturation = map(known, sample.gauges)
+        return EngineRow(
+            id=engine.id,
+            engine=name,
+            model=engine.labels.get("model_name") or engine.labels.get("model", ""),
+            dialect=engine.layout.dialect,
+            running=running,
+            waiting=waiting,
+            kv_cache_usage=usage,
+            saturation=saturation,
+            last_seen=max(self._wall() - engine.last_seen, 0.0) if engine.last_seen else None,
+            **_health(self._intake.health.of(engine)),
+            **self._counted(engine, sample, merged),
+        )
+
+    def _counted(self, engine: Engine, sample: Sample, merged: Merged | None) -> dict[str, Any]:
+        history = self._history(engine)
+        window = [] if history is None else history.window(sample.at)
+        found = increase([*window, sample], LATENCIES)
+        if found is None or found.seconds < MIN_SECONDS:
+            return {}
+        if merged is not None:
+            merged.add(found)
+        latencies = map(percentiles, found.bounds, found.counts)
+        return {**counted(found)._asdict(), **dict(zip(LATENCIES, latencies, strict=True))}
+
+    async def _exporter(self) -> ExporterHealth:
+        numbers: dict[str, float] = {}
+        for family in await collect_in_slices(self._intake.metrics.samples(OWN)):
+            if family is not None:
+                numbers[family[0].name] = family[1][0][1]
+        now, scraped = self._clock(), self._scraped_at()
+        since, items = self._items[0] if self._items else (now, 0)
+        return ExporterHealth(
+            endpoints=self._endpoints(),
+            streams=int(numbers.get("sidestep_streams", 0)),
+            series=int(numbers.get("sidestep_series", 0)),
+            items_per_second=(
+                (self._intake.items - items) / (now - since) if now - since >= MIN_SECONDS else None
+            ),
+            lost=sum(stream.dropped for stream in self._intake.receiver.streams.values()),
+            loop_lag=numbers.get("sidestep_loop_lag_seconds", 0.0),
+            resident_bytes=resident(),
+            uptime=now - self._started,
+            last_scrape=None if scraped is None else now - scraped,
+        )
+
+    async def history(self, identity: str | None = None) -> Body | None:
+        """Return the answer of ``/api/v1/live/history``; None if there is no such engine.
+
+        Args:
+            identity: The engine; None: all engines as one.
+        """
+        if identity is not None and identity not in self._registry.engines:
+            return None
+        return await self._renders_of_history.get(identity, lambda: self._charts(identity))
+
+    async def _charts(self, identity: str | None) -> Body:
+        engine = None if identity is None else self._registry.engines.get(identity)
+        found: History | None = self.total
+        if identity is not None:
+            found = None if engine is None else self._history(engine)
+        samples: Sequence[Sample] = [] if found is None else [*found.samples]
+        charted: list[Point] = await collect_in_slices(points(samples))
+        maps = await collect_in_slices(heatmaps(samples, charted))
+        offset = self._wall() - self._clock()
+        columns = zip(*(point.numbers for point in charted), strict=True)
+        series = dict(zip(SERIES, map(list, columns), strict=True)) if charted else {}
+        answer = HistoryAnswer(
+            times=[round(point.at + offset, 3) for point in charted],
+            series=series or {name: [] for name in SERIES},
+            heatmaps=maps,
+            detail=None if engine is None else detail(engine, self._intake, self._clock()),
+        )
+        return Body([msgspec.json.encode(answer)])
+
+
+def _summed(engines: Sequence[Engine]) -> set[str]:
+    """Return the identities of the engines that count in the row of all engines.
+
+    Ranks that repeat others do not. Nor do engines' native streams and Triton's models, since the
+    engine itself usually pushes, too, unless there are no others.
+    """
+    pushed = [engine for engine in engines if not engine.layout.tables.has_own_namespace] or engines
+    ranks = without_repeated_ranks([engine for engine in pushed if has_requests(engine)])
+    others = [engine for engine in pushed if not has_requests(engine)]
+    return {engine.id for engine in (*ranks, *others)}
+
+
+def _health(health: Health | None) -> dict[str, Any]:
+    if health is None:
+        return {}
+    return {
+        "state": health.state.value,
+        "reason": None if health.reason is None else health.reason.value,
+        "stalled_seconds": health.age if health.state in WITHOUT_PROGRESS else None,
+        "step_age": health.step_age,
+    }
+
+
+def _total(
+    rows: Sequence[EngineRow], parts: Sequence[EngineRow], merged: Merged
+) -> EngineRow | None:
+    """Return all engines as one row; of ``rows``, only ``parts`` are added up."""
+    if not rows:
+        return None
+
+    def numbers(name: str) -> list[float]:
+        return [found for row in parts if (found := getattr(row, name)) is not None]
+
+    def total(name: str) -> float | None:
+        found = numbers(name)
+        return sum(found) if found else None
+
+    usages = numbers("kv_cache_usage")
+    models, dialects = {row.model for row in parts}, {row.dialect for row in parts}
+    summed: dict[str, Any] = {
+        name: total(name)
+        for name in (
+            "running",
+            "waiting",
+            "prompt_tokens_per_second",
+            "generation_tokens_per_second",
+            "finished",
+            "aborted",
+            "preemptions",
+        )
+    }
+    latencies: dict[str, Any] = dict(
+        zip(LATENCIES, map(percentiles, merged.bounds, merged.counts), strict=False)
+    )
+    return EngineRow(
+        id="",
+        engine=f"{len(rows)} engine{'' if len(rows) == 1 else 's'}",
+        model=models.pop() if len(models) == 1 else "",
+        dialect=dialects.pop() if len(dialects) == 1 else "",
+        kv_cache_usage=sum(usages) / len(usages) if usages else None,
+        prefix_hit_rate=hit_rate(merged.counters),
+        saturation=max(numbers("saturation"), default=None),
+        step_age=max(numbers("step_age"), default=None),
+        last_seen=min(numbers("last_seen"), default=None),
+        **summed,
+        **latencies,
+    )
