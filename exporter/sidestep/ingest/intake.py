@@ -29,11 +29,12 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.limits import MAX_ITEM_BYTES
+from sidestep.protocol.limits import MAX_ITEM_BYTES, printable
 from sidestep.protocol.messages import (
     FromSender,
     Heartbeat,
     Hello,
+    Nack,
     Settings,
     decode_from_sender,
 )
@@ -53,6 +54,9 @@ SLICE_BYTES = 8 << 10
 
 # Members of an enum are slow to look up before Python 3.12.
 _CLOSED = StreamState.CLOSED
+
+FIXABLE = frozenset({"version", "unauthorised"})
+"""Reasons of refused messages that the sender's operator can do something about."""
 
 MAX_BUFFERED = 16 << 10
 """Bytes of items whose observations may be buffered; flushing them takes up to 1 ms."""
@@ -148,6 +152,9 @@ class Intake:
             self.guard.check(key)
             message = decode_from_sender(frames[0])
         except WireError as error:
+            # Of all that a peer can send, only what its operator can change is worth a line.
+            if error.reason in FIXABLE:
+                self._log_refusal("a message", error.reason, str(error))
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
@@ -155,6 +162,7 @@ class Intake:
                 self.bindings.check(message)
                 self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
+                self._log_refusal(f"stream {message.stream}", error.reason, str(error))
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
             if self.bindings.must_wait(message, now):
@@ -167,6 +175,11 @@ class Intake:
         self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
+            if isinstance(message, Hello):
+                for _, reply in received.replies:
+                    if isinstance(reply, Nack):
+                        text = reply.detail or reply.code
+                        self._log_refusal(f"stream {message.stream}", reply.code, text)
             return received.replies
         if received.opened:
             self._work.extend(self.bindings.attach(stream, received.retired, now))
@@ -283,6 +296,10 @@ class Intake:
         self.federation.expire(now)
         self.registry.expire(now)
         self._log_refused_blocks()
+
+    def _log_refusal(self, what: str, reason: str, text: str) -> None:
+        """Log why a sender cannot connect, once a minute for each reason."""
+        self._lines.warning(f"refused {reason}", "refused %s: %s", what, printable(text))
 
     def _log_refused_blocks(self) -> None:
         for name, count in self.registry.refused_blocks.items():
