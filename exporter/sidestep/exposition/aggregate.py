@@ -95,7 +95,7 @@ def aggregate_states(found: Sequence[State]) -> Steps[State]:
         bounds = common_bounds(by_bounds)
         total = [0] * (len(bounds) + 1)
         for other in summed:
-            total = [a + b for a, b in zip(total, _rebucketed(*other, bounds), strict=True)]
+            total = [a + b for a, b in zip(total, rebucketed(*other, bounds), strict=True)]
             yield
     return bounds, total, math.fsum([one for _, _, one in found])
 
@@ -128,7 +128,7 @@ def common_bounds(found: Iterable[Bounds]) -> Bounds:
     return tuple(bound for bound in first if bound in shared)
 
 
-def _rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
+def rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
     """Convert ``counts`` of buckets ``own_bounds`` to ``bounds``, a subset of them."""
     cumulative = [*accumulate(counts)]
     places = {bound: place for place, bound in enumerate(own_bounds)}

@@ -51,9 +51,11 @@ def without_repeated_ranks(engines: Sequence[Engine]) -> list[Engine]:
         numbers = _KeyNumbers.of(engine.layout)
         return numbers is not None and numbers.running.mirrored
 
-    ranks = sorted(filter(is_mirrored, engines), key=lambda engine: replica_of(engine.labels)[1])
-    lowest = {replica_of(engine.labels)[0]: engine for engine in reversed(ranks)}
-    return [e for e in engines if not is_mirrored(e) or lowest[replica_of(e.labels)[0]] is e]
+    ranks = [(replica_of(engine.labels), engine) for engine in engines if is_mirrored(engine)]
+    ranks.sort(key=lambda each: each[0][1])
+    lowest = {replica: engine for (replica, _), engine in reversed(ranks)}
+    first = set(lowest.values())
+    return [engine for engine in engines if engine in first or not is_mirrored(engine)]
 
 
 def key_number(engine: Engine, name: str) -> float | None:

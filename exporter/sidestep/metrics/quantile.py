@@ -12,7 +12,7 @@ def histogram_quantile(
     """Return the quantile, interpolated within its bucket; None without observations.
 
     Args:
-        quantile: From 0 to 1.
+        quantile: More than 0, and 1 at most.
         bounds: Upper bounds of the buckets in ascending order, without +Inf.
         counts: Observations per bucket, not cumulative; the last is that of +Inf.
     """

@@ -6,10 +6,12 @@ import math
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import add
 
 from sidestep.catalog.buckets import Bounds
+from sidestep.exposition.aggregate import common_bounds, rebucketed
 from sidestep.exposition.live.rows import WINDOW
 from sidestep.exposition.live.samples import COUNTERS, HISTOGRAMS, Counts, Increase, Numbers, Sample
 from sidestep.metrics.engine import Engine
@@ -61,35 +63,38 @@ def _size(sample: Sample) -> int:
 
 
 class Merged:
-    """What several engines have counted in the same time.
-
-    Attributes:
-        counters: Sums, one for each of ``COUNTERS``; NaN: not known.
-        bounds: Upper bounds for each of ``HISTOGRAMS``.
-        counts: Observations per bucket, likewise; None: no engine has the histogram, or the
-            engines' bounds differ.
-    """
+    """Sum of what several engines have counted in the same time."""
 
     def __init__(self) -> None:
-        self.counters = [math.nan] * len(COUNTERS)
-        self.bounds: list[Bounds] = [()] * len(HISTOGRAMS)
-        self.counts: list[Counts] = [None] * len(HISTOGRAMS)
-        self._differs: set[int] = set()
+        self._counters: Numbers = [math.nan] * len(COUNTERS)
+        self._buckets: list[dict[Bounds, Sequence[float]]] = [{} for _ in HISTOGRAMS]
 
     def add(self, one: Increase) -> None:
         """Add what one engine has counted."""
-        self.counters = [*map(_sum, self.counters, one.counters)]
-        for index, counts in enumerate(one.counts):
-            if counts is None or index in self._differs:
-                continue
-            known, bounds = self.counts[index], one.bounds[index]
-            if known is None:
-                self.bounds[index], self.counts[index] = bounds, counts
-            elif self.bounds[index] == bounds:
-                self.counts[index] = [a + b for a, b in zip(known, counts, strict=True)]
-            else:
-                self._differs.add(index)
-                self.bounds[index], self.counts[index] = (), None
+        self._counters = [*map(_sum, self._counters, one.counters)]
+        for found, bounds, counts in zip(self._buckets, one.bounds, one.counts, strict=False):
+            if counts is not None:
+                known = found.get(bounds)
+                found[bounds] = counts if known is None else [*map(add, known, counts)]
+
+    def total(self) -> Increase:
+        """Return the sum; histograms have the bounds that all engines have, which keeps it exact."""
+        bounds: list[Bounds] = []
+        counts: list[Counts] = []
+        for found in self._buckets:
+            shared = common_bounds(found) if found else ()
+            summed = [
+                each if own == shared else _rebucketed(own, each, shared)
+                for own, each in found.items()
+            ]
+            bounds.append(shared)
+            counts.append([*map(sum, zip(*summed, strict=True))] if shared else None)
+        return Increase(0.0, self._counters, tuple(bounds), tuple(counts))
+
+
+def _rebucketed(own: Bounds, counts: Sequence[float], bounds: Bounds) -> Sequence[float]:
+    # Counts are whole numbers; the arrays of a history hold them as floats.
+    return rebucketed(own, [*map(int, counts)], bounds)
 
 
 class TotalHistory(History):
@@ -98,43 +103,41 @@ class TotalHistory(History):
     An engine that is gone stays in the past, and one that has come is not in it.
     """
 
-    def add(self, now: float, gauges: Numbers, merged: Merged) -> None:
+    def add(self, now: float, gauges: Numbers, added: Increase) -> None:
         """Add a sample.
 
         Args:
             now: Monotonic time.
             gauges: Those of all engines as one.
-            merged: What the engines have counted since the last sample.
+            added: What the engines have counted since the last sample.
         """
-        if not self.samples:
-            merged = Merged()
-        else:
-            self.samples[-1] = last = _started(self.samples[-1], merged)
-            merged.add(Increase(0.0, last.counters, last.bounds, last.counts))
-        bounds, counts = tuple(merged.bounds), tuple(merged.counts)
-        self.append(Sample(now, gauges, merged.counters, bounds, counts))
+        counters, bounds, counts = added.counters, added.bounds, added.counts
+        if self.samples:
+            last = self.samples[-1] = _started(self.samples[-1], added)
+            counters = [*map(_sum, last.counters, counters)]
+            bounds = [new or then for new, then in zip(bounds, last.bounds, strict=True)]
+            counts = [
+                then if new is None or then is None else [*map(add, then, new)]
+                for new, then in zip(counts, last.counts, strict=True)
+            ]
+        self.append(Sample(now, gauges, counters, tuple(bounds), tuple(counts)))
 
 
-def _started(last: Sample, merged: Merged) -> Sample:
-    """Return the last sample with a total of 0 for what it does not have and is counted now.
+def _started(last: Sample, added: Increase) -> Sample:
+    """Return the last sample with a total of 0 for what is counted from now on.
 
-    A histogram whose bounds have changed has no counts before.
+    That is also a histogram whose bounds have changed.
     """
-    counters = [
-        0.0 if math.isnan(then) and not math.isnan(added) else then
-        for then, added in zip(last.counters, merged.counters, strict=True)
-    ]
-    counts = [
-        then
-        if new is None or (then is not None and last.bounds[index] == merged.bounds[index])
-        else array("d", bytes(8 * len(new)))
-        for index, (then, new) in enumerate(zip(last.counts, merged.counts, strict=True))
-    ]
-    bounds = [
-        then if new is None else merged.bounds[index]
-        for index, (then, new) in enumerate(zip(last.bounds, merged.counts, strict=True))
-    ]
-    return last._replace(counters=array("d", counters), bounds=tuple(bounds), counts=tuple(counts))
+    counters = array("d", last.counters)
+    for index, number in enumerate(added.counters):
+        if math.isnan(counters[index]) and not math.isnan(number):
+            counters[index] = 0.0
+    bounds, counts = [*last.bounds], [*last.counts]
+    for index, found in enumerate(added.counts):
+        if found is not None and bounds[index] != added.bounds[index]:
+            bounds[index] = added.bounds[index]
+            counts[index] = array("d", bytes(8 * len(found)))
+    return last._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 
 def _sum(known: float, added: float) -> float:

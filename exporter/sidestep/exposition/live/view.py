@@ -13,7 +13,6 @@ import msgspec
 
 from sidestep import __version__
 from sidestep.exposition.compression import Body
-from sidestep.exposition.key_numbers import has_requests, without_repeated_ranks
 from sidestep.exposition.live.charts import (
     SERIES,
     Point,
@@ -29,7 +28,8 @@ from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHis
 from sidestep.exposition.live.recent_warnings import RecentWarnings
 from sidestep.exposition.live.rows import WINDOW, EngineRow, ExporterHealth, Live
 from sidestep.exposition.live.rows import History as HistoryAnswer
-from sidestep.exposition.live.samples import LATENCIES, Sample, increase, is_shown, read
+from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
+from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import verdict
 from sidestep.exposition.shared_renders import SharedRenders
 from sidestep.ingest.intake import Intake
@@ -78,6 +78,7 @@ class LiveView:
         self.total = TotalHistory()
         self._intake = intake
         self._registry = intake.registry
+        self._shown = ShownEngines(intake.registry)
         self._endpoints = endpoints
         self._scraped_at = scraped_at
         self._clock = clock
@@ -109,15 +110,16 @@ class LiveView:
         await collect_in_slices(self._sample_all())
 
     def _sample_new(self) -> Iterator[None]:
-        for engine in [*self._registry.engines.values()]:
-            if self._history(engine) is None and is_shown(engine):
+        self._shown.refresh()
+        for engine in self._shown.engines:
+            if self._history(engine) is None:
                 self._start(engine).append(read(engine, self._clock()))
                 yield
 
     def _sample_all(self) -> Iterator[None]:
-        engines = [engine for engine in self._registry.engines.values() if is_shown(engine)]
+        self._shown.refresh()
+        engines, summed = self._shown.engines, self._shown.summed
         self.histories = {engine.id: self._history(engine) or History(engine) for engine in engines}
-        summed = _summed(engines)
         merged, samples = Merged(), []
         for engine in engines:
             history = self.histories.get(engine.id)
@@ -126,12 +128,12 @@ class LiveView:
             before = history.samples[-1] if history.samples else None
             sample = read(engine, self._clock())
             history.append(sample)
-            if engine.id in summed:
+            if engine in summed:
                 samples.append(sample)
                 if before is not None and (added := increase([before, sample])) is not None:
                     merged.add(added)
             yield
-        self.total.add(self._clock(), merged_gauges(samples), merged)
+        self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
     def _history(self, engine: Engine) -> History | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
@@ -152,18 +154,19 @@ class LiveView:
         return await self._renders.get(None, self._answer)
 
     async def _answer(self) -> Body:
-        engines = [engine for engine in self._registry.engines.values() if is_shown(engine)]
+        self._shown.refresh()
+        engines, summed = self._shown.engines, self._shown.summed
         names = Counter(engine.name for engine in engines)
-        summed, merged = _summed(engines), Merged()
+        merged = Merged()
         rows: list[EngineRow] = []
         parts: list[EngineRow] = []
 
         def encoded() -> Iterator[msgspec.Raw]:
             for engine in engines:
                 name = engine.name if names[engine.name] == 1 else engine.id
-                row = self._row(engine, name, merged if engine.id in summed else None)
+                row = self._row(engine, name, merged if engine in summed else None)
                 rows.append(row)
-                if engine.id in summed:
+                if engine in summed:
                     parts.append(row)
                 yield msgspec.Raw(msgspec.json.encode(row))
 
@@ -172,7 +175,7 @@ class LiveView:
             version=__version__,
             time=self._wall(),
             verdict=verdict(rows),
-            total=_total(rows, parts, merged),
+            total=_total(rows, parts, merged.total()),
             engines=cast("list[EngineRow]", raws),
             exporter=await self._exporter(),
             warnings=self.warnings.latest,
@@ -260,18 +263,6 @@ class LiveView:
         return Body([msgspec.json.encode(answer)])
 
 
-def _summed(engines: Sequence[Engine]) -> set[str]:
-    """Return the identities of the engines that count in the row of all engines.
-
-    Ranks that repeat others do not. Nor do engines' native streams and Triton's models, since the
-    engine itself usually pushes, too, unless there are no others.
-    """
-    pushed = [engine for engine in engines if not engine.layout.tables.has_own_namespace] or engines
-    ranks = without_repeated_ranks([engine for engine in pushed if has_requests(engine)])
-    others = [engine for engine in pushed if not has_requests(engine)]
-    return {engine.id for engine in (*ranks, *others)}
-
-
 def _health(health: Health | None) -> dict[str, Any]:
     if health is None:
         return {}
@@ -284,7 +275,7 @@ def _health(health: Health | None) -> dict[str, Any]:
 
 
 def _total(
-    rows: Sequence[EngineRow], parts: Sequence[EngineRow], merged: Merged
+    rows: Sequence[EngineRow], parts: Sequence[EngineRow], merged: Increase
 ) -> EngineRow | None:
     """Return all engines as one row; of ``rows``, only ``parts`` are added up."""
     if not rows:
