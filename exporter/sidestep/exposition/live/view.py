@@ -7,23 +7,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from sidestep import __version__
 from sidestep.exposition.compression import Body
-from sidestep.exposition.live.charts import (
-    SERIES,
-    Point,
-    counted,
-    heatmaps,
-    hit_rate,
-    known,
-    percentiles,
-    points,
-)
+from sidestep.exposition.live.charts import SERIES, Point, heatmaps, points
 from sidestep.exposition.live.details import detail
+from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHistory, merged_gauges
 from sidestep.exposition.live.recent_warnings import RecentWarnings
 from sidestep.exposition.live.rows import WINDOW, EngineRow, ExporterHealth, Live
@@ -35,7 +27,6 @@ from sidestep.exposition.shared_renders import SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
-from sidestep.tracking.health.states import EngineState, Health
 from sidestep.transport.process import resident
 
 CACHE_SECONDS = 1.0
@@ -44,7 +35,6 @@ TICK = 1.0
 """Seconds between two looks for engines that have no sample yet."""
 MIN_SECONDS = 0.5
 """Seconds over which a rate is computed at least."""
-WITHOUT_PROGRESS = frozenset({EngineState.SLOW, EngineState.STALLED})
 OWN = frozenset({"sidestep_streams", "sidestep_series", "sidestep_loop_lag_seconds"})
 """Self-metrics that the view shows."""
 
@@ -155,62 +145,42 @@ class LiveView:
 
     async def _answer(self) -> Body:
         self._shown.refresh()
-        engines, summed = self._shown.engines, self._shown.summed
-        names = Counter(engine.name for engine in engines)
-        merged = Merged()
-        rows: list[EngineRow] = []
-        parts: list[EngineRow] = []
-
-        def encoded() -> Iterator[msgspec.Raw]:
-            for engine in engines:
-                name = engine.name if names[engine.name] == 1 else engine.id
-                row = self._row(engine, name, merged if engine in summed else None)
-                rows.append(row)
-                if engine in summed:
-                    parts.append(row)
-                yield msgspec.Raw(msgspec.json.encode(row))
-
-        raws = await collect_in_slices(encoded())
+        found = Rows()
+        raws = await collect_in_slices(self._encoded_rows(found))
         live = Live(
             version=__version__,
             time=self._wall(),
-            verdict=verdict(rows),
-            total=_total(rows, parts, merged.total()),
+            verdict=verdict(found.rows),
+            total=found.total(),
+            # Encoded in slices.
             engines=cast("list[EngineRow]", raws),
             exporter=await self._exporter(),
             warnings=self.warnings.latest,
         )
         return Body([msgspec.json.encode(live)])
 
-    def _row(self, engine: Engine, name: str, merged: Merged | None) -> EngineRow:
-        """Return the row of an engine, and add what it has counted to ``merged``."""
-        now = self._clock()
-        sample = read(engine, now)
-        running, waiting, usage, saturation = map(known, sample.gauges)
-        return EngineRow(
-            id=engine.id,
-            engine=name,
-            model=engine.labels.get("model_name") or engine.labels.get("model", ""),
-            dialect=engine.layout.dialect,
-            running=running,
-            waiting=waiting,
-            kv_cache_usage=usage,
-            saturation=saturation,
-            last_seen=max(self._wall() - engine.last_seen, 0.0) if engine.last_seen else None,
-            **_health(self._intake.health.of(engine)),
-            **self._counted(engine, sample, merged),
-        )
+    def _encoded_rows(self, found: Rows) -> Iterator[msgspec.Raw]:
+        """Add the row of each engine to ``found``, and yield it."""
+        names = Counter(engine.name for engine in self._shown.engines)
+        for engine in self._shown.engines:
+            name = engine.name if names[engine.name] == 1 else engine.id
+            sample = read(engine, self._clock())
+            counted = self._last_minute(engine, sample)
+            health = self._intake.health.of(engine)
+            row = engine_row(engine, name, sample, counted, health, wall=self._wall())
+            found.rows.append(row)
+            if engine in self._shown.summed:
+                found.summed.append(row)
+                if counted is not None:
+                    found.merged.add(counted)
+            yield msgspec.Raw(msgspec.json.encode(row))
 
-    def _counted(self, engine: Engine, sample: Sample, merged: Merged | None) -> dict[str, Any]:
+    def _last_minute(self, engine: Engine, sample: Sample) -> Increase | None:
+        """Return what an engine has counted until ``sample``; None: it has just come."""
         history = self._history(engine)
         window = [] if history is None else history.window(sample.at)
         found = increase([*window, sample], LATENCIES)
-        if found is None or found.seconds < MIN_SECONDS:
-            return {}
-        if merged is not None:
-            merged.add(found)
-        latencies = map(percentiles, found.bounds, found.counts)
-        return {**counted(found)._asdict(), **dict(zip(LATENCIES, latencies, strict=True))}
+        return None if found is None or found.seconds < MIN_SECONDS else found
 
     async def _exporter(self) -> ExporterHealth:
         numbers: dict[str, float] = {}
@@ -261,60 +231,3 @@ class LiveView:
             detail=None if engine is None else detail(engine, self._intake, self._clock()),
         )
         return Body([msgspec.json.encode(answer)])
-
-
-def _health(health: Health | None) -> dict[str, Any]:
-    if health is None:
-        return {}
-    return {
-        "state": health.state.value,
-        "reason": None if health.reason is None else health.reason.value,
-        "stalled_seconds": health.age if health.state in WITHOUT_PROGRESS else None,
-        "step_age": health.step_age,
-    }
-
-
-def _total(
-    rows: Sequence[EngineRow], parts: Sequence[EngineRow], merged: Increase
-) -> EngineRow | None:
-    """Return all engines as one row; of ``rows``, only ``parts`` are added up."""
-    if not rows:
-        return None
-
-    def numbers(name: str) -> list[float]:
-        return [found for row in parts if (found := getattr(row, name)) is not None]
-
-    def total(name: str) -> float | None:
-        found = numbers(name)
-        return sum(found) if found else None
-
-    usages = numbers("kv_cache_usage")
-    models, dialects = {row.model for row in parts}, {row.dialect for row in parts}
-    summed: dict[str, Any] = {
-        name: total(name)
-        for name in (
-            "running",
-            "waiting",
-            "prompt_tokens_per_second",
-            "generation_tokens_per_second",
-            "finished",
-            "aborted",
-            "preemptions",
-        )
-    }
-    latencies: dict[str, Any] = dict(
-        zip(LATENCIES, map(percentiles, merged.bounds, merged.counts), strict=False)
-    )
-    return EngineRow(
-        id="",
-        engine=f"{len(rows)} engine{'' if len(rows) == 1 else 's'}",
-        model=models.pop() if len(models) == 1 else "",
-        dialect=dialects.pop() if len(dialects) == 1 else "",
-        kv_cache_usage=sum(usages) / len(usages) if usages else None,
-        prefix_hit_rate=hit_rate(merged.counters),
-        saturation=max(numbers("saturation"), default=None),
-        step_age=max(numbers("step_age"), default=None),
-        last_seen=min(numbers("last_seen"), default=None),
-        **summed,
-        **latencies,
-    )
