@@ -135,7 +135,7 @@ async def test_the_answer_equals_the_metrics_page(start: Start) -> None:
 
 
 SECONDS = 50.0
-COUNTED = {
+COUNTED: dict[str, dict[str, tuple[str, dict[str, str], float]]] = {
     "vllm": {
         "finished": ("vllm:request_success_total", {}, 1.0),
         "aborted": ("vllm:request_success_total", {"finished_reason": "abort"}, 1.0),

@@ -13,7 +13,15 @@ from operator import add
 from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregate import common_bounds, rebucketed
 from sidestep.exposition.live.rows import WINDOW
-from sidestep.exposition.live.samples import COUNTERS, HISTOGRAMS, Counts, Increase, Numbers, Sample
+from sidestep.exposition.live.samples import (
+    COUNTERS,
+    HISTOGRAMS,
+    Counts,
+    Increase,
+    Numbers,
+    Sample,
+    packed_counts,
+)
 from sidestep.metrics.engine import Engine
 
 INTERVAL = 5.0
@@ -93,7 +101,7 @@ class Merged:
 
 
 def _rebucketed(own: Bounds, counts: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    # Counts are whole numbers; the arrays of a history hold them as floats.
+    # Large counts are held as floats.
     return rebucketed(own, [*map(int, counts)], bounds)
 
 
@@ -136,7 +144,7 @@ def _started(last: Sample, added: Increase) -> Sample:
     for index, found in enumerate(added.counts):
         if found is not None and bounds[index] != added.bounds[index]:
             bounds[index] = added.bounds[index]
-            counts[index] = array("d", bytes(8 * len(found)))
+            counts[index] = packed_counts([0] * len(found))
     return last._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout
@@ -62,21 +62,29 @@ class Sample(NamedTuple):
             last = Sample(0.0, (), (), (), (None,) * len(self.counts))
         return Sample(
             self.at,
-            _packed(self.gauges, last.gauges),
-            _packed(self.counters, last.counters),
+            _shared(array("d", self.gauges), last.gauges),
+            _shared(array("d", self.counters), last.counters),
             last.bounds if self.bounds == last.bounds else self.bounds,
             tuple(
-                None if counts is None else _packed(counts, before)
+                None if counts is None else _shared(packed_counts(counts), before)
                 for counts, before in zip(self.counts, last.counts, strict=True)
             ),
         )
 
 
-def _packed(numbers: Numbers, before: Counts) -> array[float]:
-    made = array("d", numbers)
+def packed_counts(counts: Numbers) -> array[Any]:
+    """Return counts in four bytes each, or in eight if one does not fit."""
+    try:
+        return array("I", counts)
+    except (OverflowError, TypeError):
+        return array("d", counts)
+
+
+def _shared(made: array[Any], before: Counts) -> Numbers:
+    """Return ``before`` if it is the same."""
     # As bytes, since a NaN equals no other.
     is_same = isinstance(before, array) and made.tobytes() == before.tobytes()
-    return before if is_same else made  # type: ignore[return-value]
+    return before if is_same and before is not None else made
 
 
 class _Readers:

@@ -1,0 +1,384 @@
+"""The history: its memory, changed bounds, engines that come and go, and small slices."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from intakes import Fed
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.exposition.live.charts import heatmaps, points
+from sidestep.exposition.live.engine_rows import Rows
+from sidestep.exposition.live.history import (
+    INTERVAL,
+    MAX_BYTES,
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    History,
+)
+from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
+from sidestep.exposition.live.rows import History as Answer
+from sidestep.exposition.live.samples import HISTOGRAMS, read
+from sidestep.exposition.live.verdict import verdict
+from sidestep.exposition.live.view import LiveView
+from sidestep.metrics.engine import Engine
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import MAX_BOUNDS
+from sidestep.protocol.messages import EngineInfo
+from slices import MOST, counted, slices
+
+MANY = 256
+BUDGET = 250_000
+"""Bytes of an engine's history."""
+KV_BLOCKS = ["kv_cache_metrics"]
+
+
+def info(name: str = "0", **fields: Any) -> EngineInfo:
+    """Return an engine that reports everything."""
+    labels = {"engine": name, "model_name": "m"}
+    return EngineInfo(name, "vllm", labels, features=KV_BLOCKS, **fields)
+
+
+class Viewed(Fed):
+    """An intake with a live view; time only passes in ``round``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = LiveView(self.intake, clock=lambda: self.now, wall=lambda: 1000 + self.now)
+
+    def round(self, seconds: float = INTERVAL) -> None:
+        """Let time pass, and sample the engines."""
+        self.now += seconds
+        asyncio.run(self.view.sample())
+
+    def step(self, stream: str, *latencies: float, engine: int = 0) -> None:
+        """Send a step with these times to first token."""
+        iteration = IterationStats(num_generation_tokens=10, time_to_first_tokens_iter=[*latencies])
+        stats = SchedulerStats(num_running_reqs=1)
+        self.items(stream, [encode_item(VllmStep(engine, self.now, 1.0, stats, iteration))])
+
+    @property
+    def live(self) -> Live:
+        """A new answer."""
+        body = asyncio.run(self.view._answer())
+        return msgspec.json.decode(b"".join(body.parts), type=Live)
+
+    def rows(self) -> dict[str, EngineRow]:
+        """Return the rows by engine."""
+        return {row.engine: row for row in self.live.engines}
+
+    def history(self, engine: str | None = None) -> Answer:
+        """Return a new answer of the history."""
+        body = asyncio.run(self.view._charts(engine))
+        return msgspec.json.decode(b"".join(body.parts), type=Answer)
+
+    def heat(self, name: str, engine: str | None = None) -> HeatMap:
+        """Return a heat map."""
+        return next(each for each in self.history(engine).heatmaps if each.name == name)
+
+
+def size(found: object, seen: set[int]) -> int:
+    """Return the bytes of an object and all that it refers to, but the engine and small integers."""
+    if id(found) in seen or isinstance(found, Engine):
+        return 0
+    seen.add(id(found))
+    total = sys.getsizeof(found)
+    if isinstance(found, History):
+        return total + size(found.samples, seen) + size(found.__dict__, seen)
+    if isinstance(found, dict | list | tuple) or hasattr(found, "popleft"):
+        parts = found.values() if isinstance(found, dict) else found
+        total += sum(size(each, seen) for each in parts)  # type: ignore[attr-defined, misc]
+    return total
+
+
+def change_all(engine: Engine, value: int) -> None:
+    """Count something in each of the engine's series, so that no sample shares anything."""
+    for slot in range(len(engine.histograms)):
+        engine.histogram(slot).observe(float(value % 7))
+    for slot in range(len(engine.values)):
+        engine.values[slot] = (engine.values[slot] or 0) + value + 1000
+
+
+@pytest.mark.parametrize("bounds", [0, MAX_BOUNDS])
+def test_the_memory_of_an_engine_is_bounded(bounds: int) -> None:
+    """Of a real engine with all histograms that change all the time; with huge ones, time is kept shorter."""
+    fed = Viewed()
+    families = (
+        "time_to_first_token",
+        "inter_token_latency",
+        "request_latency",
+        "kv_cache_residency",
+    )
+    many = {name: [float(n) for n in range(bounds)] for name in families} if bounds else {}
+    fed.send_hello("s", [info(bounds=many)])
+    engine = fed.intake.registry.engines["0"]
+    for number in range(MAX_SAMPLES + 20):
+        change_all(engine, number)
+        fed.round()
+    kept = fed.view.histories["0"]
+
+    assert all(counts is not None for counts in kept.samples[-1].counts)
+    assert len(kept.samples[-1].counts) == len(HISTOGRAMS) == 6
+    # The bounds are the engine's own.
+    own = {id(each.bounds) for each in engine.histograms if each is not None}
+    assert 0.3 * MAX_BYTES < size(kept, own) <= BUDGET
+    if bounds:
+        assert MIN_SAMPLES <= len(kept.samples) < MAX_SAMPLES
+    else:
+        assert len(kept.samples) == MAX_SAMPLES
+        assert kept.samples[-1].at - kept.samples[0].at == 600.0
+
+
+def test_counts_above_four_bytes_are_exact() -> None:
+    """An engine that runs for years has counted more than 2**32 outputs in a bucket."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.step("s", 0.3)
+    engine = fed.intake.registry.engines["0"]
+    slot = engine.layout.find("vllm:time_to_first_token_seconds").slots[0]
+    histogram = engine.histogram(slot)
+    histogram.counts[0] = 2**32 - 2
+    for _ in range(3):
+        fed.round()
+        histogram.counts[0] += 1
+    fed.round()
+
+    assert [sum(row) for row in fed.heat("ttft", "0").counts] == [1, 1, 1]
+    assert [sum(row) for row in fed.heat("ttft").counts] == [1, 1, 1]
+
+
+def test_an_idle_engine_costs_little() -> None:
+    """A sample shares what has not changed."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    for _ in range(MAX_SAMPLES):
+        fed.round()
+
+    assert size(fed.view.histories["0"], set()) < BUDGET / 5
+
+
+def test_the_window_is_the_last_minute() -> None:
+    """What is older does not count; percentiles of a chart are those of the minute before."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.round()
+    fed.step("s", 0.05, 0.05)
+    for _ in range(int(WINDOW / INTERVAL)):
+        fed.round()
+    before = fed.rows()["0"].ttft
+    fed.round()
+    after = fed.rows()["0"].ttft
+    fed.step("s", 3.0)
+    fed.now += 1.0
+    now = fed.rows()["0"]
+    fed.round(4.0)
+    series = fed.history("0").series
+
+    assert before is not None
+    assert before.count == 2
+    assert after is None
+    assert now.ttft is not None
+    assert (now.ttft.count, now.ttft.p50) == (1, 3.75)
+    # Since the sample of 61 seconds ago.
+    assert now.generation_tokens_per_second == pytest.approx(10 / 61)
+    assert series["generation_tokens_per_second"] == [2.0, *[0.0] * 12, 2.0]
+    assert series["ttft_p50"] == [*[0.05] * 12, None, 3.75]
+    assert series["running"] == [1.0] * 14
+
+
+def test_a_histogram_restarts_when_its_bounds_change() -> None:
+    """Percentiles count from then on, heat maps have the new bounds, and other numbers go on."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.round()
+    fed.step("s", 0.3, 0.3)
+    fed.round()
+    first = fed.rows()["0"]
+    fed.send_hello("s", [info(bounds={"time_to_first_token": [1.0, 2.0]})])
+    fed.step("s", 1.5)
+    alone = fed.rows()["0"]
+    fed.round()
+    fed.step("s", 1.5)
+    fed.round()
+    second = fed.rows()["0"]
+    alike, total = fed.heat("ttft", "0"), fed.heat("ttft")
+
+    assert first.ttft is not None
+    assert first.ttft.count == 2
+    # No sample has the new bounds yet.
+    assert (alone.ttft, alone.generation_tokens_per_second) == (None, 20 / 5)
+    assert second.ttft is not None
+    assert (second.ttft.count, second.ttft.p50) == (1, 1.5)
+    assert second.generation_tokens_per_second == 30 / 15
+    assert alike.bounds == total.bounds == [1.0, 2.0]
+    assert alike.counts == total.counts == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_engines_with_different_bounds_are_merged_on_those_that_both_have() -> None:
+    """As on the pod view; where there are none, nothing is known of all as one."""
+    fed = Viewed()
+    bounds = {"time_to_first_token": [0.1, 0.5, 2.5], "inter_token_latency": [123.0]}
+    fed.send_hello("s", [info("0"), info("1", bounds=bounds)])
+    fed.round()
+    fed.step("s", 0.05, 0.2, 0.3)
+    fed.step("s", 0.2, 3.0, engine=1)
+    fed.round()
+    fed.round()
+
+    total = fed.live.total
+    assert total is not None
+    assert total.ttft is not None
+    assert total.ttft.count == 5
+    assert total.ttft.p50 == pytest.approx(0.1 + 0.4 * 1.5 / 3)
+    assert fed.heat("ttft").bounds == [0.1, 0.5, 2.5]
+    assert fed.heat("ttft").counts == [[1, 3, 0, 1], [0, 0, 0, 0]]
+    assert "inter_token" not in {each.name for each in fed.history().heatmaps}
+
+
+def test_engines_come_and_go() -> None:
+    """All engines as one have what each has counted while it was there."""
+    fed = Viewed()
+    fed.send_hello("a", [info("0")])
+    fed.round()
+    fed.step("a", 0.3)
+    fed.round()
+    fed.send_hello("b", [info("1")])
+    fed.step("b", 0.3, 0.3)
+    fed.round()
+    fed.step("b", 0.3, 0.3)
+    fed.round()
+    fed.intake.registry.discard(fed.intake.registry.engines["0"])
+    fed.round()
+    found = fed.history()
+
+    assert [*fed.view.histories] == ["1"]
+    assert set(fed.rows()) == {"1"}
+    # What came before the first sample of an engine is not known.
+    assert found.series["generation_tokens_per_second"] == [2.0, 0.0, 2.0, 0.0]
+    assert [sum(row) for row in fed.heat("ttft").counts] == [1, 0, 2, 0]
+    assert len(fed.history("1").times) == 2
+    fed.intake.registry.discard(fed.intake.registry.engines["1"])
+    fed.round()
+    assert fed.live.total is None
+    assert fed.live.verdict.text == "no engine is connected"
+    assert len(fed.history().times) == 5
+
+
+def test_another_engine_of_the_same_name_has_a_history_of_its_own() -> None:
+    """Its counters begin at 0, which is no decrease."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.round()
+    fed.step("s", 0.3)
+    fed.round()
+    fed.intake.registry.discard(fed.intake.registry.engines["0"])
+    fed.restart("s")
+    fed.send_hello("s", [info()])
+
+    (row,) = fed.live.engines
+    assert row.generation_tokens_per_second is None
+    fed.round(1.0)
+    fed.step("s", 0.3)
+    fed.now += 1.0
+    (row,) = fed.live.engines
+    assert row.generation_tokens_per_second == 10.0
+
+
+def test_a_new_engine_is_sampled_within_a_second() -> None:
+    """Its rates are known before the next round."""
+    fed = Viewed()
+    fed.round()
+    fed.send_hello("s", [info()])
+    fed.round(1.0)
+    fed.step("s", 0.3)
+    fed.now += 2.0
+
+    assert fed.rows()["0"].generation_tokens_per_second == 5.0
+
+
+def test_gauges_of_an_engine_that_is_gone_are_not_known() -> None:
+    """They leave the metrics page after 30 s, and this one with it."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.step("s", 0.3)
+    assert fed.rows()["0"].running == 1
+    fed.advance(40.0)
+    (row,) = fed.live.engines
+
+    assert (row.running, row.kv_cache_usage) == (None, None)
+    assert row.state == "unreachable"
+    assert row.last_seen == pytest.approx(fed.now + 999, abs=1.0)
+
+
+def many() -> Viewed:
+    """Return many engines with a minute of work."""
+    fed = Viewed()
+    for stream in range(2):
+        fed.send_hello(f"s{stream}", [info(f"{stream}-{n}") for n in range(MANY // 2)])
+    for _ in range(3):
+        for engine in fed.intake.registry.engines.values():
+            change_all(engine, 3)
+        fed.round()
+    return fed
+
+
+def largest(parts: Iterator[Any], budget: int = MOST) -> int:
+    """Return the calls of the largest slice; the loop yields after a slice of the same size."""
+    found = slices(parts)
+    assert max(found) < budget
+    return max(found)
+
+
+def test_many_engines_are_sampled_and_rendered_in_small_slices() -> None:
+    """One engine at a time; the work for each is the same however many there are."""
+    fed = many()
+    view = fed.view
+
+    assert len(fed.intake.registry.engines) == MANY
+    assert largest(view._sample_all()) < MOST / 4
+    rows = Rows()
+    assert largest(view._encoded_rows(rows)) < MOST / 4
+    assert len(rows.rows) == MANY
+    with counted() as calls:
+        verdict(rows.rows)
+        rows.total()
+    assert calls.count < 2 * MOST
+    with counted() as calls:
+        view._shown.refresh()
+    assert calls.count < MOST / 8
+
+
+def test_a_full_history_is_rendered_in_small_slices() -> None:
+    """An interval at a time."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    engine = fed.intake.registry.engines["0"]
+    for number in range(MAX_SAMPLES):
+        change_all(engine, number)
+        fed.round()
+    samples = [*fed.view.histories["0"].samples]
+    charted = [*points(samples)]
+    assert len(charted) == MAX_SAMPLES - 1
+    assert largest(points(samples)) < MOST / 4
+    assert largest(heatmaps(samples, charted)) < MOST / 2
+
+
+def test_a_sample_is_of_one_moment() -> None:
+    """The engine goes on counting, the sample does not."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    fed.step("s", 0.3)
+    kept = History()
+    kept.append(read(fed.intake.registry.engines["0"], 1.0))
+    counts = kept.samples[0].counts[0]
+    assert counts is not None
+    before = [*counts]
+    fed.step("s", 0.3)
+
+    assert [*counts] == before
