@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -21,9 +22,7 @@ def histogram_quantile(
     if not bounds or total <= 0:
         return None
     rank = quantile * total
-    bucket = next(
-        (index for index, count in enumerate(cumulative[:-1]) if count >= rank), len(bounds)
-    )
+    bucket = bisect_left(cumulative, rank, 0, len(bounds))
     if bucket == len(bounds):
         return bounds[-1]
     end = bounds[bucket]

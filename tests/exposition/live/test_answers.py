@@ -22,6 +22,8 @@ from sidestep.app import Exporter
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
+from sidestep.exposition.live import rows
+from sidestep.exposition.live.charts import SERIES
 from sidestep.exposition.live.recent_warnings import MAX_WARNINGS
 from sidestep.exposition.live.rows import History, Live
 from sidestep.exposition.live.view import LiveView
@@ -463,3 +465,13 @@ async def test_an_engine_that_has_just_come_has_no_rates(start: Start) -> None:
             return row.finished == 0 and row.generation_tokens_per_second == 0
 
         await until(is_known, 10.0)
+
+
+def test_the_document_has_every_field() -> None:
+    """docs/live.md is the schema that other programs rely on."""
+    text = (Path(__file__).parents[3] / "docs" / "live.md").read_text()
+    structs = (rows.Live, rows.Verdict, rows.EngineRow, rows.Percentiles, rows.ExporterHealth,
+               rows.Warned, rows.History, rows.HeatMap, rows.EngineDetail, rows.StreamRow)  # fmt: skip
+    fields = {field.name for struct in structs for field in msgspec.structs.fields(struct)}
+
+    assert {name for name in fields | {*SERIES[:10]} if f"`{name}`" not in text} == set()
