@@ -79,6 +79,10 @@ class LiveSeries:
     Several counters of one number are added up.
 
     Attributes:
+        running: Gauge of the requests in the batch, of engines without that of ``KeySeries``.
+        waiting: Likewise, of the requests that wait.
+        kv_tokens: Gauge of the tokens in the KV cache, of engines without its usage.
+        kv_capacity: Gauge of the tokens that fit into it.
         finished: Counters of the requests that ended, for whatever reason.
         aborted: Counters of those of them that were aborted.
         looked_up: Counters of the tokens looked up in the prefix cache.
@@ -88,6 +92,10 @@ class LiveSeries:
             ``kv_reuse_gap`` (between two uses).
     """
 
+    running: Series | None = None
+    waiting: Series | None = None
+    kv_tokens: Series | None = None
+    kv_capacity: Series | None = None
     finished: tuple[Series, ...] = ()
     aborted: tuple[Series, ...] = ()
     looked_up: tuple[Series, ...] = ()

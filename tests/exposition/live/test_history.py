@@ -12,6 +12,7 @@ import pytest
 
 from intakes import Fed
 from sidestep.engines.items import encode_item
+from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.charts import heatmaps, points
 from sidestep.exposition.live.engine_rows import Rows
@@ -314,6 +315,20 @@ def test_gauges_of_an_engine_that_is_gone_are_not_known() -> None:
     assert (row.running, row.kv_cache_usage) == (None, None)
     assert row.state == "unreachable"
     assert row.last_seen == pytest.approx(fed.now + 999, abs=1.0)
+
+
+def test_an_engine_that_only_reports_its_load() -> None:
+    """The native stream of loads has requests and tokens in the cache."""
+    fed = Viewed()
+    labels = {"engine": "0", "model_name": "m"}
+    fed.send_hello("s", [EngineInfo("load", "stream", labels, features=["load"])])
+    load = LoadStat(0, 1.0, running=3, waiting=2, num_tokens=250, max_tokens=1000)
+    fed.items("s", [encode_item(load)])
+    row = fed.rows()["0"]
+
+    assert (row.running, row.waiting, row.kv_cache_usage) == (3, 2, 0.25)
+    assert fed.live.total is not None
+    assert fed.live.total.running == 3
 
 
 def many() -> Viewed:

@@ -24,6 +24,10 @@ DIALECT: Dialect = Dialect(
         generation=Series("sidestep_forward_pass_tokens_total", "decode"),
     ),
     live_series=LiveSeries(
+        running=Series("sidestep_load_running_requests"),
+        waiting=Series("sidestep_load_waiting_requests"),
+        kv_tokens=Series("sidestep_load_kv_tokens"),
+        kv_capacity=Series("sidestep_load_max_kv_tokens"),
         kv_blocks={
             "kv_lifetime": "sidestep_kv_cached_block_lifetime_seconds",
             "kv_idle": "sidestep_kv_cached_block_idle_seconds",

@@ -95,6 +95,7 @@ class _Readers:
         key, live = tables.key_series, tables.live_series
         named = [
             *(() if key is None else (key.running, key.waiting, key.prompt, key.generation)),
+            *(() if live.running is None else (live.running,)),
             *live.finished,
             *live.aborted,
             *live.looked_up,
@@ -108,9 +109,13 @@ class _Readers:
             if name is not None
         ]
         """Rows of which an engine has one at least, if there is anything to show of it."""
+        used, capacity = (
+            number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
+        )
+        instead = number_reader(layout, live.running), number_reader(layout, live.waiting)
         self.gauges: list[NumberReader] = [
-            number_reader(layout, None if key is None else getattr(key, name))
-            for name in GAUGES[:-1]
+            _either(number_reader(layout, None if key is None else getattr(key, name)), other)
+            for name, other in zip(GAUGES, (*instead, _ratio(used, capacity)), strict=False)
         ]
         self.counters: list[NumberReader] = [
             *(
@@ -130,6 +135,26 @@ class _Readers:
     @functools.cache
     def of(layout: Layout) -> _Readers:
         return _Readers(layout)
+
+
+def _either(one: NumberReader, other: NumberReader) -> NumberReader:
+    """Return the function that reads ``other`` where ``one`` has no sample."""
+
+    def reader(engine: Engine) -> float | None:
+        found = one(engine)
+        return other(engine) if found is None else found
+
+    return reader
+
+
+def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
+    """Return the function that divides one number by another; None: one of them is not known."""
+
+    def reader(engine: Engine) -> float | None:
+        divisor, dividend = whole(engine), part(engine)
+        return dividend / divisor if divisor and dividend is not None else None
+
+    return reader
 
 
 def is_shown(engine: Engine) -> bool:
