@@ -331,6 +331,24 @@ def test_an_engine_that_only_reports_its_load() -> None:
     assert fed.live.total.running == 3
 
 
+def test_a_model_of_triton_has_the_requests_that_ended() -> None:
+    """Those that succeeded and those that failed; Triton reports nothing else of a row."""
+    fed = Viewed()
+    fed.send_hello("s", [EngineInfo("t", "triton", {"model": "resnet", "version": "1"})])
+    fed.round()
+    engine = fed.intake.registry.engines["t"]
+    for name in ("nv_inference_request_success", "sidestep_triton_failed_requests_total"):
+        slot = engine.layout.find(name).slots[0]
+        engine.values[slot] = (engine.values[slot] or 0) + 2
+    fed.round()
+    (row,) = fed.live.engines
+
+    assert (row.model, row.finished, row.aborted, row.running) == ("resnet", 4, None, None)
+    # Without other engines Triton's models are all there is.
+    assert fed.live.total is not None
+    assert fed.live.total.finished == 4
+
+
 def many() -> Viewed:
     """Return many engines with a minute of work."""
     fed = Viewed()
