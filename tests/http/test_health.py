@@ -28,7 +28,7 @@ from tritons import tritons
 ID = "ns/m/0"
 STACK = ["vllm/core.py:10 run", "vllm/lock.py:5 acquire"]
 STUCK = Progress(0, steps=5, unfinished=2, step_age=60.0, stack=STACK)
-QUICK = {"health_min_threshold": "2"}
+QUICK = {"health_min_threshold": "3"}
 """Flags of an exporter that finds a silent process within 4 s."""
 
 

@@ -6,20 +6,17 @@ All tests share an exporter and a server, in the order of this file. Each prints
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import json
 import os
 import shlex
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import ClassVar
 
 import aiohttp
 import pytest
@@ -27,19 +24,23 @@ import pytest_asyncio
 
 from exporters import until
 from real_engines.comparison import labels_of, parse, value
-from real_engines.health_watch import HealthWatch, Seen
-from real_engines.load import Answer, Ask, Client
+from real_engines.hangs import (
+    FOUND_WITHIN,
+    OK_WITHIN,
+    STAYS,
+    Requests,
+    Wedge,
+    is_stalled,
+    is_well,
+    no_alarm,
+)
+from real_engines.health_watch import HealthWatch
+from real_engines.load import Ask, Client
 from real_engines.sglang_server import SglangServer
 from real_engines.sites import SglangSite
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-FOUND_WITHIN = 15.0
-"""Seconds from a wedge to the state ``stalled``."""
-STAYS = 8
-"""Answers for which the state must stay, once found."""
-OK_WITHIN = 5.0
-"""Seconds from the release of a wedge to the state ``ok``."""
 IDLE_SECONDS, PAUSED_SECONDS = 60.0, 12.0
 LONG_PROMPT = 8_192
 """Tokens of a prompt that one step prefills."""
@@ -54,57 +55,26 @@ TOKENIZER = "test/tiny/sglang/tokenizer/engine_type=unified"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wedge:
+class SglangWedge(Wedge):
     """A way for a server to hang.
 
     Attributes:
-        name: Name of the file that asks ``sglang_wedges`` for it, or ``stop`` and a process's title.
-        reason: The reason with which it is found.
-        frame: A function in the stack; empty: no stack can be read.
-        is_running: Whether requests run when it happens; else they arrive afterwards.
         engine: The engine that is stalled; the other one may be, too.
     """
 
-    name: str
-    reason: str
-    frame: str = ""
-    is_running: bool = True
+    core: ClassVar[str] = "sglang::scheduler"
     engine: str = SCHEDULER
-
-    @property
-    def title(self) -> str:
-        """Return the title of the process that stops, or nothing."""
-        stop, _, title = self.name.partition(" ")
-        return title if stop == "stop" else ""
-
-    @contextlib.contextmanager
-    def applied(self, server: SglangServer, folder: Path) -> Iterator[None]:
-        """Wedge the server until the end of the block."""
-        (pid,) = server.titled(self.title or "sglang::scheduler")
-        if self.title:
-            os.kill(pid, signal.SIGSTOP)
-        else:
-            (folder / self.name).touch()
-        try:
-            yield
-        finally:
-            if self.title:
-                os.kill(pid, signal.SIGCONT)
-            else:
-                (folder / self.name).unlink()
-                # It interrupts a C call that holds the GIL.
-                os.kill(pid, signal.SIGUSR1)
 
 
 WEDGES = [
-    Wedge("stop sglang::scheduler", "publisher"),
-    Wedge("asleep", "step", "sleep_while_set"),
-    Wedge("lock_in_step", "step", "wait_for_lock"),
-    Wedge("lock_between_steps", "no_steps", "wait_for_lock", is_running=False),
-    Wedge("gil", "publisher"),
-    Wedge("admission", "no_steps", "event_loop_normal", is_running=False),
-    Wedge("input", "queue", "run", is_running=False, engine=TOKENIZER),
-    Wedge("stop sglang::detokenizer", "queue", "run", engine=TOKENIZER),
+    SglangWedge("stop sglang::scheduler", "publisher"),
+    SglangWedge("asleep", "step", "sleep_while_set"),
+    SglangWedge("lock_in_step", "step", "wait_for_lock"),
+    SglangWedge("lock_between_steps", "no_steps", "wait_for_lock", is_running=False),
+    SglangWedge("gil", "publisher"),
+    SglangWedge("admission", "no_steps", "event_loop_normal", is_running=False),
+    SglangWedge("input", "queue", "run", is_running=False, engine=TOKENIZER),
+    SglangWedge("stop sglang::detokenizer", "queue", "run", engine=TOKENIZER),
 ]
 
 
@@ -147,55 +117,12 @@ async def bench(sglang_python: Path, tiny: Path) -> AsyncIterator[Bench]:
     shutil.rmtree(home)
 
 
-class Requests:
-    """Completions that a test asks for, and leaves at its end."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._tasks: list[asyncio.Task[Answer]] = []
-
-    def begin(self, *asks: Ask) -> None:
-        """Ask for completions, without waiting for them."""
-        self._tasks += [asyncio.create_task(self._client.ask(ask)) for ask in asks]
-
-    async def answers(self) -> list[Answer]:
-        """Wait until all completions have ended."""
-        return await asyncio.gather(*self._tasks)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+def states_of(bench: Bench, since: float = 0.0) -> Counter[str]:
+    """Count the states of both engines since a monotonic time."""
+    return bench.watch.states(SCHEDULER, since) + bench.watch.states(TOKENIZER, since)
 
 
-def is_stalled(seen: Seen) -> bool:
-    """Return whether the engine is stalled."""
-    return seen.state == "stalled"
-
-
-def is_well(seen: Seen) -> bool:
-    """Return whether the engine makes progress, or has nothing to do."""
-    return seen.state in ("ok", "idle")
-
-
-def no_alarm(bench: Bench, what: str, since: float = 0.0) -> bool:
-    """Return whether neither engine was found to hang, and print the states that they had."""
-    states = bench.watch.states(SCHEDULER, since) + bench.watch.states(TOKENIZER, since)
-    print(f"\n{what}: {dict(states)}")  # noqa: T201 - for the one who runs it
-    return bool(states) and not any(
-        name.startswith(("stalled", "unreachable", "stopped")) for name in states
-    )
-
-
-async def assert_shown(watch: HealthWatch, wedge: Wedge) -> str:
+async def assert_shown(watch: HealthWatch, wedge: SglangWedge) -> str:
     """Assert that probes and metrics show the stalled engine; return its stack, if any."""
     status, body = await watch.get(f"/-/engines/{wedge.engine}")
     assert (503, "stalled", wedge.reason) == (status, body["state"], body["reason"])
@@ -218,7 +145,7 @@ async def test_an_idle_engine_is_well(bench: Bench) -> None:
     began_at = time.monotonic()
     await until(lambda: time.monotonic() - began_at > IDLE_SECONDS, IDLE_SECONDS + 10)
 
-    assert no_alarm(bench, "start and idleness")
+    assert no_alarm(states_of(bench), "start and idleness")
     for engine in (SCHEDULER, TOKENIZER):
         await bench.watch.found(engine, lambda each: each.state == "idle", 5, "idle")
 
@@ -234,7 +161,7 @@ async def test_long_prefills_are_no_hang(bench: Bench) -> None:
             assert {200} == {answer.status for answer in answers}
             times.append(round(max(answer.longest_gap for answer in answers), 1))
 
-    assert no_alarm(bench, f"long prefills, with gaps of {times} s", since)
+    assert no_alarm(states_of(bench, since), f"long prefills, with gaps of {times} s")
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -262,11 +189,11 @@ async def test_an_engine_that_is_paused_is_no_hang(mode: str, bench: Bench) -> N
             await watch.found(engine, is_well, OK_WITHIN, "continued")
 
     assert {200} == {answer.status for answer in answers}
-    assert no_alarm(bench, f"paused {mode}", since)
+    assert no_alarm(states_of(bench, since), f"paused {mode}")
 
 
 @pytest.mark.parametrize("wedge", WEDGES, ids=lambda wedge: wedge.name.replace(" ", "_"))
-async def test_a_wedge_is_found(wedge: Wedge, bench: Bench) -> None:
+async def test_a_wedge_is_found(wedge: SglangWedge, bench: Bench) -> None:
     """The engine is stalled within seconds, with reason and place, and well soon after the release."""
     watch = bench.watch
     for engine in (SCHEDULER, TOKENIZER):
@@ -308,7 +235,7 @@ async def test_a_wedge_is_found(wedge: Wedge, bench: Bench) -> None:
 
 async def test_a_tokenizer_without_a_scheduler_is_found(bench: Bench) -> None:
     """The scheduler has ended, and the tokenizer accepts requests that nobody answers."""
-    wedge = Wedge("exit", "queue", engine=TOKENIZER)
+    wedge = SglangWedge("exit", "queue", engine=TOKENIZER)
     async with Client(bench.server.base) as client, Requests(client) as requests:
         (bench.wedges / wedge.name).touch()
         await bench.watch.found(SCHEDULER, lambda each: each.state == "stopped", 30, "its end")

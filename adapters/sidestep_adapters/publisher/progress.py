@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress, is_overdue
 from sidestep_adapters.publisher.environment import stacks
 
 LATE = 2.5
-"""Seconds between two wakes of the publisher, at most 0.25 normally, that a stopped process explains."""
+"""Seconds between two wakes of the publisher, at most 0.25 normally, from which on the process was
+stopped or starved in between, unless it has computed for half of them."""
 STACK_INTERVAL = 5.0
 """Seconds between two samples of a stack."""
 MAX_FRAME_CHARS = 200
@@ -56,11 +58,13 @@ class Reading(NamedTuple):
 class ProgressMeter:
     """Measures the progress of one engine at each wake of the publisher, in its thread.
 
-    No age reaches back beyond a wake that came late: the process was stopped or starved until then.
+    No age reaches back beyond a wake before which the process was stopped or starved. A thread that
+    computes without an end, and so delays the publisher, is no such cause.
 
     Args:
         engine: Index of the engine in the stream's Hello.
         thread: Ident of the thread that runs the engine's steps; None: unknown so far, no stack.
+        processor_time: Returns the seconds for which all threads of the process have computed.
 
     Attributes:
         owed_since: Time of the wake since which requests have been unfinished; None: none are, or
@@ -68,20 +72,28 @@ class ProgressMeter:
         woken_at: Time of the last wake.
     """
 
-    def __init__(self, engine: int = 0, thread: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: int = 0,
+        thread: int | None = None,
+        processor_time: Callable[[], float] = time.process_time,
+    ) -> None:
         self.thread = thread
         self.owed_since: float | None = None
         self._engine = engine
         self.woken_at = self._earliest = self._blocked_until = -math.inf
+        self._processor_time = processor_time
+        self._computed = 0.0
         self._stack: list[str] = []
         self._sampled_at = -math.inf
         self._has_stacks = stacks()
 
     def measure(self, reading: Reading, now: float) -> Progress:
         """Return the progress at ``now``."""
-        if now - self.woken_at > LATE:
+        pause, computed = now - self.woken_at, self._processor_time()
+        if pause > LATE and computed - self._computed < pause / 2:
             self._earliest = now
-        self.woken_at = now
+        self.woken_at, self._computed = now, computed
         if reading.unfinished <= 0 or reading.condition:
             self.owed_since = None
         elif self.owed_since is None:

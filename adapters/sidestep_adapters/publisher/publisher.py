@@ -38,6 +38,8 @@ CLOSE_TIMEOUT = 2.0
 """Maximum seconds that closing takes while the exporter answers."""
 CONNECT_TIMEOUT = 0.5
 """Seconds of ``CLOSE_TIMEOUT`` to wait for an exporter that has not answered yet."""
+PROGRESS_INTERVAL = 0.2
+"""Least seconds between two measurements of progress; an idle publisher wakes less often."""
 WARNING_INTERVAL = 60.0
 RECONNECT_AFTER = 30.0
 """Seconds without any answer after which the publisher opens a new connection."""
@@ -55,8 +57,8 @@ class Publisher:
         periodic_items: Makes additional items about once a second, in the publisher thread.
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.
-        progress: Measures the engines' progress at a monotonic time, in the publisher thread, at each
-            wake. Without it, the stream's heartbeats say nothing of its engines.
+        progress: Measures the engines' progress at a monotonic time, in the publisher thread,
+            several times a second. Without it, the stream's heartbeats say nothing of its engines.
         flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
 
     Attributes:
@@ -84,7 +86,7 @@ class Publisher:
         self._progress = progress
         self._flush_interval = flush_interval
         self._queue = ItemQueue(deferred, self.fail)
-        self._periodic_at = 0.0
+        self._periodic_at = self._measured_at = 0.0
         self._last_session: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._warned_at = -WARNING_INTERVAL
@@ -253,10 +255,12 @@ class Publisher:
             self._pump(link)
 
     def _report_progress(self) -> None:
-        if self._progress is None:
+        now = time.monotonic()
+        if self._progress is None or now < self._measured_at + PROGRESS_INTERVAL:
             return
+        self._measured_at = now
         try:
-            progress = self._progress(time.monotonic())
+            progress = self._progress(now)
         except Exception:  # noqa: BLE001 - no exception may reach the engine
             self.fail("progress could not be measured")
             # The exporter would take what it received last for what still holds.

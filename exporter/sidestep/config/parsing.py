@@ -121,8 +121,11 @@ def positive_seconds(value: object) -> float:
 
 
 def min_threshold(value: object) -> float:
-    """Parse a time to wait for progress, which processes report every second."""
-    return number(value, 1.0, DAY, "a number of seconds")
+    """Parse a time to wait for progress.
+
+    Processes report it every second, and a busy machine may delay reports for as long.
+    """
+    return number(value, 3.0, DAY, "a number of seconds")
 
 
 def forward_interval(value: object) -> float:

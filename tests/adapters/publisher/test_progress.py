@@ -39,8 +39,8 @@ class Meter:
     """A meter whose publisher wakes every 250 ms of a simulated time."""
 
     def __init__(self, thread: int | None = None) -> None:
-        self.meter = ProgressMeter(0, thread)
-        self.now = START
+        self.now, self.computed = START, 0.0
+        self.meter = ProgressMeter(0, thread, lambda: self.computed)
         self.meter.measure(Reading(), START)
 
     def after(self, seconds: float, **reading: Any) -> Progress:
@@ -91,19 +91,25 @@ def test_a_step_that_ended_after_the_clock_was_read_is_no_negative_age() -> None
     assert ages(Meter().after(0.0, unfinished=1, opened_at=later)) == (0.0, None, None)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_late_wake_ends_all_ages(late: bool) -> None:
-    """A process that was stopped has made no progress, and its engine is not to blame."""
+@pytest.mark.parametrize(
+    ("pause", "computed", "is_blamed"),
+    [(LATE - 0.1, 0.0, True), (LATE + 0.1, 0.0, False), (20.0, 9.9, False), (20.0, 10.1, True)],
+)
+def test_a_process_that_was_stopped_is_not_to_blame(
+    pause: float, computed: float, is_blamed: bool
+) -> None:
+    """All ages end with the pause, unless the process has computed and kept the publisher waiting."""
     meter = Meter()
     open_step = {"unfinished": 1, "opened_at": START, "output_at": START, "computed": 9}
     meter.after(5.0, **open_step)
-    pause = LATE + 0.1 if late else LATE - 0.1
     meter.now += pause
+    meter.computed += computed
 
-    expected = 1.0 if late else 6.0 + pause
     progress = meter.after(1.0, **open_step)
+
+    expected = 6.0 + pause if is_blamed else 1.0
     assert progress.step_age == pytest.approx(expected)
-    assert (progress.output_age is None) is late
+    assert (progress.output_age is not None) is is_blamed
 
 
 @pytest.mark.parametrize("condition", [PAUSED, ASLEEP])
