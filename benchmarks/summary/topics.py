@@ -36,6 +36,7 @@ TOPICS: Mapping[str, str] = {
     "memory": "memory:MEMORY",
     "load": "load:LOAD",
     "routers": "routers:ROUTERS",
+    "live": "viewers:VIEWS",
 }
 """Module and constant of each topic; modules are imported when they are needed."""
 

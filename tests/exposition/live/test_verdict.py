@@ -49,26 +49,30 @@ def test_engines_that_are_well(rows: list[EngineRow], text: str) -> None:
         (
             {"state": "stalled", "reason": "step", "stalled_seconds": 12.4},
             "critical",
-            "a is stalled: no progress for 12 s (step)",
+            "engine a is stalled: no progress for 12 s (step)",
         ),
-        ({"state": "stalled"}, "critical", "a is stalled: no progress for 0 s"),
-        ({"state": "unreachable"}, "critical", "a is unreachable"),
+        ({"state": "stalled"}, "critical", "engine a is stalled: no progress for 0 s"),
+        ({"state": "unreachable"}, "critical", "engine a is unreachable"),
         (
             {"state": "slow", "reason": "no_steps", "stalled_seconds": 4.0},
             "warning",
-            "a is slow: no progress for 4 s (no_steps)",
+            "engine a is slow: no progress for 4 s (no_steps)",
         ),
         (
             {"waiting": 7, "kv_cache_usage": 0.97},
             "warning",
-            "a is full: 7 requests wait, KV cache 97% in use",
+            "engine a is full: 7 requests wait, KV cache 97% in use",
         ),
         (
             {"waiting": 2, "saturation": 1.2, "kv_cache_usage": 0.5},
             "warning",
-            "a is saturated: load 120% of its capacity, 2 requests wait",
+            "engine a is saturated: load 120% of its capacity, 2 requests wait",
         ),
-        ({"saturation": 1.0}, "warning", "a is saturated: load 100% of its capacity, 0 requests"),
+        (
+            {"saturation": 1.0},
+            "warning",
+            "engine a is saturated: load 100% of its capacity, 0 requests",
+        ),
     ],
 )
 def test_an_engine_that_needs_attention(fields: dict[str, Any], level: str, text: str) -> None:
@@ -104,7 +108,7 @@ def test_the_worst_engine_is_named() -> None:
         row("e", waiting=900, kv_cache_usage=1.0),
     ]
 
-    assert verdict(rows).text == "c is stalled: no progress for 30 s; 4 more need attention"
+    assert verdict(rows).text == "engine c is stalled: no progress for 30 s; 4 more need attention"
     assert verdict([rows[0], stalled]).text.endswith("; 1 more needs attention")
     without = [each for each in rows if each.state != "stalled"]
     assert verdict(without).engine == "id-d"
@@ -119,7 +123,7 @@ def test_a_replica_that_stands_out(name: str, title: str) -> None:
 
     found = verdict([*others, slow])
     assert found == Verdict(
-        "warning", f"a stands out: {title} p95 0.375 s, other replicas 0.125 s", "id-a"
+        "warning", f"engine a stands out: {title} p95 0.375 s, other replicas 0.125 s", "id-a"
     )
     for calm in (
         [*others, row("a", **{name: latency(0.37)})],
@@ -138,6 +142,6 @@ def test_an_outlier_counts_least() -> None:
     both = row("a", ttft=latency(1.0), inter_token=latency(0.2))
     full = row("d", waiting=1, kv_cache_usage=1.0)
 
-    assert verdict([*replicas, both]).text.startswith("a stands out: ITL p95")
+    assert verdict([*replicas, both]).text.startswith("engine a stands out: ITL p95")
     assert "more" not in verdict([*replicas, both]).text
     assert verdict([*replicas, both, full]).engine == "id-d"

@@ -39,7 +39,7 @@ def verdict(rows: Sequence[EngineRow]) -> Verdict:
     worst = max(complaints, key=lambda each: (each.rank, each.degree))
     others = len({each.row.id for each in complaints}) - 1
     more = f"; {others} more need{'s' if others == 1 else ''} attention" if others else ""
-    return Verdict(worst.level, f"{worst.row.engine} {worst.text}{more}", worst.row.id)
+    return Verdict(worst.level, f"engine {worst.row.engine} {worst.text}{more}", worst.row.id)
 
 
 def _calm(rows: Sequence[EngineRow]) -> str:
