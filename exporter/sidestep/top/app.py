@@ -317,10 +317,10 @@ async def view(source: Source, interval: float = 1.0) -> None:
     """Run the terminal view until the user quits.
 
     Raises:
-        SidestepError: Standard input or output is not a terminal.
+        SidestepError: Standard input, output or error is not a terminal; textual writes to the last.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SidestepError("this is not a terminal: use --once or --json")
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise SidestepError("this is not a terminal; for scripts there are --once and --json")
     app = TopApp(source, interval)
     await app.run_async()
     if app.return_code:

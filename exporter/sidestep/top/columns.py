@@ -165,7 +165,7 @@ def bar(value: float | None, width: int) -> str:
     if cells < BAR or text == formatting.UNKNOWN or value is None:
         return text
     full = round(cells * min(1.0, max(0.0, value)))
-    return f"{'█' * full}{'░' * (cells - full)} {text:>4}"
+    return f"{'━' * full}{'─' * (cells - full)} {text:>4}"
 
 
 def state(row: EngineRow, width: int) -> str:

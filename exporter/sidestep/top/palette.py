@@ -12,6 +12,6 @@ COLOURS: dict[Level | None, str] = {
     "ok": "$text-success",
     None: "",
 }
-MUTED = "$text-muted"
+MUTED = "dim"
 CURVE = "$text-primary"
 NAME = "$text-accent"

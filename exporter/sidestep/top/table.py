@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -16,7 +17,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from sidestep.exposition.live.rows import EngineRow, Level
+from sidestep.exposition.live.rows import Level
 from sidestep.top.columns import STATES, Column, Entry, Order, fit, level
 from sidestep.top.formatting import duration, plain
 
@@ -94,6 +95,7 @@ class EngineTable(ScrollView, can_focus=True):
         self._columns: list[tuple[Column, int]] = []
         self._head: list[Strip] = []
         self._drawn: dict[int, Strip] = {}
+        self._styles: dict[tuple[bool, str], Style] = {}
 
     @property
     def columns(self) -> list[str]:
@@ -123,21 +125,29 @@ class EngineTable(ScrollView, can_focus=True):
         keys = (index for index, entry in enumerate(self.entries) if entry.key == self.cursor)
         return next(keys, 0)
 
+    @property
+    def _width(self) -> int:
+        """Cells beside the scroll bar."""
+        return self.scrollable_content_region.width
+
     def on_resize(self, _: Resize) -> None:
         """Choose columns for the new width."""
         self._arrange()
         self._reveal()
 
     def _arrange(self) -> None:
-        size = Size(self.size.width, len(self._titles()) + len(self.entries))
+        if not self._width:
+            return
+        size = Size(self._width, len(self._titles()) + len(self.entries))
         if self.virtual_size != size:
             self.virtual_size = size
-        self._columns = fit(self.size.width - MARGIN, self.entries)
+        self._columns = fit(self._width - MARGIN, self.entries)
         self._head = self._draw_head()
         self._redraw()
 
     def _redraw(self) -> None:
         """Refresh the lines that differ from what is on the screen."""
+        self._styles = self._load_styles()
         before, self._drawn = self._drawn, {}
         for y in range(self.size.height):
             if self._line(y) != before.get(y):
@@ -151,14 +161,17 @@ class EngineTable(ScrollView, can_focus=True):
     def notify_style_update(self) -> None:
         """Draw everything anew after a change of colours."""
         super().notify_style_update()
-        self._drawn = {}
-        self._head = self._draw_head() if self._columns else []
+        if self._columns:
+            self._head, self._drawn = self._draw_head(), {}
+            self._styles = self._load_styles()
 
     def render_line(self, y: int) -> Strip:
         """Return the line ``y`` of the screen; the headings do not scroll."""
         return self._line(y)
 
     def _line(self, y: int) -> Strip:
+        if not self._styles:
+            return Strip.blank(self._width)
         if y not in self._drawn:
             head = self._head
             index = y - len(head) + self.scroll_offset.y
@@ -167,7 +180,7 @@ class EngineTable(ScrollView, can_focus=True):
             elif index < len(self.entries):
                 strip = self._draw(self.entries[index])
             else:
-                strip = Strip.blank(self.size.width, self.rich_style)
+                strip = Strip.blank(self._width, self._styles[False, ""])
             self._drawn[y] = strip
         return self._drawn[y]
 
@@ -178,7 +191,7 @@ class EngineTable(ScrollView, can_focus=True):
         style = self.get_component_rich_style("table--head")
         lines = {"title": self._title_line(), "group": self._group_line()}
         return [
-            Strip([Segment(set_cell_size(lines[name], self.size.width), style)])
+            Strip([Segment(set_cell_size(lines[name], self._width), style)])
             for name in self._titles()
         ]
 
@@ -204,36 +217,34 @@ class EngineTable(ScrollView, can_focus=True):
                 parts.append(f" {group} ".center(width, "─"))
         return " " * MARGIN + " ".join(parts)
 
+    def _load_styles(self) -> dict[tuple[bool, str], Style]:
+        """Return the styles of cells, by whether the cursor is on them, and by name."""
+        base = self.rich_style
+        cursor = base + self.get_component_rich_style("table--cursor", partial=True)
+        styles = {(False, ""): base, (True, ""): cursor}
+        for name in ("dim", "ok", "warning", "critical"):
+            style = self.get_component_rich_style(f"table--{name}", partial=True)
+            styles |= {(False, name): base + style, (True, name): cursor + style}
+        return styles
+
     def _draw(self, entry: Entry) -> Strip:
         chosen = entry.key == self.cursor
-        base = self.rich_style
-        if chosen:
-            base += self.get_component_rich_style("table--cursor", partial=True)
         row, alarm = entry.row, self._alarm(entry)
-        mark = self._styled(MARKS[alarm], alarm, base)
-        segments = [Segment(">" if chosen else " ", base), mark]
-        width = self.size.width - MARGIN
+        width = self._width - MARGIN
+        parts: list[tuple[str, str]] = [(">" if chosen else " ", ""), (MARKS[alarm], alarm or "")]
         if row is None:
-            segments.append(self._styled(failure(entry, width), "critical", base))
+            parts.append((failure(entry, width), "critical"))
         else:
-            dim = entry.error is not None
+            old = "dim" if entry.error is not None else None
             for column, cells in self._columns:
-                segments += [self._cell(column, cells, row, dim, base), Segment(" ", base)]
-        strip = Strip(segments)
-        return strip.adjust_cell_length(self.size.width, base)
-
-    def _cell(self, column: Column, cells: int, row: EngineRow, dim: bool, base: Style) -> Segment:
-        text = column.text(row, cells)
-        text = shorten(text, cells) if column.named else text.rjust(cells)
-        if dim:
-            partial = self.get_component_rich_style("table--dim", partial=True)
-            return Segment(text, base + partial)
-        return self._styled(text, level(column, row), base)
-
-    def _styled(self, text: str, alarm: Level | None, base: Style) -> Segment:
-        if alarm is None:
-            return Segment(text, base)
-        return Segment(text, base + self.get_component_rich_style(f"table--{alarm}", partial=True))
+                text = column.text(row, cells)
+                text = shorten(text, cells) if column.named else text.rjust(cells)
+                parts.append((f"{text} ", old or level(column, row) or ""))
+        segments = [
+            Segment("".join(text for text, _ in run), self._styles[chosen, name])
+            for name, run in groupby(parts, key=itemgetter(1))
+        ]
+        return Strip(segments).adjust_cell_length(self._width, self._styles[chosen, ""])
 
     def _alarm(self, entry: Entry) -> Level | None:
         """Return the level that the mark beside an entry shows."""
