@@ -35,8 +35,11 @@ UNITS: list[tuple[Callable[[float], str], float, str]] = [
     (formatting.duration, 99.96, "1m40s"),
     (formatting.duration, 3599.7, "1h00m"),
     (formatting.duration, 90_000, "1d01h"),
+    (formatting.age, 0.4, "400ms"),
+    (formatting.age, 31.4, "31s"),
+    (formatting.age, 59.7, "1m00s"),
 ]
-EACH = [formatting.count, formatting.rate, formatting.share, formatting.duration]
+EACH = [formatting.count, formatting.rate, formatting.share, formatting.duration, formatting.age]
 
 
 @pytest.mark.parametrize(("function", "value", "text"), UNITS)

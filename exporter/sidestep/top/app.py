@@ -21,7 +21,7 @@ from sidestep.errors import SidestepError
 from sidestep.exposition.live.rows import Level
 from sidestep.top.columns import Entry, Order, entries, matches, ordered
 from sidestep.top.details import DetailsScreen, labelled
-from sidestep.top.formatting import count, duration, plain, rate, share
+from sidestep.top.formatting import age, count, duration, plain, rate, share
 from sidestep.top.help import HelpScreen
 from sidestep.top.history import History, Sample, totals
 from sidestep.top.palette import COLOURS, Part
@@ -173,7 +173,7 @@ class TopApp(App[None]):
             parts.append("PAUSED")
         slow = self._poll_began and time.monotonic() - self._poll_began
         if slow and slow > max(SLOW, self.interval):
-            parts.append(f"no answer for {duration(round(slow))}")
+            parts.append(f"no answer for {age(slow)}")
         if self.sought:
             shown = len(self.query_one(EngineTable).entries)
             parts.append(f"filter {self.sought!r}: {shown} of {len(self._entries)}")

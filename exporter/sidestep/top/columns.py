@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sidestep.exposition.live.rows import EngineRow, Level, Percentiles
 from sidestep.top import formatting
-from sidestep.top.formatting import count, duration, plain, rate, share
+from sidestep.top.formatting import age, count, duration, plain, rate, share
 from sidestep.top.report import Report
 
 KV_WARNING, KV_CRITICAL = 0.65, 0.85
@@ -88,10 +88,10 @@ def entries(report: Report) -> list[Entry]:
     for target in report.targets:
         if target.error is not None:
             found.append(Entry(target.url, target.url, None, target.error, target.age))
-        age = target.age if target.error is not None else None
+        since = target.age if target.error is not None else None
         for row in target.engines:
             key = f"{target.url}\n{row.id}"
-            found.append(Entry(key, target.url, row, target.error, age))
+            found.append(Entry(key, target.url, row, target.error, since))
     return found
 
 
@@ -173,7 +173,7 @@ def state(row: EngineRow, width: int) -> str:
     text = plain(row.state) if row.state else formatting.UNKNOWN
     if row.stalled_seconds is None:
         return text
-    longer = f"{text} {duration(round(row.stalled_seconds))}"
+    longer = f"{text} {age(row.stalled_seconds)}"
     return longer if len(longer) <= width else text
 
 

@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from sidestep.exposition.live.rows import EngineRow, Level
 from sidestep.top.columns import BY_KEY, STATES, Entry, bar, level, state
-from sidestep.top.formatting import UNKNOWN, count, duration, plain, rate, share
+from sidestep.top.formatting import UNKNOWN, age, count, duration, plain, rate, share
 from sidestep.top.history import TRENDS, Sample
 from sidestep.top.palette import COLOURS, CURVE, MUTED, Part
 from sidestep.top.sparkline import sparkline
@@ -37,7 +37,7 @@ def describe(entry: Entry, history: Sequence[Sample], width: int, height: int = 
             f"{plain(row.model) or 'no model'}, {plain(row.dialect)}, {plain(entry.url)}\n"
         )
     if entry.error is not None:
-        since = "" if entry.age is None else f"; its last answer is {duration(entry.age)} old"
+        since = "" if entry.age is None else f"; its last answer is {age(entry.age)} old"
         parts.append((f"✗ {plain(entry.error)}{since}\n", COLOURS["critical"]))
     if row is not None:
         why = f" ({plain(row.reason)})" if row.reason else ""
@@ -54,7 +54,7 @@ def _field(name: str, value: str, alarm: Level | None = None) -> list[Part]:
 def _numbers(row: EngineRow) -> list[Part]:
     tokens_in, tokens_out = row.prompt_tokens_per_second, row.generation_tokens_per_second
     ended = f"{count(row.finished)} ended, {count(row.aborted)} of them aborted"
-    age = UNKNOWN if row.last_seen is None else f"{duration(row.last_seen)} ago"
+    seen = UNKNOWN if row.last_seen is None else f"{age(row.last_seen)} ago"
     return [
         *_field("requests", f"{count(row.running)} running, {count(row.waiting)} waiting"),
         *_field("tokens/s", f"{rate(tokens_in)} in, {rate(tokens_out)} out"),
@@ -62,7 +62,7 @@ def _numbers(row: EngineRow) -> list[Part]:
         *_field("prefix cache", f"{share(row.prefix_hit_rate)} of the looked-up tokens"),
         *_field("last 60 s", f"{ended}; {count(row.preemptions)} preemptions"),
         *_field("load", f"{share(row.saturation)} of its capacity", level(BY_KEY["load"], row)),
-        *_field("open step", f"{duration(row.step_age)}; last message {age}"),
+        *_field("open step", f"{age(row.step_age)}; last message {seen}"),
     ]
 
 

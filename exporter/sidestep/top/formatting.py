@@ -42,6 +42,14 @@ def duration(seconds: float | None) -> str:
     return f"{_three_digits(seconds)}s" if text == "1000" or seconds >= 1 else f"{text}ms"
 
 
+def age(seconds: float | None) -> str:
+    """Return how long ago something was, from one second on in whole seconds: ``31s``, ``2m05s``."""
+    if not _known(seconds) or seconds < 1:
+        return duration(seconds)
+    whole = round(seconds)
+    return _minutes(whole) if whole >= MINUTE else f"{whole}s"
+
+
 def plain(text: str) -> str:
     """Return one line without control characters, which a page could use to write to the terminal."""
     return "".join(char if char.isprintable() else " " for char in text)
