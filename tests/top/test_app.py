@@ -351,3 +351,13 @@ async def test_quit(key: str) -> None:
         await screen.press(key)
         assert not screen.app.is_running
         assert not screen.app.return_code
+
+
+async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NO_COLOR the same is said without colours."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    full = engine(2, kv_cache_usage=1.0, waiting=9.0)
+    async with view(Reports(engine(1), full)) as screen:
+        assert "! pod-2 is full" in screen.text
+        assert " !pod-2" in screen.text
+        assert "━━━ 100%" in screen.text

@@ -171,7 +171,7 @@ class EngineTable(ScrollView, can_focus=True):
 
     def _line(self, y: int) -> Strip:
         if not self._styles:
-            return Strip.blank(self._width)
+            return Strip.blank(self._width, self.rich_style)
         if y not in self._drawn:
             head = self._head
             index = y - len(head) + self.scroll_offset.y
