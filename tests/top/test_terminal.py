@@ -101,7 +101,7 @@ async def test_server_that_ends(shell: Terminal, start: Start) -> None:
     async with start() as exporter:
         await shell.run(f"python -m sidestep top {exporter.url.removesuffix('/metrics')}")
         await shell.shows("no engine is connected")
-    await shell.shows("1 of 1 targets failed")
+    await shell.shows("1 of 1 target failed")
     await shell.shows("last answer")
     shell.press("q")
     await shell.shows("ready>")

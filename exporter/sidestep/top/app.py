@@ -23,7 +23,7 @@ from sidestep.top.columns import Entry, Order, entries, matches, ordered
 from sidestep.top.details import DetailsScreen, labelled
 from sidestep.top.formatting import age, count, duration, plain, rate, share
 from sidestep.top.help import HelpScreen
-from sidestep.top.history import History, Sample, totals
+from sidestep.top.history import History, Sample
 from sidestep.top.palette import COLOURS, Part
 from sidestep.top.report import Report
 from sidestep.top.sparkline import sparkline
@@ -153,7 +153,7 @@ class TopApp(App[None]):
         verdict = self.report.verdict
         line = f"{SIGNS[verdict.level]} {plain(verdict.text)}"
         self._update("#verdict", (line, COLOURS[verdict.level]), layout=True)
-        self._update("#totals", _totals_line(totals(self._entries), self.size.width))
+        self._update("#totals", _totals_line(self.history.fleet[-1], self.size.width))
         self._show_charts()
         self._show_table()
         if isinstance(self.screen, DetailsScreen):
@@ -178,10 +178,10 @@ class TopApp(App[None]):
             shown = len(self.query_one(EngineTable).entries)
             parts.append(f"filter {self.sought!r}: {shown} of {len(self._entries)}")
         if self.report is not None:
-            failed = sum(target.error is not None for target in self.report.targets)
-            engines = sum(len(target.engines) for target in self.report.targets)
-            number = len(self.report.targets)
-            parts.append(f"{failed} of {number} targets failed" if failed else f"{engines} engines")
+            targets = self.report.targets
+            if failed := sum(target.error is not None for target in targets):
+                parts.append(f"{failed} of {_number(len(targets), 'target')} failed")
+            parts.append(_number(sum(len(target.engines) for target in targets), "engine"))
         parts.append(f"every {self.interval:g} s")
         if self.report is not None:
             parts.append(time.strftime("%H:%M:%S", time.localtime(self.report.time)))
@@ -292,6 +292,10 @@ class TopApp(App[None]):
         """Sort by a column; a second click reverses."""
         same = event.column == self.order.key
         self._sort(Order(event.column, same and not self.order.reverse))
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _totals_line(total: Sample, width: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sidestep.exposition.live.rows import EngineRow, Level, Percentiles
@@ -97,6 +98,8 @@ def entries(report: Report) -> list[Entry]:
 
 def matches(entry: Entry, text: str) -> bool:
     """Return whether the engine, its model, kind, state or target contains ``text``."""
+    if not text:
+        return True
     row, sought = entry.row, text.casefold()
     fields = [entry.url, entry.error or ""]
     if row is not None:
@@ -177,6 +180,7 @@ def state(row: EngineRow, width: int) -> str:
     return longer if len(longer) <= width else text
 
 
+@lru_cache(maxsize=4096)
 def _natural(text: str) -> list[str | int]:
     """Return a key that sorts ``pod-2`` before ``pod-10``."""
     parts = re.split(r"([0-9]+)", text.casefold())
@@ -259,7 +263,7 @@ BY_KEY = {column.key: column for column in COLUMNS}
 ELASTIC = ("engine", "model")
 WISHES = (
     ("engine", 10), ("state", 8), ("waiting", 5), ("kv", 5), ("out", 5), ("running", 5),
-    ("ttft", 6), ("itl", 6), ("in", 5), ("e2e", 6), ("engine", 16), ("kv", 8), ("hits", 6),
+    ("ttft", 6), ("itl", 6), ("in", 5), ("e2e", 6), ("kv", 8), ("engine", 16), ("hits", 6),
     ("model", 12), ("engine", 24), ("preemptions", 8), ("aborted", 6), ("kv", 13), ("model", 20),
     ("engine", 30), ("load", 5), ("finished", 5), ("state", 12), ("model", 40), ("engine", 40),
 )  # fmt: skip

@@ -52,6 +52,8 @@ def age(seconds: float | None) -> str:
 
 def plain(text: str) -> str:
     """Return one line without control characters, which a page could use to write to the terminal."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else " " for char in text)
 
 

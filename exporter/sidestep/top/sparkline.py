@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = len(BLOCKS) - 1
@@ -14,7 +15,8 @@ def sparkline(values: Sequence[float | None], width: int, height: int = 1) -> li
     The highest fills all lines, and a zero is the lowest block. None, and the time before the
     first value, are blanks.
     """
-    shown = list(values)[-width:] if width > 0 else []
+    newest = list(values)[-width:] if width > 0 else []
+    shown = [value if value is not None and isfinite(value) else None for value in newest]
     top = max((value for value in shown if value is not None), default=0.0)
     columns = []
     for value in shown:
