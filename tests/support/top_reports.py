@@ -61,3 +61,9 @@ class Reports:
         await self.answering.wait()
         rows = [row for target in self.targets for row in target.engines]
         return Report(time=1.7e9, verdict=verdict(rows), targets=self.targets)
+
+
+if __name__ == "__main__":
+    from sidestep.top.app import view
+
+    asyncio.run(view(Reports(engine(1), engine(2))))

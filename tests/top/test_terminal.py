@@ -1,34 +1,25 @@
-"""``sidestep top`` in a real terminal, against a real exporter that a recording feeds."""
+"""The terminal view in a real terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from exporters import MAIN_RUN, Start, until
-from sidestep_adapters.recording.replay import Replay
+from exporters import until
 from terminals import TMUX, Terminal, terminal
 
 pytestmark = pytest.mark.skipif(
     TMUX is None and "CI" not in os.environ, reason="tmux is not installed (make tools)"
 )
+VIEW = "python -m top_reports"
 MODES = ("alternate_on", "cursor_flag", "mouse_any_flag", "keypad_flag")
 RESTORED = ["0", "1", "0", "0"]
 """No alternate screen, a cursor, no reports of the mouse."""
-
-
-@pytest.fixture
-async def url(start: Start) -> AsyncIterator[str]:
-    """Run an exporter that a recorded engine has fed."""
-    async with start() as exporter:
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
-        yield exporter.url.removesuffix("/metrics")
 
 
 @pytest.fixture
@@ -45,12 +36,12 @@ async def modes(shell: Terminal) -> str:
     return shell.screen
 
 
-async def test_keys(shell: Terminal, url: str) -> None:
+async def test_keys(shell: Terminal) -> None:
     """The table is there at once, keys change it, and quitting restores the terminal."""
     before = await modes(shell)
-    await shell.run(f"python -m sidestep top {url}; echo exit code $?")
+    await shell.run(f"{VIEW}; echo exit code $?")
     await shell.shows("ENGINE▲")
-    await shell.shows("sidestep top · 1 engine")
+    await shell.shows("sidestep top · 2 engines")
     assert shell.state("alternate_on") == ["1"]
     shell.press("S")
     await shell.shows("ENGINE▼")
@@ -75,9 +66,9 @@ async def test_keys(shell: Terminal, url: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["C-c", signal.SIGTERM, signal.SIGINT])
-async def test_ends(shell: Terminal, url: str, how: str | signal.Signals) -> None:
+async def test_ends(shell: Terminal, how: str | signal.Signals) -> None:
     """Ctrl-C and signals end it in order."""
-    await shell.run(f"python -m sidestep top {url}; echo exit code $?")
+    await shell.run(f"{VIEW}; echo exit code $?")
     await shell.shows("ENGINE▲")
     if isinstance(how, signal.Signals):
         os.kill(await child(shell), how)
@@ -87,24 +78,13 @@ async def test_ends(shell: Terminal, url: str, how: str | signal.Signals) -> Non
     assert shell.state(*MODES) == RESTORED
 
 
-async def test_closed_terminal(shell: Terminal, url: str) -> None:
+async def test_closed_terminal(shell: Terminal) -> None:
     """A terminal that is closed ends it."""
-    await shell.run(f"python -m sidestep top {url}")
+    await shell.run(VIEW)
     await shell.shows("ENGINE▲")
     process = await child(shell)
     shell.tmux("kill-server")
     await until(lambda: not runs(process), 20)
-
-
-async def test_server_that_ends(shell: Terminal, start: Start) -> None:
-    """The line of a target that stops answering says why, and the view goes on."""
-    async with start() as exporter:
-        await shell.run(f"python -m sidestep top {exporter.url.removesuffix('/metrics')}")
-        await shell.shows("no engine is connected")
-    await shell.shows("1 of 1 target failed")
-    await shell.shows("last answer")
-    shell.press("q")
-    await shell.shows("ready>")
 
 
 async def child(shell: Terminal) -> int:

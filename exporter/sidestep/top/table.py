@@ -94,6 +94,7 @@ class EngineTable(ScrollView, can_focus=True):
         self._worst: tuple[str | None, Level | None] = (None, None)
         self._columns: list[tuple[Column, int]] = []
         self._head: list[Strip] = []
+        self._arranged: Size | None = None
         self._drawn: dict[int, Strip] = {}
         self._styles: dict[tuple[bool, str], Style] = {}
 
@@ -136,18 +137,21 @@ class EngineTable(ScrollView, can_focus=True):
         self._reveal()
 
     def _arrange(self) -> None:
-        if not self._width:
-            return
+        """Choose the columns for the present size and entries, and draw what is on the screen."""
         size = Size(self._width, len(self._titles()) + len(self.entries))
         if self.virtual_size != size:
             self.virtual_size = size
-        self._columns = fit(self._width - MARGIN, self.entries)
-        self._head = self._draw_head()
+        self._choose_columns()
         self._redraw()
+
+    def _choose_columns(self) -> None:
+        self._arranged = self.scrollable_content_region.size
+        self._columns = fit(self._width - MARGIN, self.entries) if self._width else []
+        self._head = self._draw_head()
+        self._styles = self._load_styles()
 
     def _redraw(self) -> None:
         """Refresh the lines that differ from what is on the screen."""
-        self._styles = self._load_styles()
         before, self._drawn = self._drawn, {}
         for y in range(self.size.height):
             if self._line(y) != before.get(y):
@@ -167,11 +171,13 @@ class EngineTable(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Return the line ``y`` of the screen; the headings do not scroll."""
+        if self._arranged != self.scrollable_content_region.size:
+            # A screen below another is laid out anew and drawn before it gets the event.
+            self._choose_columns()
+            self._drawn = {}
         return self._line(y)
 
     def _line(self, y: int) -> Strip:
-        if not self._styles:
-            return Strip.blank(self._width, self.rich_style)
         if y not in self._drawn:
             head = self._head
             index = y - len(head) + self.scroll_offset.y
