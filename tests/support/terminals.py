@@ -15,6 +15,8 @@ from exporters import until
 
 TMUX = shutil.which("tmux")
 PROMPT = "ready>"
+ENVIRON = {key: os.environ[key] for key in os.environ if key not in {"COLUMNS", "LINES", "TMUX"}}
+"""Without the size of another terminal, which programs would take for their own."""
 
 
 class Terminal:
@@ -31,7 +33,7 @@ class Terminal:
         """Run a command of tmux and return its output."""
         done = subprocess.run(
             [TMUX or "tmux", "-u", "-L", self.name, "-f", "/dev/null", *arguments],
-            capture_output=True, text=True, timeout=30, check=True,
+            capture_output=True, text=True, timeout=30, check=True, env=ENVIRON,
         )  # fmt: skip
         return done.stdout
 
