@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from exporters import until
+from exporters import MAIN_RUN, Start, until
+from sidestep.cli import cli
+from sidestep_adapters.recording.replay import Replay
 from terminals import TMUX, Terminal, terminal
 
 pytestmark = pytest.mark.skipif(
@@ -85,6 +87,23 @@ async def test_closed_terminal(shell: Terminal) -> None:
     process = await child(shell)
     shell.tmux("kill-server")
     await until(lambda: not runs(process), 20)
+
+
+@pytest.mark.skipif("top" not in cli.commands, reason="the command line of top is not merged yet")
+async def test_command(shell: Terminal, start: Start) -> None:
+    """The command shows the engine of a real exporter, and says why when the exporter is gone."""
+    async with start() as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        url = exporter.url.removesuffix("/metrics")
+        await shell.run(f"python -m sidestep top {url}; echo exit code $?")
+        await shell.shows("sidestep top · 1 engine")
+        shell.press("S")
+        await shell.shows("ENGINE▼")
+    await shell.shows("1 of 1 target failed")
+    await shell.shows("last answer")
+    shell.press("q")
+    await shell.shows("exit code 0")
 
 
 async def child(shell: Terminal) -> int:

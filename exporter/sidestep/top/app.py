@@ -103,8 +103,12 @@ class TopApp(App[None]):
         yield Static(id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to poll; end in order when the process is to end or the terminal is gone."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        """Begin to poll, and restore the terminal when a signal ends the process.
+
+        SIGHUP keeps its default: a terminal that is gone needs no restoring, and textual can wait
+        forever for what it writes to it.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # outside the main thread
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one(EngineTable).focus()
