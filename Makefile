@@ -80,7 +80,7 @@ image-test: $(STAMP)
 	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
 
 tools:
-	tools/setup_debian.sh prometheus=promtool chromium=chromium
+	tools/setup_debian.sh prometheus=promtool chromium=chromium tmux=tmux
 	tools/setup_prometheus.sh build/prometheus-3
 
 $(STAMP): pyproject.toml tools/setup_python.sh

@@ -1,0 +1,1 @@
+"""``sidestep top``: engines at the terminal, from exporters and from engines' own pages."""

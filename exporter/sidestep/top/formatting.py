@@ -1,0 +1,89 @@
+"""Numbers as ``sidestep top`` prints them: three digits, a unit, and ``--`` for what is not known."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+UNKNOWN = "--"
+UNITS = "kMGT"
+LEAST_SHARE = 0.0005
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def count(value: float | None) -> str:
+    """Return requests or events: ``0``, ``812``, ``12.3k``."""
+    return _scaled(value, f"{value:.0f}") if _known(value) else UNKNOWN
+
+
+def rate(value: float | None) -> str:
+    """Return something per second: ``0``, ``0.44``, ``812``, ``12.3k``."""
+    return _scaled(value, _three_digits(value) if value else "0") if _known(value) else UNKNOWN
+
+
+def share(value: float | None) -> str:
+    """Return a share of 1 in percent: ``0%``, ``0.4%``, ``97%``."""
+    if not _known(value):
+        return UNKNOWN
+    text = f"{value:.0%}"
+    return f"{value:.1%}" if text == "0%" and value >= LEAST_SHARE else text
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration: ``0s``, ``0.84ms``, ``84.0ms``, ``1.20s``, ``2m05s``."""
+    if not _known(seconds):
+        return UNKNOWN
+    whole = round(seconds)
+    if whole >= MINUTE:
+        return _minutes(whole)
+    if seconds == 0:
+        return "0s"
+    text = _three_digits(1000 * seconds)
+    return f"{_three_digits(seconds)}s" if text == "1000" or seconds >= 1 else f"{text}ms"
+
+
+def age(seconds: float | None) -> str:
+    """Return how long ago something was, from one second on in whole seconds: ``31s``, ``2m05s``."""
+    if not _known(seconds) or seconds < 1:
+        return duration(seconds)
+    whole = round(seconds)
+    return _minutes(whole) if whole >= MINUTE else f"{whole}s"
+
+
+def plain(text: str) -> str:
+    """Return one line without control characters, which a page could use to write to the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    """Return whether there is a number: a page may also have NaN or an infinity."""
+    return value is not None and math.isfinite(value)
+
+
+def _minutes(seconds: int) -> str:
+    if seconds < HOUR:
+        return f"{seconds // MINUTE}m{seconds % MINUTE:02d}s"
+    if seconds < DAY:
+        return f"{seconds // HOUR}h{seconds // MINUTE % 60:02d}m"
+    return f"{seconds // DAY}d{seconds // HOUR % 24:02d}h"
+
+
+def _scaled(value: float, small: str) -> str:
+    """Return the number with the letter of its size; ``small``, if it needs none."""
+    text = small
+    for unit in UNITS:
+        if len(f"{abs(value):.0f}") <= len("999"):
+            break
+        value /= 1000
+        text = f"{_three_digits(value)}{unit}"
+    return text
+
+
+def _three_digits(value: float) -> str:
+    """Return three significant digits, and never more than two decimals."""
+    if abs(value) < 1:
+        return f"{value:.2f}"
+    whole = f"{value:.0f}"
+    return whole if len(whole) >= len("100") else f"{value:#.3g}".rstrip(".")

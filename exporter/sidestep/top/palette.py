@@ -1,0 +1,17 @@
+"""Colours of the terminal view, by names of textual's themes; a word or a sign says the same."""
+
+from __future__ import annotations
+
+from sidestep.exposition.live.rows import Level
+
+Part = str | tuple[str, str]
+"""Text, or text and its style."""
+COLOURS: dict[Level | None, str] = {
+    "critical": "bold $text-error",
+    "warning": "bold $text-warning",
+    "ok": "$text-success",
+    None: "",
+}
+MUTED = "dim"
+CURVE = "$text-primary"
+NAME = "$text-accent"

@@ -1,0 +1,123 @@
+"""The terminal view in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exporters import MAIN_RUN, Start, until
+from sidestep.cli import cli
+from sidestep_adapters.recording.replay import Replay
+from terminals import TMUX, Terminal, terminal
+
+pytestmark = pytest.mark.skipif(
+    TMUX is None and "CI" not in os.environ, reason="tmux is not installed (make tools)"
+)
+VIEW = "python -m top_reports"
+MODES = ("alternate_on", "cursor_flag", "mouse_any_flag", "keypad_flag")
+RESTORED = ["0", "1", "0", "0"]
+"""No alternate screen, a cursor, no reports of the mouse."""
+
+
+@pytest.fixture
+def shell() -> Iterator[Terminal]:
+    """Run a shell in a terminal."""
+    with terminal() as made:
+        yield made
+
+
+async def modes(shell: Terminal) -> str:
+    """Return the settings of the terminal, as ``stty`` prints them."""
+    await shell.run("stty -a; echo settings end")
+    await shell.shows("\nsettings end")
+    return shell.screen
+
+
+async def test_keys(shell: Terminal) -> None:
+    """The table is there at once, keys change it, and quitting restores the terminal."""
+    before = await modes(shell)
+    await shell.run(f"{VIEW}; echo exit code $?")
+    await shell.shows("ENGINE▲")
+    await shell.shows("sidestep top · 2 engines")
+    assert shell.state("alternate_on") == ["1"]
+    shell.press("S")
+    await shell.shows("ENGINE▼")
+    shell.press("?")
+    await shell.shows("sort by the next column")
+    shell.press("Escape")
+    await shell.shows("ENGINE▼")
+    shell.press("Enter")
+    await shell.shows("p50      p95      p99")
+    shell.resize(40, 20)
+    shell.press("Escape")
+    await shell.shows("WAIT")
+    assert "TTFT" not in shell.screen
+    shell.press("p")
+    await shell.shows("PAUSED")
+    shell.resize(100, 30)
+    shell.press("q")
+    await shell.shows("exit code 0")
+    assert "ENGINE" not in shell.screen
+    assert shell.state(*MODES) == RESTORED
+    assert await modes(shell) == before
+
+
+@pytest.mark.parametrize("how", ["C-c", signal.SIGTERM, signal.SIGINT])
+async def test_ends(shell: Terminal, how: str | signal.Signals) -> None:
+    """Ctrl-C and signals end it in order."""
+    await shell.run(f"{VIEW}; echo exit code $?")
+    await shell.shows("ENGINE▲")
+    if isinstance(how, signal.Signals):
+        os.kill(await child(shell), how)
+    else:
+        shell.press(how)
+    await shell.shows("exit code 0")
+    assert shell.state(*MODES) == RESTORED
+
+
+async def test_closed_terminal(shell: Terminal) -> None:
+    """A terminal that is closed ends it."""
+    await shell.run(VIEW)
+    await shell.shows("ENGINE▲")
+    process = await child(shell)
+    shell.tmux("kill-server")
+    await until(lambda: not runs(process), 20)
+
+
+@pytest.mark.skipif("top" not in cli.commands, reason="the command line of top is not merged yet")
+async def test_command(shell: Terminal, start: Start) -> None:
+    """The command shows the engine of a real exporter, and says why when the exporter is gone."""
+    async with start() as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        url = exporter.url.removesuffix("/metrics")
+        await shell.run(f"python -m sidestep top {url}; echo exit code $?")
+        await shell.shows("sidestep top · 1 engine")
+        shell.press("S")
+        await shell.shows("ENGINE▼")
+    await shell.shows("1 of 1 target failed")
+    await shell.shows("last answer")
+    shell.press("q")
+    await shell.shows("exit code 0")
+
+
+async def child(shell: Terminal) -> int:
+    """Return the process that the shell runs."""
+    (parent,) = shell.state("pane_pid")
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    (found,) = (await asyncio.to_thread(children.read_text)).split()
+    return int(found)
+
+
+def runs(process: int) -> bool:
+    """Return whether a process is there."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
