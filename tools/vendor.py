@@ -15,9 +15,7 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "uplot@1.6.32"
-INTEGRITY = (
-    "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw=="
-)
+INTEGRITY = "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw=="
 FILES = {
     "dist/uPlot.iife.min.js": "uPlot.js",
     "dist/uPlot.min.css": "uPlot.css",

@@ -16,6 +16,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.landing_page import landing_page
+from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
@@ -79,7 +80,12 @@ def application(
         return web.Response(text=text, content_type="text/html")
 
     app = web.Application()
-    app.add_routes([web.get("/", landing), *(web.get(to, handler) for to, handler, _ in routes)])
+    app.add_routes(web.get(to, handler) for to, handler, _ in routes)
+    if live is None:
+        app.add_routes([web.get("/", landing)])
+    else:
+        page = LivePage(links)
+        app.add_routes([web.get("/", page.page), web.get("/ui/{name}", page.file)])
     return app
 
 

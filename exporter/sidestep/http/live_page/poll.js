@@ -1,0 +1,45 @@
+// Requests that repeat while the page is visible.
+
+const TIMEOUT = 10_000;
+
+/** The answer is an HTTP error. */
+export class Refused extends Error {
+  constructor(status) {
+    super(`HTTP ${status}`);
+    this.status = status;
+  }
+}
+
+async function get(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT), cache: "no-store" });
+  if (!answer.ok) throw new Refused(answer.status);
+  return answer.json();
+}
+
+/**
+ * Request `path()` every `interval` milliseconds, and at once when `again()` is called.
+ * An answer to an earlier path is dropped.
+ */
+export function poll(path, interval, onAnswer, onError = () => {}) {
+  let timer = 0;
+  let latest = 0;
+  async function request() {
+    clearTimeout(timer);
+    const number = ++latest;
+    const asked = path();
+    try {
+      const answer = await get(asked);
+      if (number === latest) onAnswer(answer);
+    } catch (error) {
+      if (number === latest) onError(error);
+    }
+    if (number === latest) timer = setTimeout(tick, interval);
+  }
+  function tick() {
+    if (document.hidden) return;
+    request();
+  }
+  document.addEventListener("visibilitychange", tick);
+  request();
+  return { again: request };
+}
