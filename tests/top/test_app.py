@@ -90,7 +90,7 @@ async def test_first_screen() -> None:
     """The screen has the verdict, the sums, and a line for each engine; 0 is not unknown."""
     quiet = engine(2, waiting=None, running=0.0, ttft=None, state=None)
     async with view(Reports(engine(1), quiet)) as screen:
-        assert "✓ all 2 engines are well: 11 requests running, 1 waiting" in screen.text
+        assert "✓ all 2 engines are well: requests running 11, waiting 1" in screen.text
         assert "running 11  waiting 1  tokens/s 2.00k in 1.00k out" in screen.text
         one, two = (line for line in screen.lines if "pod-" in line)
         assert one.split()[:8] == [">", "pod-1", "ok", "11", "1", "1.00k", "501", "200ms"]

@@ -30,12 +30,12 @@ def test_without_engines_there_is_nothing_to_judge() -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([row()], "1 engine is well: 0 requests running, 0 waiting"),
+        ([row()], "1 engine is well: requests running 0, waiting 0"),
         (
             [row("a", running=3, waiting=1, state="ok"), row("b", running=2)],
-            "all 2 engines are well: 5 requests running, 1 waiting",
+            "all 2 engines are well: requests running 5, waiting 1",
         ),
-        ([row(state="idle")], "1 engine is well: 0 requests running, 0 waiting"),
+        ([row(state="idle")], "1 engine is well: requests running 0, waiting 0"),
     ],
 )
 def test_engines_that_are_well(rows: list[EngineRow], text: str) -> None:

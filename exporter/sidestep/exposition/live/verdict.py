@@ -46,7 +46,7 @@ def _calm(rows: Sequence[EngineRow]) -> str:
     running = sum(row.running or 0 for row in rows)
     waiting = sum(row.waiting or 0 for row in rows)
     engines = "1 engine is" if len(rows) == 1 else f"all {len(rows)} engines are"
-    return f"{engines} well: {running:.0f} requests running, {waiting:.0f} waiting"
+    return f"{engines} well: requests running {running:.0f}, waiting {waiting:.0f}"
 
 
 def _complaint(row: EngineRow) -> _Complaint | None:

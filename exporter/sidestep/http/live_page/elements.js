@@ -21,11 +21,11 @@ export function setClass(element, name) {
 
 /** Show pairs of a term and a text in a list of definitions. */
 export function setFacts(list, facts) {
-  while (list.children.length > 2 * facts.length) list.lastElementChild.remove();
+  while (list.children.length > facts.length) list.lastElementChild.remove();
   facts.forEach(([term, text], index) => {
-    if (list.children.length <= 2 * index) list.append(make("dt"), make("dd"));
-    setText(list.children[2 * index], term);
-    setText(list.children[2 * index + 1], text);
+    if (list.children.length <= index) list.append(make("div", {}, make("dt"), make("dd")));
+    setText(list.children[index].firstElementChild, term);
+    setText(list.children[index].lastElementChild, text);
   });
 }
 

@@ -15,9 +15,9 @@ export function count(number) {
 export function seconds(number) {
   if (number === null || number === undefined) return UNKNOWN;
   if (number === 0) return "0 s";
-  if (number < 0.001) return `${(number * 1e6).toPrecision(3)} µs`;
-  if (number < 0.9995) return `${(number * 1e3).toPrecision(3)} ms`;
-  if (number < 100) return `${number.toPrecision(3)} s`;
+  if (number < 0.001) return `${Number((number * 1e6).toPrecision(3))} µs`;
+  if (number < 0.9995) return `${Number((number * 1e3).toPrecision(3))} ms`;
+  if (number < 100) return `${Number(number.toPrecision(3))} s`;
   if (number < 7200) return `${(number / 60).toFixed(0)} min`;
   return `${(number / 3600).toFixed(1)} h`;
 }

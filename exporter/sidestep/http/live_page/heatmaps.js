@@ -3,6 +3,7 @@
 import { byId, colour, make, setText } from "./elements.js";
 import { clock, count, seconds } from "./format.js";
 
+const MARGIN = 68;
 const TITLES = {
   ttft: "TTFT", inter_token: "ITL", e2e: "Request duration",
   kv_lifetime: "Lifetime of KV blocks", kv_idle: "Idle time of KV blocks before eviction", kv_reuse_gap: "Time between uses of KV blocks",
@@ -55,7 +56,8 @@ class HeatMap {
   }
 
   point(event) {
-    const column = Math.floor((event.offsetX / this.canvas.clientWidth) * this.times.length);
+    const width = this.canvas.clientWidth - MARGIN;
+    const column = Math.floor(((event.offsetX - MARGIN) / width) * this.times.length);
     const rows = this.high - this.low + 1;
     const index = this.high - Math.floor((event.offsetY / this.canvas.clientHeight) * rows);
     const found = this.counts[column]?.[index];
@@ -74,22 +76,28 @@ class HeatMap {
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, width, height);
     const [columns, rows] = [this.counts.length, this.high - this.low + 1];
+    const row = height / rows;
+    const every = Math.ceil(14 / row);
     const most = Math.max(1, ...this.counts.flat());
     pen.fillStyle = colour("--heat");
     this.counts.forEach((column, x) => {
       for (let index = this.low; index <= this.high; index++) {
         if (!column[index]) continue;
         pen.globalAlpha = 0.15 + 0.85 * (Math.log1p(column[index]) / Math.log1p(most));
-        const left = Math.floor((x * width) / columns);
-        const top = Math.floor(((this.high - index) * height) / rows);
-        pen.fillRect(left, top, Math.ceil(width / columns), Math.ceil(height / rows));
+        const [left, right] = [x, x + 1].map(each => Math.round(MARGIN + (each * (width - MARGIN)) / columns));
+        const [top, bottom] = [this.high - index, this.high - index + 1].map(each => Math.round(each * row));
+        pen.fillRect(left, top, right - left, bottom - top);
       }
     });
     pen.globalAlpha = 1;
-    pen.fillStyle = colour("--fore");
+    pen.fillStyle = colour("--soft");
     pen.font = "12px system-ui";
-    pen.fillText(bucket(this.bounds, this.high), 4, 13);
-    pen.fillText(bucket(this.bounds, this.low), 4, height - 5);
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    for (let index = this.low; index <= this.high; index += every) {
+      const text = index === this.bounds.length ? `> ${seconds(this.bounds.at(-1))}` : `≤ ${seconds(this.bounds[index])}`;
+      pen.fillText(text, MARGIN - 6, Math.min(Math.max((this.high - index + 0.5) * row, 7), height - 7));
+    }
   }
 }
 

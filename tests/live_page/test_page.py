@@ -1,0 +1,289 @@
+"""The live page in a real browser, served by a real exporter that real publishers feed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import bcrypt
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from exporters import DATA, Start, until
+from pages import get, parse
+from ports import free_port
+from reporting_processes import process
+from sidestep.app import Exporter
+from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
+from sidestep.engines.vllm.wire import VllmStep
+from sidestep.http.static_files import FOLDER
+from sidestep.protocol.messages import EngineInfo, Hello
+from sidestep.protocol.progress import Progress
+from sidestep_adapters.recording.replay import Replay
+from socket_peers import batch, connect
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed (apt: chromium)"
+)
+AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
+STUCK = Progress(0, steps=5, unfinished=2, step_age=70.0, stack=["model.py:7 forward"])
+UNKNOWN = "\N{EN DASH}"
+FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+
+
+@pytest_asyncio.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """Start a browser."""
+    async with async_playwright() as driver:
+        started = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        await started.close()
+
+
+def base(exporter: Exporter) -> str:
+    """Return scheme, host and port."""
+    return exporter.url.removesuffix("/metrics")
+
+
+@contextlib.asynccontextmanager
+async def opened(browser: Browser, url: str, **settings: Any) -> AsyncIterator[Page]:
+    """Open a page, which may print no error and request nothing in vain or from elsewhere."""
+    problems: list[str] = []
+    context = await browser.new_context(**settings)
+    page = await context.new_page()
+    page.on("console", lambda m: problems.append(m.text) if m.type != "log" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("requestfailed", lambda request: problems.append(f"{request.url} failed"))
+    page.on(
+        "request",
+        lambda r: problems.append(r.url) if not r.url.startswith(url.rstrip("/")) else None,
+    )
+    await page.goto(url)
+    yield page
+    # Requests that are open when a page closes count as failed.
+    found = [*problems]
+    await context.close()
+    assert found == []
+
+
+async def play(exporter: Exporter, path: Path) -> None:
+    """Replay a recording."""
+    player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+async def tiles(page: Page) -> dict[str, str]:
+    """Return the numbers of all engines as one."""
+    texts = await page.locator("#tiles > div").evaluate_all(
+        "all => all.map(each => [...each.children].map(child => child.textContent))"
+    )
+    return dict(texts)
+
+
+async def cells(page: Page, engine: str) -> dict[str, str]:
+    """Return the row of an engine by the titles of its columns."""
+    heads = await page.locator("#table th").all_text_contents()
+    row = page.locator(f'#table tbody tr[data-id="{engine}"] td')
+    return dict(zip((h.rstrip(" ▴▾") for h in heads), await row.all_text_contents(), strict=True))
+
+
+async def test_numbers_equal_the_metrics_page(start: Start, browser: Browser) -> None:
+    """At the moment at which both are read."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=2)
+        gauges = VllmStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.25)
+        more = VllmStats(num_running_reqs=12_345, kv_cache_usage=0.75)
+        await peer.send(batch(1, VllmStep(0, 1.0, 1.0, gauges), VllmStep(1, 1.0, 1.0, more)))
+        await until(lambda: exporter.intake.items == 2)
+        async with opened(browser, base(exporter)) as page:
+            await expect(page.locator("#tiles")).to_contain_text("Running")
+            found = parse(await get(exporter.url))
+            running = {
+                dict(key)["engine"]: value
+                for (_, key), value in found["vllm:num_requests_running"].samples.items()
+            }
+            assert running == {"s0": 3, "s1": 12_345}
+            shown = {name: await cells(page, name) for name in running}
+            assert (await tiles(page))["Running"] == "12.3k"
+    assert [shown[name]["Running"] for name in ("s0", "s1")] == ["3", "12.3k"]
+    assert [shown[name]["Waiting"] for name in ("s0", "s1")] == ["2", "0"]
+    assert [shown[name]["KV cache"] for name in ("s0", "s1")] == ["25 %", "75 %"]
+    # No request has ended yet: not known is not zero.
+    assert [shown[name]["TTFT p95"] for name in ("s0", "s1")] == [UNKNOWN, UNKNOWN]
+
+
+async def test_charts_move(start: Start, browser: Browser) -> None:
+    """Each second, with the newest numbers; heat maps have their sums as text."""
+    async with (
+        start() as exporter,
+        process(exporter, "ns/m/0"),
+        opened(browser, base(exporter)) as page,
+    ):
+        await expect(page.locator("#table")).to_contain_text("ns/m/0")
+        await play(exporter, DATA / "core_aborts.rec.gz")
+        await expect(page.locator("#charts canvas")).to_have_count(6)
+        await expect(page.locator("#heatmaps figure").first).to_contain_text(
+            "observations, most of them", timeout=20_000
+        )
+        chart = page.locator("#charts canvas").first
+        drawn = await chart.evaluate("canvas => canvas.toDataURL()")
+
+        async def has_moved() -> bool:
+            return bool(await chart.evaluate("canvas => canvas.toDataURL()") != drawn)
+
+        await until(has_moved, 5.0, "a chart that moves")
+
+
+async def test_without_engines_it_says_how_to_connect_one(start: Start, browser: Browser) -> None:
+    """With the endpoint to copy, and with what was refused."""
+    async with start() as exporter, opened(browser, base(exporter)) as page:
+        await expect(page.locator("#connect")).to_be_visible()
+        await expect(page.locator("#fleet")).to_be_hidden()
+        (endpoint,) = exporter.endpoints
+        await expect(page.locator("#commands code").first).to_have_text(
+            f"SIDESTEP_ENDPOINT={endpoint} vllm serve MODEL"
+        )
+        async with connect(exporter) as peer:
+            await peer.send(Hello(99, "old", 1, 1, 1, [EngineInfo("ns/m/0", "vllm", {})]))
+            await expect(page.locator("#warnings")).to_contain_text("refused")
+        async with process(exporter):
+            await expect(page.locator("#engines")).to_be_visible()
+        await expect(page.locator("#connect")).to_be_hidden()
+
+
+async def test_a_stalled_engine_is_named_with_its_stack(start: Start, browser: Browser) -> None:
+    """The verdict names it, its row has the reason, its details the stack; Escape goes back."""
+    async with (
+        start() as exporter,
+        process(exporter, "ns/stuck/0") as stuck,
+        opened(browser, base(exporter)) as page,
+    ):
+        stuck.progress = [STUCK]
+        verdict = page.locator("#verdict.critical")
+        await expect(verdict).to_contain_text("engine ns/stuck/0 is stalled", timeout=20_000)
+        assert (await cells(page, "ns/stuck/0"))["State"].startswith("■ stalled (step,")
+        await page.get_by_role("button", name="ns/stuck/0").press("Enter")
+        await expect(page.get_by_label("Stack")).to_have_text("model.py:7 forward")
+        await expect(page.locator("#detail")).to_contain_text("Retransmitted")
+        assert page.url.endswith("#engine=ns%2Fstuck%2F0")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#details")).to_be_hidden()
+
+
+async def test_many_engines_are_sorted_filtered_and_paged(start: Start, browser: Browser) -> None:
+    """256 engines: the first page is there at once."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=256)
+        await until(lambda: len(exporter.registry.engines) == 256)
+        async with opened(browser, base(exporter)) as page:
+            rows = page.locator("#table tbody tr")
+            await expect(rows).to_have_count(25)
+            paint = await page.evaluate(FIRST_PAINT)
+            print(f"\nfirst paint with 256 engines: {paint:.0f} ms")  # noqa: T201 - measured, not asserted
+            await expect(page.locator("#range")).to_have_text("1 to 25 of 256")
+            await page.get_by_role("button", name="Next").click()
+            await expect(page.locator("#range")).to_have_text("26 to 50 of 256")
+            await page.get_by_role("button", name="Engine", exact=True).click()
+            first = page.locator("#table tbody tr td").first
+            ascending = await first.text_content()
+            await page.get_by_role("button", name="Engine ▴").click()
+            await expect(first).not_to_have_text(str(ascending))
+            await page.get_by_label("Filter").fill(str(ascending))
+            await expect(rows.first).to_contain_text(str(ascending))
+            await page.get_by_label("Filter").fill("no such engine")
+            await expect(rows).to_have_count(0)
+
+
+async def test_it_reconnects_after_a_restart(start: Start, browser: Browser) -> None:
+    """It says that the exporter does not answer, and shows the engines of the next one."""
+    settings = {"web_listen_address": (f"127.0.0.1:{free_port()}",)}
+    context = await browser.new_context()
+    page = await context.new_page()
+    async with start(**settings) as exporter, process(exporter, "ns/first/0"):
+        await page.goto(base(exporter))
+        await expect(page.locator("#table")).to_contain_text("ns/first/0")
+    await expect(page.locator("#connection.lost")).to_contain_text("disconnected, retrying")
+    async with start(**settings) as exporter, process(exporter, "ns/second/0"):
+        await expect(page.locator("#table")).to_contain_text("ns/second/0", timeout=15_000)
+        await expect(page.locator("#table")).not_to_contain_text("ns/first/0")
+    await context.close()
+
+
+async def test_it_needs_the_password_of_everything_else(
+    start: Start, browser: Browser, tmp_path: Path
+) -> None:
+    """Neither the page nor its data nor its files are there without it."""
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yml").write_text(f"basic_auth_users:\n  sre: {hashed}\n")
+    async with (
+        start(web_config_file=str(tmp_path / "web.yml")) as exporter,
+        aiohttp.ClientSession() as session,
+    ):
+        for path in ("/", "/ui/main.js", "/api/v1/live", "/api/v1/live/history"):
+            async with session.get(base(exporter) + path) as answer:
+                assert answer.status == 401
+        login = {"username": "sre", "password": "secret"}
+        async with opened(browser, base(exporter), http_credentials=login) as page:
+            await expect(page.locator("#connection")).to_contain_text("live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_everyone_can_use_it(scheme: str, width: int, start: Start, browser: Browser) -> None:
+    """No rule of accessibility is broken, and the page does not scroll sideways."""
+    settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    async with start() as exporter:
+        await play(exporter, DATA / "core_aborts.rec.gz")
+        async with (
+            process(exporter, "ns/m/0") as stuck,
+            opened(browser, base(exporter), **settings) as page,
+        ):
+            stuck.progress = [STUCK]
+            await page.get_by_role("button", name="ns/m/0").click()
+            await expect(page.locator("#details")).to_be_visible()
+            await expect(page.locator("#heatmaps canvas").first).to_be_visible()
+            is_wide = "document.documentElement.scrollWidth > innerWidth"
+            assert not await page.evaluate(is_wide)
+            found = await Axe().run(page, options=AXE)
+            assert found.violations_count == 0, found.generate_report()
+
+
+async def test_files_are_served_once_and_strictly(start: Start) -> None:
+    """With a policy, without guessing of types, and not again to a client that has them."""
+    async with start() as exporter, aiohttp.ClientSession() as session:
+        for path in ("/", "/ui/main.js", "/ui/uPlot.js", "/ui/style.css", "/ui/icon.svg"):
+            async with session.get(base(exporter) + path) as answer:
+                assert answer.status == 200
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                tag = answer.headers["ETag"]
+            async with session.get(base(exporter) + path, headers={"If-None-Match": tag}) as answer:
+                assert (answer.status, await answer.read()) == (304, b"")
+        for path in ("/ui/index.html", "/ui/SHA256SUMS", "/ui/..%2Froutes.py", "/ui/"):
+            async with session.get(base(exporter) + path) as answer:
+                assert answer.status == 404
+    async with start(web_disable_ui="true") as exporter, aiohttp.ClientSession() as session:
+        async with session.get(base(exporter) + "/") as answer:
+            assert "uPlot" not in await answer.text()
+        async with session.get(base(exporter) + "/ui/main.js") as answer:
+            assert answer.status == 404
+
+
+def test_vendored_files_are_those_of_the_release() -> None:
+    """A file that was changed here has another checksum; the licence is beside them."""
+    folder = Path(str(FOLDER)) / "vendor"
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    assert {path.name for path in folder.iterdir()} == {*sums, "SHA256SUMS"}
+    assert "uPlot.LICENSE" in sums
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
