@@ -92,8 +92,7 @@ export class Table {
     found.sort((a, b) => compare(a, b, COLUMNS[this.sorted], this.direction));
     this.first = Math.max(0, Math.min(this.first, Math.ceil(found.length / PAGE) * PAGE - PAGE));
     const shown = found.slice(this.first, this.first + PAGE);
-    while (this.body.rows.length > shown.length) this.body.lastElementChild.remove();
-    shown.forEach((row, index) => this.fill(this.body.rows[index] ?? this.addRow(), row));
+    this.place(shown);
     this.showOrder();
     byId("pager").hidden = found.length <= PAGE;
     const last = this.first + shown.length;
@@ -111,22 +110,36 @@ export class Table {
     });
   }
 
-  addRow() {
-    const element = this.body.insertRow();
+  /** An engine keeps its element, so that a click or the focus stays with it when the order changes. */
+  place(shown) {
+    const focused = document.activeElement;
+    const elements = new Map([...this.body.rows].map(element => [element.dataset.id, element]));
+    shown.forEach((row, index) => {
+      const element = elements.get(row.id) ?? this.makeRow(row.id);
+      elements.delete(row.id);
+      if (this.body.rows[index] !== element) this.body.insertBefore(element, this.body.rows[index] ?? null);
+      this.fill(element, row);
+    });
+    for (const element of elements.values()) element.remove();
+    // An element that is moved loses the focus.
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  }
+
+  makeRow(id) {
+    const element = make("tr", { "data-id": id });
     COLUMNS.forEach((column, index) => {
       const cell = element.insertCell();
       if (column.isText) cell.className = "text";
       if (index === STATE) cell.append(make("span"));
       if (index > 0) return;
       const button = make("button", { type: "button" });
-      button.addEventListener("click", () => this.onChoose(element.dataset.id));
+      button.addEventListener("click", () => this.onChoose(id));
       cell.append(button);
     });
     return element;
   }
 
   fill(element, row) {
-    element.dataset.id = row.id;
     setClass(element, row.id === this.chosen ? "chosen" : "");
     COLUMNS.forEach((column, index) => {
       const value = column.value(row);
