@@ -191,6 +191,59 @@ def keygen(name: str, out: Path) -> None:
     click.echo(f"wrote {secret} (secret) and {public}")
 
 
+@cli.command()
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option("--discover", is_flag=True, help="Ask the usual ports of this machine as well.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.5, 3600),
+    help="Seconds between two requests.",
+)
+@click.option("--once", is_flag=True, help="Print a table once, after two requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON once, after two requests.")
+@click.option(
+    "-u",
+    "--user",
+    default="",
+    metavar="USER[:PASSWORD]",
+    help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD, or what you type.",
+)
+@click.option(
+    "-H",
+    "--header",
+    multiple=True,
+    metavar="LINE",
+    help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable.",
+)
+@click.option(
+    "--cacert", default="", metavar="FILE", help="Trusted certificates, instead of the system's."
+)
+@click.option("--cert", default="", metavar="FILE", help="The client's certificate.")
+@click.option("--key", default="", metavar="FILE", help="The key of the client's certificate.")
+@click.option("-k", "--insecure", is_flag=True, help="Trust every certificate.")
+def top(
+    urls: tuple[str, ...],
+    *,
+    discover: bool,
+    interval: float,
+    once: bool,
+    as_json: bool,
+    **access: Any,
+) -> int:
+    """Show engines at the terminal: those of exporters, or of servers with a metrics page of their own.
+
+    URL is an exporter's address, a server's, or that of a metrics page; without any, the exporter on
+    this machine. The exit code is 1 if one did not answer.
+    """
+    from sidestep.top.command import Access, run
+
+    return asyncio.run(
+        run(urls, Access(**access), finds=discover, interval=interval, once=once, as_json=as_json)
+    )
+
+
 @cli.command("hash-password")
 def hash_password() -> None:
     """Ask for a password, print its bcrypt hash for basic_auth_users."""

@@ -1,0 +1,233 @@
+"""Targets of ``sidestep top``: exporters, and engines' own metrics pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import msgspec
+
+from sidestep.errors import ConfigError
+from sidestep.exposition.live.rows import EngineRow, Live
+from sidestep.exposition.live.verdict import verdict
+from sidestep.top.increases import Increases
+from sidestep.top.page_reader import Reading, read_page
+from sidestep.top.report import Report, TargetReport
+
+TIMEOUT = 5.0
+"""Seconds that a target has to answer."""
+MAX_BYTES = 64 << 20
+"""Most bytes of an answer."""
+LIVE = "/api/v1/live"
+PAGES = ("/prometheus/metrics", "/metrics")
+"""Paths of metrics pages, in the order in which they are tried: TensorRT-LLM has the first."""
+DISCOVERED = (
+    *(f"http://127.0.0.1:{port}" for port in (9857, *range(8000, 8016), *range(30000, 30004))),
+    *(f"http://127.0.0.1:{port}" for port in range(8080, 8084)),
+    "http://127.0.0.1:8002/metrics",
+)
+"""What ``--discover`` tries: exporters, vLLM, SGLang, llama.cpp, and Triton."""
+
+
+class TargetError(Exception):
+    """A target that cannot be read; the text is one line."""
+
+
+class Target:
+    """One target.
+
+    Attributes:
+        url: As reports show it.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url}: must be a URL such as http://HOST:PORT")
+        if parts.username is not None:
+            raise ConfigError(f"{parts.hostname}: give the password by --user, not in the URL")
+        self.url = urlunsplit(parts)
+        self.host, self.port = parts.hostname, port or {"http": 80, "https": 443}[parts.scheme]
+        self._root = f"{parts.scheme}://{parts.netloc}"
+        path = parts.path.rstrip("/")
+        # The address of a page is kept; of a server, the kind of page is found out.
+        self._page = "" if path == "" else self.url
+        self._prefix = ""
+        self._is_live: bool | None = None if path in ("", "/metrics") else False
+        self._increases: dict[tuple[str, tuple[str, ...]], Increases] = {}
+        self._engines: list[EngineRow] = []
+        self._answered_at: float | None = None
+
+    async def poll(self, session: aiohttp.ClientSession) -> TargetReport:
+        """Ask the target once."""
+        error = None
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                self._engines = await self._rows(session)
+            self._answered_at = time.monotonic()
+        except TimeoutError:
+            error = f"no answer within {TIMEOUT:g} s"
+        except aiohttp.ClientConnectorCertificateError as failure:
+            error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
+        except aiohttp.ClientConnectorError as failure:
+            error = f"cannot connect: {failure.os_error.strerror or failure.os_error}"
+        except aiohttp.ClientError as failure:
+            error = f"no HTTP answer: {failure or type(failure).__name__}"
+        except (TargetError, ValueError) as failure:
+            error = str(failure)
+        age = None if self._answered_at is None else time.monotonic() - self._answered_at
+        # Texts of other programs may have several lines.
+        error = None if error is None else " ".join(error.split())[:300]
+        return TargetReport(url=self.url, error=error, engines=self._engines, age=age)
+
+    async def _rows(self, session: aiohttp.ClientSession) -> list[EngineRow]:
+        if self._is_live is not False:
+            found = await self._live(session)
+            if found is not None:
+                return found
+        if not self._page:
+            self._page = await self._find_page(session)
+        status, text = await _get(session, self._page)
+        if status != 200:
+            raise _refusal(status)
+        now = time.monotonic()
+        return [self._row(reading, now) for reading in read_page(text)]
+
+    async def _live(self, session: aiohttp.ClientSession) -> list[EngineRow] | None:
+        """Return the engines of an exporter; None if it is none, or has no live page."""
+        status, text = await _get(session, self._root + LIVE)
+        if status == 200:
+            with contextlib.suppress(msgspec.MsgspecError):
+                live = msgspec.json.decode(text, type=Live)
+                self._is_live = True
+                # Exporters with the same engines would not be distinguished otherwise.
+                return [
+                    msgspec.structs.replace(row, id=f"{self._root} {row.id}")
+                    for row in live.engines
+                ]
+        elif status in (401, 403) or status >= 500 or self._is_live:
+            raise _refusal(status)
+        self._is_live = False
+        return None
+
+    async def _find_page(self, session: aiohttp.ClientSession) -> str:
+        """Return the address of the metrics page."""
+        for path in PAGES[:-1]:
+            status, text = await _get(session, self._root + path)
+            if status == 200 and text.startswith("#"):
+                return self._root + path
+        # Reading TensorRT-LLM's /metrics would take its statistics from others; it has no HEAD.
+        async with session.head(self._root + PAGES[-1], allow_redirects=True) as answer:
+            if answer.status == 405:
+                raise TargetError("answers no HEAD: give the whole URL of its metrics page")
+            if answer.status in (401, 403):
+                raise _refusal(answer.status)
+        return self._root + PAGES[-1]
+
+    def _row(self, reading: Reading, now: float) -> EngineRow:
+        increases = self._increases.setdefault((reading.dialect, reading.key), Increases())
+        increases.add(reading, now)
+        model, *replica = reading.key
+        name = ",".join(filter(None, replica)) or f"{self.host}:{self.port}"
+        identity = " ".join([self._root, reading.dialect, *reading.key])
+        return increases.row(identity, name, model)
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    """Return status and text of a page.
+
+    Raises:
+        TargetError: It is too long, or for people.
+    """
+    async with session.get(url) as answer:
+        if answer.status != 200:
+            return answer.status, ""
+        if answer.content_type == "text/html":
+            raise TargetError("answers with HTML: give the whole URL of its metrics page")
+        parts, size = [], 0
+        async for part in answer.content.iter_chunked(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BYTES:
+                raise TargetError(f"its page is longer than {MAX_BYTES >> 20} MiB")
+        return answer.status, b"".join(parts).decode("utf-8", "replace")
+
+
+def _refusal(status: int) -> TargetError:
+    if status in (401, 403):
+        return TargetError(f"HTTP {status}: it needs a password or a header (--user, --header)")
+    return TargetError(f"HTTP {status}")
+
+
+class Targets:
+    """All targets, asked at once.
+
+    Args:
+        urls: Addresses of exporters, servers or metrics pages; without a scheme they get http.
+        headers: Additional headers of every request.
+        auth: User and password.
+        context: Trusted certificates, and the client's own; None: those of the system.
+
+    Raises:
+        ConfigError: An address is no URL.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        headers: Mapping[str, str] | None = None,
+        auth: tuple[str, str] | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.targets = [Target(url) for url in dict.fromkeys(urls)]
+        self._headers = headers
+        self._auth = None if auth is None else aiohttp.BasicAuth(*auth)
+        self._context = context
+
+    async def __aenter__(self) -> Targets:
+        connector = aiohttp.TCPConnector(ssl=self._context or True)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=self._headers, auth=self._auth
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def poll(self) -> Report:
+        """Ask all targets once."""
+        found = await asyncio.gather(*(target.poll(self._session) for target in self.targets))
+        engines = [row for each in found if each.error is None for row in each.engines]
+        return Report(time=time.time(), verdict=verdict(engines), targets=[*found])
+
+
+async def discover() -> list[str]:
+    """Return the addresses of this machine that ``--discover`` tries and that accept connections."""
+
+    async def accepts(url: str) -> bool:
+        target = Target(url)
+        try:
+            async with asyncio.timeout(1.0):
+                _, writer = await asyncio.open_connection(target.host, target.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    found = await asyncio.gather(*map(accepts, DISCOVERED))
+    return [url for url, is_open in zip(DISCOVERED, found, strict=True) if is_open]
