@@ -30,7 +30,8 @@ async def run_demo(config: Config, path: Path, *, once: bool, realtime: bool) ->
         loop.add_signal_handler(number, stop.set)
     async with Exporter(config).running() as exporter:
         player = Replay(path, exporter.endpoints[0], realtime=realtime, namespace="demo")
-        print(f"sidestep demo: {exporter.url}  (Ctrl-C ends)", flush=True)  # noqa: T201
+        page = exporter.url.removesuffix(config.web_telemetry_path)
+        print(f"sidestep demo: {page}/  (metrics: {exporter.url}; Ctrl-C ends)", flush=True)  # noqa: T201
         failed: list[SidestepError] = []
         halted = threading.Event()
 

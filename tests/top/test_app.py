@@ -101,7 +101,7 @@ async def test_verdict_names_the_worst() -> None:
     """The verdict and a sign beside the line name the worst engine."""
     stalled = engine(2, state="stalled", stalled_seconds=42.0, reason="step")
     async with view(Reports(engine(1), stalled)) as screen:
-        assert "✗ pod-2 is stalled: no progress for 42 s (step)" in screen.text
+        assert "✗ engine pod-2 is stalled: no progress for 42 s (step)" in screen.text
         assert any(line.startswith(" ✗pod-2") for line in screen.lines)
 
 
@@ -358,6 +358,6 @@ async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     full = engine(2, kv_cache_usage=1.0, waiting=9.0)
     async with view(Reports(engine(1), full)) as screen:
-        assert "! pod-2 is full" in screen.text
+        assert "! engine pod-2 is full" in screen.text
         assert " !pod-2" in screen.text
         assert "━━━ 100%" in screen.text

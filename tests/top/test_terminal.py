@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from exporters import MAIN_RUN, Start, until
-from sidestep.cli import cli
 from sidestep_adapters.recording.replay import Replay
 from terminals import TMUX, Terminal, terminal
 
@@ -89,7 +88,6 @@ async def test_closed_terminal(shell: Terminal) -> None:
     await until(lambda: not runs(process), 20)
 
 
-@pytest.mark.skipif("top" not in cli.commands, reason="the command line of top is not merged yet")
 async def test_command(shell: Terminal, start: Start) -> None:
     """The command shows the engine of a real exporter, and says why when the exporter is gone."""
     async with start() as exporter:

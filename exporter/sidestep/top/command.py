@@ -50,7 +50,7 @@ async def run(
         raise ConfigError(f"--discover: nothing on 127.0.0.1 at the ports {', '.join(ports)}")
     headers = dict(map(_header, access.header))
     targets = Targets(urls or [LOCAL_EXPORTER], headers, _login(access.user), _context(access))
-    async with targets:
+    async with targets.connected():
         if not (once or as_json):
             await _view(targets, interval)
             return 0
@@ -73,7 +73,8 @@ def _status(report: Report) -> int:
 
 async def _view(targets: Targets, interval: float) -> None:
     try:
-        from sidestep.top.app import view
+        # Only the view needs textual, which is an extra.
+        from sidestep.top.app import view  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
             "the terminal view needs textual: pip install 'sidestep[top]'; --once and --json do not"

@@ -55,7 +55,7 @@ class Increases:
         counted.append(_Counted(at, counters, histograms))
         self._last = reading
         # The last reading from before the window is its start.
-        while len(counted) > MAX_READINGS or (len(counted) > 2 and counted[1].at <= at - WINDOW):
+        while len(counted) > MAX_READINGS or counted[min(1, len(counted) - 1)].at <= at - WINDOW:
             counted.popleft()
 
     def row(self, identity: str, name: str, model: str) -> EngineRow:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import os
 import ssl
 import time
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -22,8 +24,10 @@ from sidestep.top.report import Report, TargetReport
 
 TIMEOUT = 5.0
 """Seconds that a target has to answer."""
+CONNECT_TIMEOUT = 1.0
 MAX_BYTES = 64 << 20
 """Most bytes of an answer."""
+DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 LIVE = "/api/v1/live"
 PAGES = ("/prometheus/metrics", "/metrics")
 """Paths of metrics pages, in the order in which they are tried: TensorRT-LLM has the first."""
@@ -62,7 +66,6 @@ class Target:
         path = parts.path.rstrip("/")
         # The address of a page is kept; of a server, the kind of page is found out.
         self._page = "" if path == "" else self.url
-        self._prefix = ""
         self._is_live: bool | None = None if path in ("", "/metrics") else False
         self._increases: dict[tuple[str, tuple[str, ...]], Increases] = {}
         self._engines: list[EngineRow] = []
@@ -72,17 +75,16 @@ class Target:
         """Ask the target once."""
         error = None
         try:
-            async with asyncio.timeout(TIMEOUT):
-                self._engines = await self._rows(session)
+            self._engines = await asyncio.wait_for(self._rows(session), TIMEOUT)
             self._answered_at = time.monotonic()
-        except TimeoutError:
+        except asyncio.TimeoutError:  # not yet the builtin in 3.10
             error = f"no answer within {TIMEOUT:g} s"
         except aiohttp.ClientConnectorCertificateError as failure:
             error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
         except aiohttp.ClientConnectorError as failure:
-            error = f"cannot connect: {failure.os_error.strerror or failure.os_error}"
+            error = f"cannot connect: {_reason(failure.os_error)}"
         except aiohttp.ClientError as failure:
-            error = f"no HTTP answer: {failure or type(failure).__name__}"
+            error = f"no HTTP answer: {str(failure) or type(failure).__name__}"
         except (TargetError, ValueError) as failure:
             error = str(failure)
         age = None if self._answered_at is None else time.monotonic() - self._answered_at
@@ -98,7 +100,7 @@ class Target:
         if not self._page:
             self._page = await self._find_page(session)
         status, text = await _get(session, self._page)
-        if status != 200:
+        if status != HTTPStatus.OK:
             raise _refusal(status)
         now = time.monotonic()
         return [self._row(reading, now) for reading in read_page(text)]
@@ -106,7 +108,7 @@ class Target:
     async def _live(self, session: aiohttp.ClientSession) -> list[EngineRow] | None:
         """Return the engines of an exporter; None if it is none, or has no live page."""
         status, text = await _get(session, self._root + LIVE)
-        if status == 200:
+        if status == HTTPStatus.OK:
             with contextlib.suppress(msgspec.MsgspecError):
                 live = msgspec.json.decode(text, type=Live)
                 self._is_live = True
@@ -115,7 +117,7 @@ class Target:
                     msgspec.structs.replace(row, id=f"{self._root} {row.id}")
                     for row in live.engines
                 ]
-        elif status in (401, 403) or status >= 500 or self._is_live:
+        elif status in DENIED or status >= HTTPStatus.INTERNAL_SERVER_ERROR or self._is_live:
             raise _refusal(status)
         self._is_live = False
         return None
@@ -124,13 +126,13 @@ class Target:
         """Return the address of the metrics page."""
         for path in PAGES[:-1]:
             status, text = await _get(session, self._root + path)
-            if status == 200 and text.startswith("#"):
+            if status == HTTPStatus.OK and text.startswith("#"):
                 return self._root + path
         # Reading TensorRT-LLM's /metrics would take its statistics from others; it has no HEAD.
         async with session.head(self._root + PAGES[-1], allow_redirects=True) as answer:
-            if answer.status == 405:
+            if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
                 raise TargetError("answers no HEAD: give the whole URL of its metrics page")
-            if answer.status in (401, 403):
+            if answer.status in DENIED:
                 raise _refusal(answer.status)
         return self._root + PAGES[-1]
 
@@ -150,7 +152,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
         TargetError: It is too long, or for people.
     """
     async with session.get(url) as answer:
-        if answer.status != 200:
+        if answer.status != HTTPStatus.OK:
             return answer.status, ""
         if answer.content_type == "text/html":
             raise TargetError("answers with HTML: give the whole URL of its metrics page")
@@ -163,8 +165,13 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
         return answer.status, b"".join(parts).decode("utf-8", "replace")
 
 
+def _reason(error: OSError) -> str:
+    """Return the system's text; asyncio's own contains the address again."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
 def _refusal(status: int) -> TargetError:
-    if status in (401, 403):
+    if status in DENIED:
         return TargetError(f"HTTP {status}: it needs a password or a header (--user, --header)")
     return TargetError(f"HTTP {status}")
 
@@ -190,24 +197,19 @@ class Targets:
         context: ssl.SSLContext | None = None,
     ) -> None:
         self.targets = [Target(url) for url in dict.fromkeys(urls)]
-        self._headers = headers
-        self._auth = None if auth is None else aiohttp.BasicAuth(*auth)
+        self._headers = dict(headers or {})
+        if auth is not None:
+            login = base64.b64encode(":".join(auth).encode()).decode()
+            self._headers["Authorization"] = f"Basic {login}"
         self._context = context
 
-    async def __aenter__(self) -> Targets:
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[Targets]:
+        """Keep connections to the targets open during the block, in which they may be polled."""
         connector = aiohttp.TCPConnector(ssl=self._context or True)
-        self._session = aiohttp.ClientSession(
-            connector=connector, headers=self._headers, auth=self._auth
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._session.close()
+        session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        async with session as self._session:
+            yield self
 
     async def poll(self) -> Report:
         """Ask all targets once."""
@@ -221,10 +223,10 @@ async def discover() -> list[str]:
 
     async def accepts(url: str) -> bool:
         target = Target(url)
+        opening = asyncio.open_connection(target.host, target.port)
         try:
-            async with asyncio.timeout(1.0):
-                _, writer = await asyncio.open_connection(target.host, target.port)
-        except (OSError, TimeoutError):
+            _, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT)
+        except (OSError, asyncio.TimeoutError):
             return False
         writer.close()
         return True

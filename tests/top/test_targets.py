@@ -1,0 +1,419 @@
+"""Targets of ``sidestep top``: real pages of engines over real HTTP, exporters, and all that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import trustme
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters import DATA, Start, until
+from ports import free_port
+from reporting_processes import process
+from sidestep.errors import ConfigError
+from sidestep.exposition.live.rows import EngineRow
+from sidestep.metrics.quantile import histogram_quantile
+from sidestep.top import targets as targets_module
+from sidestep.top.increases import MAX_READINGS, Increases
+from sidestep.top.page_reader import Reading, read_page
+from sidestep.top.report import TargetReport
+from sidestep.top.targets import Target, Targets
+
+TRTLLM = Path(__file__).parents[3] / "shared" / "reference" / "trtllm" / "generated"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TEXT = "text/plain; version=0.0.4"
+
+
+@asynccontextmanager
+async def server(handler: Handler, path: str = "/metrics", **site: Any) -> AsyncIterator[str]:
+    """Run an HTTP server with one page."""
+    app = web.Application()
+    app.add_routes([web.get(path, handler)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port, **site).start()
+    yield f"{'https' if site else 'http'}://127.0.0.1:{port}"
+    await runner.cleanup()
+
+
+def page(name: str) -> str:
+    """Return the page that a real engine served."""
+    return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
+
+
+def grown(text: str, factor: int) -> str:
+    """Return the page after it has counted ``factor`` times as much."""
+
+    def times(match: re.Match[str]) -> str:
+        return f"{match[1]} {float(match[2]) * factor!r}"
+
+    counted = r"(?m)^(\S+?_(?:total|count|sum|bucket|success|failure)(?:\{.*\})?) (\S+)$"
+    return re.sub(counted, times, text)
+
+
+async def twice(first: str, second: str, path: str = "/metrics") -> list[EngineRow]:
+    """Return the rows after a page was read with two contents."""
+    texts = [first, second]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=texts[0] if len(texts) == 1 else texts.pop(0))
+
+    async with server(answer, path) as url, Targets([url + path]).connected() as polled:
+        await polled.poll()
+        await asyncio.sleep(0.05)
+        (report,) = (await polled.poll()).targets
+    assert report.error is None
+    return report.engines
+
+
+def cumulative(text: str, name: str) -> dict[float, float]:
+    """Return the cumulative buckets of a family, summed over its series, by an independent parser."""
+    found: dict[float, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == f"{name}_bucket":
+                bound = float(sample.labels["le"])
+                found[bound] = found.get(bound, 0.0) + sample.value
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "itl"),
+    [
+        ("page_main", "vllm", "vllm:inter_token_latency_seconds"),
+        ("page_sglang", "sglang", "sglang:inter_token_latency_seconds"),
+    ],
+)
+async def test_a_real_page(name: str, prefix: str, itl: str) -> None:
+    """Numbers of a row are those of the page; percentiles are those of what was counted in between."""
+    text = page(name)
+    (row,) = await twice(text, grown(text, 2))
+
+    assert (row.dialect, row.model) == (prefix, "tiny")
+    assert row.running is not None
+    assert row.waiting is not None
+    assert row.kv_cache_usage is not None
+    assert row.generation_tokens_per_second
+    assert row.prompt_tokens_per_second
+    assert row.finished
+    assert 0 < (row.prefix_hit_rate or 0) < 1
+    buckets = cumulative(text, itl)
+    bounds, counts = [*buckets][:-1], [*buckets.values()]
+    per_bucket = [now - before for now, before in zip(counts, [0.0, *counts], strict=False)]
+    expected = histogram_quantile(0.95, bounds, per_bucket)
+    assert row.inter_token is not None
+    assert row.inter_token.p95 == pytest.approx(expected, rel=1e-9)
+    assert row.inter_token.count == counts[-1]
+    assert row.ttft is not None
+    assert row.e2e is not None
+
+
+async def test_triton() -> None:
+    """Each model is a row; what its page does not have is not known."""
+    text = page("page_triton")
+    rows = {row.model: row for row in await twice(text, grown(text, 2))}
+
+    assert rows["cached"].finished == 11
+    assert rows["cached"].running is None
+    assert rows["cached"].ttft is None
+
+
+async def test_a_page_of_data_parallel_engines() -> None:
+    """Each engine is a row."""
+    text = page("page_dp")
+    rows = await twice(text, grown(text, 3))
+
+    assert [row.engine for row in rows] == ["0", "1"]
+    assert len({row.id for row in rows}) == 2
+
+
+@pytest.mark.skipif(not TRTLLM.is_dir(), reason="needs pages of other engines")
+async def test_tensorrt_llm() -> None:
+    """Gauges of several processes are one engine's; a mean per request is no time between tokens."""
+    text = gzip.decompress((TRTLLM / "page.txt.gz").read_bytes()).decode()
+    rows = await twice(text, grown(text, 2), "/prometheus/metrics")
+
+    assert {row.dialect for row in rows} == {"trtllm"}
+    assert all(row.inter_token is None for row in rows)
+    assert any(row.ttft is not None for row in rows)
+
+
+LLAMA = """# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total {0}
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total {0}
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+llamacpp:requests_deferred 1
+"""
+
+
+async def test_llama_cpp() -> None:
+    """Its page has no labels: the row is named after its address."""
+    (row,) = await twice(LLAMA.format(100), LLAMA.format(300))
+
+    assert (row.dialect, row.model, row.running, row.waiting) == ("llamacpp", "", 2, 1)
+    assert row.generation_tokens_per_second
+    assert (row.ttft, row.kv_cache_usage, row.prefix_hit_rate) == (None, None, None)
+    assert row.engine.startswith("127.0.0.1:")
+
+
+OLD = """vllm:num_requests_running{model_name="m"} 4
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:generation_tokens_total{model_name="m"} 10
+"""
+
+
+def test_older_names() -> None:
+    """A release before a family was renamed is read, too."""
+    (reading,) = read_page(OLD)
+
+    assert reading.gauges == {"running": 4.0, "kv_cache_usage": 0.5}
+
+
+def test_labels_are_read_as_written() -> None:
+    """With braces, commas and escaped characters in their values."""
+    text = 'vllm:num_requests_running{engine="a},{b",model_name="x\\\\y\\"\\nz"} 1\n'
+    (reading,) = read_page(text)
+
+    assert reading.key == ('x\\y"\nz', "a},{b", "")
+
+
+def reading(count: float, buckets: tuple[float, ...] = (0.0, 0.0)) -> Reading:
+    """Return a reading of one counter and one histogram."""
+    return Reading("vllm", ("m",), {}, {"generation": count}, {"ttft": ((1.0,), buckets)})
+
+
+def test_a_counter_reset_is_no_loss() -> None:
+    """As in PromQL: what was counted since the reset is added."""
+    found = Increases()
+    for at, (count, observed) in enumerate([(100, 10), (110, 12), (5, 3), (15, 4)]):
+        found.add(reading(count, (observed, observed)), float(at))
+    row = found.row("id", "e", "m")
+
+    assert row.generation_tokens_per_second == pytest.approx((10 + 5 + 10) / 3)
+    assert row.ttft is not None
+    assert row.ttft.count == 2 + 3 + 1
+    assert row.ttft.p95 == pytest.approx(0.95)
+
+
+def test_numbers_cover_a_minute() -> None:
+    """An older reading does not count, and few are kept."""
+    found = Increases()
+    for at in range(2000):
+        found.add(reading(at * at), float(at))
+    row = found.row("id", "e", "m")
+
+    assert row.generation_tokens_per_second == (1999**2 - 1939**2) / 60
+    quick = Increases()
+    for at in range(4 * MAX_READINGS):
+        quick.add(reading(at), at / 1000)
+    assert len(quick._counted) == MAX_READINGS
+
+
+def test_the_first_reading_has_no_rates() -> None:
+    """What was counted before is not of the last minute."""
+    found = Increases()
+    found.add(reading(7, (7.0, 7.0)), 0.0)
+    row = found.row("id", "e", "m")
+
+    assert (row.generation_tokens_per_second, row.ttft) == (None, None)
+
+
+async def failing(url: str, **settings: Any) -> TargetReport:
+    """Return the report of a target that fails."""
+    async with Targets([url], **settings).connected() as polled:
+        (found,) = (await polled.poll()).targets
+    assert found.error is not None
+    assert "\n" not in found.error
+    assert found.engines == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "content_type", "says"),
+    [
+        (200, "<html>", "text/html", "answers with HTML"),
+        (200, '{"a": 1}', "application/json", "not a metrics page"),
+        (200, "\x00\xff garbage", TEXT, "not a metrics page"),
+        (200, "# TYPE up gauge\nup 1\n", TEXT, "without numbers of a known engine"),
+        (200, "vllm:num_requests_running many\n", TEXT, "has no number"),
+        (200, 'vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', TEXT, "label le"),
+        (401, "", TEXT, "HTTP 401: it needs a password"),
+        (404, "", TEXT, "HTTP 404"),
+        (503, "", TEXT, "HTTP 503"),
+    ],
+)
+async def test_a_wrong_answer(status: int, body: str, content_type: str, says: str) -> None:
+    """One line says what is wrong."""
+
+    async def answer(_: web.Request) -> web.Response:
+        kind = content_type.partition(";")[0]
+        return web.Response(status=status, text=body, content_type=kind)
+
+    async with server(answer) as url:
+        assert says in str((await failing(url)).error)
+
+
+async def test_no_server() -> None:
+    """A refused connection is said as the system says it."""
+    assert (await failing(f"127.0.0.1:{free_port()}")).error == "cannot connect: Connection refused"
+
+
+async def test_a_page_that_stalls_keeps_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last rows stay, with their age; other targets are not delayed."""
+    monkeypatch.setattr(targets_module, "TIMEOUT", 0.5)
+    stalls = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        if stalls.is_set():
+            await asyncio.sleep(5)
+        return web.Response(text=OLD)
+
+    async with server(answer) as url, Targets([url]).connected() as polled:
+        (before,) = (await polled.poll()).targets
+        stalls.set()
+        report = await polled.poll()
+    (after,) = report.targets
+    assert before.error is None
+    assert after.error == "no answer within 0.5 s"
+    assert [row.running for row in after.engines] == [4.0]
+    assert (after.age or 0) >= 0.5
+    assert report.verdict.text == "no engine is connected"
+
+
+async def test_tensorrt_llms_statistics_are_not_read() -> None:
+    """Reading its /metrics would take them from others; it has no HEAD there."""
+    reads = []
+
+    async def statistics(_: web.Request) -> web.Response:
+        reads.append(1)
+        return web.json_response([])
+
+    app = web.Application()
+    app.router.add_route("GET", "/metrics", statistics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    found = await failing(f"http://127.0.0.1:{port}")
+    await runner.cleanup()
+
+    assert "answers no HEAD" in str(found.error)
+    assert not reads
+
+
+@pytest.mark.parametrize("settings", [{}, {"web_disable_ui": "true"}])
+async def test_an_exporter(settings: dict[str, str], start: Start) -> None:
+    """With the live page its rows are used; without it, its metrics page, which has states as well."""
+    async with start(**settings) as exporter, process(exporter, "ns/m/0"):
+        url = exporter.url.removesuffix("/metrics")
+        async with Targets([url]).connected() as polled:
+
+            async def has_state() -> bool:
+                (found,) = (await polled.poll()).targets
+                return [(row.engine, row.state) for row in found.engines] == [("ns/m/0", "ok")]
+
+            await until(has_state, 10.0, "the engine with its state")
+
+
+async def test_a_password(start: Start, tmp_path: Path) -> None:
+    """Without it the target says what it needs."""
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yml").write_text(f"basic_auth_users:\n  sre: {hashed}\n")
+    async with start(web_config_file=str(tmp_path / "web.yml")) as exporter:
+        url = exporter.url.removesuffix("/metrics")
+        assert "HTTP 401" in str((await failing(url)).error)
+        async with Targets([url], auth=("sre", "secret")).connected() as polled:
+            (found,) = (await polled.poll()).targets
+    assert found.error is None
+
+
+async def test_tls() -> None:
+    """A certificate of an authority that is not trusted is said; a trusted one works."""
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=OLD)
+
+    async with server(answer, ssl_context=context) as url:
+        assert "certificate is not trusted" in str((await failing(url)).error)
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
+        async with Targets([url], context=trusting).connected() as polled:
+            (found,) = (await polled.poll()).targets
+    assert found.error is None
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://u:p@host", "http://h:99999"])
+def test_an_address_that_is_none(url: str) -> None:
+    """One line says so, without the password in it."""
+    with pytest.raises(ConfigError) as caught:
+        Target(url)
+    assert "u:p" not in str(caught.value)
+
+
+async def command(*arguments: str) -> tuple[int | None, str, str]:
+    """Run the real command and return its exit code and output."""
+    run = await asyncio.create_subprocess_exec(
+        "python", "-m", "sidestep", "top", *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, errors = await run.communicate()
+    return run.returncode, output.decode(), errors.decode()
+
+
+async def test_the_command() -> None:
+    """A table and JSON for scripts; the exit code says whether all targets answered."""
+    text = page("page_main")
+    polls = []
+
+    async def answer(_: web.Request) -> web.Response:
+        polls.append(1)
+        return web.Response(text=grown(text, 1 + len(polls)))
+
+    async with server(answer) as url:
+        code, output, _ = await command(url, "--json", "--interval", "0.5")
+        report = json.loads(output)
+        assert code == 0
+        assert report.keys() == {"time", "verdict", "targets"}
+        (target,) = report["targets"]
+        assert target.keys() == {"url", "error", "engines", "age"}
+        assert (target["url"], target["error"]) == (url, None)
+        (engine,) = target["engines"]
+        assert engine.keys() == set(EngineRow.__struct_fields__)
+        assert engine["ttft"].keys() == {"p50", "p95", "p99", "count"}
+        assert engine["generation_tokens_per_second"] > 0
+
+        nobody = f"127.0.0.1:{free_port()}"
+        code, output, _ = await command(url, nobody, "--once", "--interval", "0.5")
+        lines = output.splitlines()
+        assert code == 1
+        assert lines[0].startswith("ok: 1 engine is well")
+        assert lines[2].split()[:3] == ["ENGINE", "MODEL", "STATE"]
+        assert lines[3].split()[:2] == ["0", "tiny"]
+        assert lines[-1] == f"http://{nobody}: cannot connect: Connection refused"
+
+        code, _, errors = await command(url)
+        assert (code, errors.count("\n")) == (1, 1)
+        assert "--once and --json" in errors
+    code, _, errors = await command("ftp://host")
+    assert (code, errors.count("\n")) == (2, 1)
+    code, _, errors = await command("--header", "nonsense", url)
+    assert (code, "Name: value" in errors) == (2, True)
+    code, _, errors = await command("--cacert", "/nowhere", url)
+    assert (code, "/nowhere: No such file" in errors) == (2, True)
