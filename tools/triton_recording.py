@@ -50,7 +50,7 @@ def main() -> None:
     after = models("stats_all.http.gz")
     infos = [
         EngineInfo(
-            f"triton/{each['name']}/{each['version']}",
+            f"{each['name']}/{each['version']}",
             "triton",
             {"model": each["name"], "version": each["version"]},
             features=sorted(

@@ -108,8 +108,8 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     """Start an exporter and play recorded runs of real vLLM, SGLang and Triton servers to it.
 
     They are played side by side, over and over. Two things are staged: one engine hangs for half a
-    minute of each round, as its replay pauses, and one is overloaded, as a short run of a full
-    engine is played again and again. Nothing is staged with --once or --speed max.
+    minute of each round, as its replay pauses, and one is overloaded, as three seconds of a
+    full engine are played at a tenth of their speed. Nothing is staged with --once or --speed max.
     """
     from sidestep.demo import run_demo
 

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ class Run(NamedTuple):
         name: Prefix of its engines' identities; of vLLM also the label ``engine``.
         file: The recording, of the package's data.
         text: What it shows.
-        window: When it is played; None: all the time.
+        window: When its replay may begin; None: at any time.
+        pace: Multiple of the recorded speed.
         hang: When its replay pauses with requests open, as an engine does that hangs.
     """
 
@@ -71,6 +73,7 @@ class Run(NamedTuple):
     file: str
     text: str
     window: Window | None = None
+    pace: float = 1.0
     hang: Window | None = None
 
     @property
@@ -84,8 +87,15 @@ RUNS = (
     Run(
         "vllm-full",
         "vllm-0.32.jsonl.gz",
-        "KV cache full, requests wait, aborts",
-        window=Window(50.0, 80.0),
+        "KV cache full, requests wait and are preempted",
+        window=Window(50.0, 75.0),
+        pace=0.1,
+    ),
+    Run(
+        "vllm-aborts",
+        "core_aborts.rec.gz",
+        "clients leave; every KV block is followed",
+        window=Window(0.0, 5.0),
     ),
     Run("vllm-lora", "core_lora.rec.gz", "two LoRA adapters, room for one"),
     Run("sglang", "sglang.rec.gz", "retractions, aborts, a refused request"),
@@ -126,50 +136,65 @@ async def run_demo(
         loop.add_signal_handler(number, stop.set)
     async with Exporter(config).running() as exporter:
         staged = realtime and not once
-        clock = _Clock(round_seconds)
+        clock = Clock(round_seconds)
         players = [
-            _Player(run, exporter.endpoints[0], clock if staged else None, realtime=realtime)
+            Player(run, exporter.endpoints[0], clock if staged else None, realtime=realtime)
             for run in runs
         ]
         _introduce(exporter, runs if staged else (), clock)
         if browse and exporter.addresses:
             await asyncio.to_thread(webbrowser.open, _root(exporter))
-        failed: list[SidestepError] = []
-        halted = threading.Event()
-        playing = set(players)
-
-        def ended(player: _Player) -> None:
-            playing.discard(player)
-            if failed or not playing:
-                stop.set()
-
-        def play(player: _Player) -> None:
-            try:
-                player.run(once=once, stop=halted)
-            except SidestepError as error:
-                failed.append(error)
-            finally:
-                loop.call_soon_threadsafe(ended, player)
-
-        threads = [
-            threading.Thread(target=play, args=(player,), name=f"sidestep-demo-{player.name}")
-            for player in players
-        ]
-        for thread in threads:
-            thread.start()
-        while not stop.is_set():
-            _show_status(exporter, clock)
-            with contextlib.suppress(asyncio.TimeoutError):  # not yet the builtin in 3.10
-                await asyncio.wait_for(stop.wait(), REFRESH)
-        halted.set()
-        for thread in threads:
-            await asyncio.to_thread(thread.join)
-        _show_totals(exporter, players)
-        if failed:
-            raise failed[0]
+        show = partial(_show_status, exporter, clock)
+        try:
+            await _play(players, stop, show, once=once)
+        finally:
+            _show_totals(exporter, players)
 
 
-class _Clock:
+async def _play(
+    players: Sequence[Player], stop: asyncio.Event, show: Callable[[], None], *, once: bool
+) -> None:
+    """Replay in threads until ``stop`` is set, or all have ended, and call ``show`` meanwhile.
+
+    Raises:
+        SidestepError: A recording cannot be played.
+    """
+    loop = asyncio.get_running_loop()
+    failed: list[SidestepError] = []
+    halted = threading.Event()
+    playing = set(players)
+
+    def ended(player: Player) -> None:
+        playing.discard(player)
+        if failed or not playing:
+            stop.set()
+
+    def play(player: Player) -> None:
+        try:
+            player.run(once=once, stop=halted)
+        except SidestepError as error:
+            failed.append(error)
+        finally:
+            loop.call_soon_threadsafe(ended, player)
+
+    threads = [
+        threading.Thread(target=play, args=(player,), name=f"sidestep-demo-{player.name}")
+        for player in players
+    ]
+    for thread in threads:
+        thread.start()
+    while not stop.is_set():
+        show()
+        with contextlib.suppress(asyncio.TimeoutError):  # not yet the builtin in 3.10
+            await asyncio.wait_for(stop.wait(), REFRESH)
+    halted.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    if failed:
+        raise failed[0]
+
+
+class Clock:
     """The time of the rounds."""
 
     def __init__(self, seconds: float) -> None:
@@ -182,10 +207,10 @@ class _Clock:
         return int(number), seconds
 
 
-class _Player(Replay):
+class Player(Replay):
     """A replay of one run, by the schedule of the rounds unless ``clock`` is None."""
 
-    def __init__(self, run: Run, endpoint: str, clock: _Clock | None, *, realtime: bool) -> None:
+    def __init__(self, run: Run, endpoint: str, clock: Clock | None, *, realtime: bool) -> None:
         steps = ReplayedSteps()
         super().__init__(
             recording(run.file),
@@ -193,6 +218,7 @@ class _Player(Replay):
             realtime=realtime,
             namespace=run.name,
             labels=run.labels,
+            pace=1.0 if clock is None else run.pace,
             longest_pause=LONGEST_PAUSE,
             steps=steps,
         )
@@ -235,7 +261,7 @@ def _root(exporter: Exporter) -> str:
     return exporter.url.removesuffix(exporter.config.web_telemetry_path)
 
 
-def _introduce(exporter: Exporter, runs: Sequence[Run], clock: _Clock) -> None:
+def _introduce(exporter: Exporter, runs: Sequence[Run], clock: Clock) -> None:
     """Print where to look, and what the runs will do."""
     print(f"sidestep demo: metrics on {exporter.url}  (Ctrl-C ends)", flush=True)  # noqa: T201
     if not runs:
@@ -253,11 +279,12 @@ def _introduce(exporter: Exporter, runs: Sequence[Run], clock: _Clock) -> None:
         f"the times below are of each round of {clock.length:.0f} s, and staged:",
     ]
     for run in runs:
-        lines.append(f"  {run.name:<11} {run.text}")
+        lines.append(f"  {run.name:<12} {run.text}".rstrip())
         if run.hang is not None:
-            lines.append(f"{'':14}hangs from {run.hang}: its replay pauses, with its own stack")
+            lines.append(f"{'':15}hangs from {run.hang}: its replay pauses, with its own stack")
         if run.window is not None:
-            lines.append(f"{'':14}overloaded from {run.window}: a short run, again and again")
+            pace = "" if run.pace == 1 else f", at {run.pace:g} of the recorded speed"
+            lines.append(f"{'':15}once a round, from {run.window.start:.0f} s on{pace}")
     print("\n".join(lines), flush=True)  # noqa: T201
 
 
@@ -287,21 +314,22 @@ def status_line(exporter: Exporter, number: int, seconds: float) -> str:
     return line[:COLUMNS]
 
 
-def _show_status(exporter: Exporter, clock: _Clock) -> None:
+def _show_status(exporter: Exporter, clock: Clock) -> None:
     """Update the status line, on a terminal."""
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1
-        sys.stdout.write(f"\r\x1b[K{status_line(exporter, *clock.read())[:width]}")
+        # A line of the log overwrites the status, from its first column on.
+        sys.stdout.write(f"\x1b[K{status_line(exporter, *clock.read())[:width]}\r")
         sys.stdout.flush()
 
 
-def _show_totals(exporter: Exporter, players: Sequence[_Player]) -> None:
+def _show_totals(exporter: Exporter, players: Sequence[Player]) -> None:
     """Print what was replayed, as the last line."""
     line = (
         f"records {sum(player.progress.records for player in players)}"
         f"  prompt tokens {_sum(exporter, 'prompt')}"
         f"  generated tokens {_sum(exporter, 'generated')}"
     )
-    clear = "\r\x1b[K" if sys.stdout.isatty() else ""
+    clear = "\x1b[K" if sys.stdout.isatty() else ""
     sys.stdout.write(f"{clear}{line}\n")
     sys.stdout.flush()

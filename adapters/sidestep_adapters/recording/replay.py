@@ -61,7 +61,8 @@ class Replay:
         namespace: Prefix of all identities, which keeps live engines untouched.
         connect_timeout: Seconds to wait for the exporter to answer.
         labels: Labels of all engines that are added, or replace those of the recording.
-        longest_pause: Seconds to which longer pauses of the recording are shortened in real time.
+        pace: Multiple of the recorded speed, in real time.
+        longest_pause: Seconds to which longer pauses are shortened, in real time.
         steps: Counts the replayed steps, for heartbeats that report the engines' progress; without
             it they report none, as the recording has none.
 
@@ -78,12 +79,14 @@ class Replay:
         namespace: str,
         connect_timeout: float = CONNECT_TIMEOUT,
         labels: Mapping[str, str] = {},
+        pace: float = 1.0,
         longest_pause: float = math.inf,
         steps: ReplayedSteps | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.connect_timeout = connect_timeout
         self.realtime = realtime
+        self.pace = pace
         self.longest_pause = longest_pause
         self.steps = steps
         self.progress = Progress()
@@ -133,7 +136,7 @@ class Replay:
         due, before = time.monotonic(), math.inf
         for at, play in self._player.steps():
             if self.realtime:
-                due += min(max(at - before, 0.0), self.longest_pause)
+                due += min(max(at - before, 0.0) / self.pace, self.longest_pause)
                 before = at
                 self._stop.wait(max(due - time.monotonic(), 0.0))
             due += self.wait_for_record()
