@@ -62,7 +62,12 @@ def provisioned(root: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_the_file_fits_the_schema() -> None:
     """The compose specification accepts it."""
-    command = [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", FILE]
+    command: list[str | Path] = [
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.compose-spec",
+        FILE,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
