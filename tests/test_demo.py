@@ -85,7 +85,7 @@ async def test_a_status_with_many_problems_is_cut(start: Start) -> None:
         short = status_line(exporter, 0, 5.4)
 
     assert len(line) == 80
-    assert short == "round 1, 5 s  running 0  waiting 0  generated tokens 0  all well"
+    assert short == "round 1, 5 s  all well  running 0  waiting 0  generated tokens 0"
 
 
 async def test_all_dialects_and_features_are_there(start: Start) -> None:

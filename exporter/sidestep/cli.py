@@ -109,7 +109,8 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
 
     They are played side by side, over and over. Two things are staged: one engine hangs for half a
     minute of each round, as its replay pauses, and one is overloaded, as three seconds of a
-    full engine are played at a tenth of their speed. Nothing is staged with --once or --speed max.
+    full engine are played at a tenth of their speed. Long pauses are shortened. Nothing is
+    staged with --once or --speed max.
     """
     from sidestep.demo import run_demo
 

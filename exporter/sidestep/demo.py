@@ -305,11 +305,10 @@ def status_line(exporter: Exporter, number: int, seconds: float) -> str:
         if health.state not in (EngineState.OK, EngineState.IDLE, EngineState.STARTING)
     ]
     line = (
-        f"round {number + 1}, {seconds:.0f} s"
+        f"round {number + 1}, {seconds:.0f} s  {', '.join(ill) or 'all well'}"
         f"  running {_sum(exporter, 'running')}"
         f"  waiting {_sum(exporter, 'waiting')}"
         f"  generated tokens {_sum(exporter, 'generated')}"
-        f"  {', '.join(ill) or 'all well'}"
     )
     return line[:COLUMNS]
 
