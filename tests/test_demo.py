@@ -25,7 +25,7 @@ from sidestep_adapters.recording.replay import Replay
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
-TOTALS = "records 8853  prompt tokens 28365  generated tokens 20917"
+TOTALS = "records 8853  vLLM: prompt tokens 28365  generated tokens 20917"
 
 
 def test_each_run_is_played_once() -> None:
@@ -85,7 +85,7 @@ async def test_a_status_with_many_problems_is_cut(start: Start) -> None:
         short = status_line(exporter, 0, 5.4)
 
     assert len(line) == 80
-    assert short == "round 1, 5 s  all well  running 0  waiting 0  generated tokens 0"
+    assert short == "round 1, 5 s  all well  vLLM: running 0  waiting 0  generated tokens 0"
 
 
 async def test_all_dialects_and_features_are_there(start: Start) -> None:

@@ -30,21 +30,13 @@ ROUND = 90.0
 """Seconds after which the schedule of the runs begins again."""
 LONGEST_PAUSE = 0.2
 """Seconds to which the recordings' pauses are shortened: engines that wait for a load show little."""
-FAMILIES: Mapping[str, Mapping[str, str]] = {
-    "vllm": {
-        "running": "vllm:num_requests_running",
-        "waiting": "vllm:num_requests_waiting",
-        "prompt": "vllm:prompt_tokens_total",
-        "generated": "vllm:generation_tokens_total",
-    },
-    "sglang": {
-        "running": "sglang:num_running_reqs",
-        "waiting": "sglang:num_queue_reqs",
-        "prompt": "sglang:prompt_tokens_total",
-        "generated": "sglang:generation_tokens_total",
-    },
+FAMILIES: Mapping[str, str] = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "prompt": "vllm:prompt_tokens_total",
+    "generated": "vllm:generation_tokens_total",
 }
-"""Families that the status line sums, by dialect."""
+"""Families that the status line sums."""
 
 
 class Window(NamedTuple):
@@ -289,12 +281,10 @@ def _introduce(exporter: Exporter, runs: Sequence[Run], clock: Clock) -> None:
 
 
 def _sum(exporter: Exporter, what: str) -> int:
-    """Return the sum of a family over the engines that have it."""
-    total = 0.0
-    for engine in exporter.registry.engines.values():
-        name = FAMILIES.get(engine.layout.dialect, {}).get(what)
-        total += scalar(engine, name) if name else 0
-    return int(total)
+    """Return the sum of a family over vLLM's engines."""
+    engines = exporter.registry.engines.values()
+    found = [engine for engine in engines if engine.layout.dialect == "vllm"]
+    return int(sum(scalar(engine, FAMILIES[what]) for engine in found))
 
 
 def status_line(exporter: Exporter, number: int, seconds: float) -> str:
@@ -306,7 +296,7 @@ def status_line(exporter: Exporter, number: int, seconds: float) -> str:
     ]
     line = (
         f"round {number + 1}, {seconds:.0f} s  {', '.join(ill) or 'all well'}"
-        f"  running {_sum(exporter, 'running')}"
+        f"  vLLM: running {_sum(exporter, 'running')}"
         f"  waiting {_sum(exporter, 'waiting')}"
         f"  generated tokens {_sum(exporter, 'generated')}"
     )
@@ -326,7 +316,7 @@ def _show_totals(exporter: Exporter, players: Sequence[Player]) -> None:
     """Print what was replayed, as the last line."""
     line = (
         f"records {sum(player.progress.records for player in players)}"
-        f"  prompt tokens {_sum(exporter, 'prompt')}"
+        f"  vLLM: prompt tokens {_sum(exporter, 'prompt')}"
         f"  generated tokens {_sum(exporter, 'generated')}"
     )
     clear = "\x1b[K" if sys.stdout.isatty() else ""
