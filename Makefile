@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
+.PHONY: demo compose test check lint fix bench chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
+
+# The same beside Prometheus and Grafana, in containers: docs/demo.md.
+compose:
+	docker compose -f deploy/compose/compose.yaml up --build
 
 # Most tests wait for other processes most of the time, so three run on two cores; what a module starts
 # serves all its tests.

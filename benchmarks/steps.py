@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sidestep.catalog.buckets import one_two_five
-from sidestep.cli import recording
+from sidestep.demo import recording
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
@@ -70,7 +70,7 @@ class Steps:
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
-        calls = [call for call in read(recording()) if isinstance(call, Call)]
+        calls = [call for call in read(recording("vllm-0.32.jsonl.gz")) if isinstance(call, Call)]
         records = [call.fields for call in calls if call.name == "record"]
         self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
         steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]

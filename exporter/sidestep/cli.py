@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.resources
 import os
 import signal
 import sys
@@ -28,7 +27,6 @@ from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-RECORDING = "vllm-0.32.jsonl.gz"
 REMOVED_COMMANDS = {
     "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
 }
@@ -102,11 +100,18 @@ def serve(**flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="Play the recording once, print the totals and exit.")
+@click.option("--once", is_flag=True, help="Play each run once, print the totals and exit.")
+@click.option("--open", "browse", is_flag=True, help="Open the exporter's page in a browser.")
 @_speed
 @_settings
-def demo(*, once: bool, speed: str, **flags: Any) -> None:
-    """Start an exporter and play a recorded run of a real vLLM engine to it, over and over."""
+def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
+    """Start an exporter and play recorded runs of real vLLM, SGLang and Triton servers to it.
+
+    They are played side by side, over and over. Two things are staged: one engine hangs for half a
+    minute of each round, as its replay pauses, and one is overloaded, as three seconds of a
+    full engine are played at a tenth of their speed. Long pauses are shortened. Nothing is
+    staged with --once or --speed max.
+    """
     from sidestep.demo import run_demo
 
     environ = {"SIDESTEP_LOG_STATS_INTERVAL": "0", **os.environ}
@@ -116,7 +121,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
     config = read(flags, environ)
     logs.set_up(config.log_level, config.log_format)
     try:
-        asyncio.run(run_demo(config, recording(), once=once, realtime=speed == "real"))
+        asyncio.run(run_demo(config, once=once, realtime=speed == "real", browse=browse))
     finally:
         for left in own.iterdir():
             left.unlink()
@@ -262,11 +267,6 @@ def _endpoint(text: str) -> str:
     if not text.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"endpoint {text!r}: must begin with ipc:// or tcp://")
     return text
-
-
-def recording() -> Path:
-    """Return the path of the recorded run that ships with the package."""
-    return Path(str(importlib.resources.files("sidestep") / "data" / RECORDING))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

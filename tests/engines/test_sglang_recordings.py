@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters import DATA, Start, page_of_engine
+from exporters import Start, page_of_engine, recorded_run
 from pages import Family, get, parse
 from sglang_pages import ALLOWED, differences, rests, says_nothing
 from sidestep_adapters.recording.replay import Replay
@@ -27,7 +27,7 @@ RUNS = {
 
 def recording(run: str) -> Path:
     """Return the path of the recording of ``run``."""
-    return DATA / f"{run}.rec.gz"
+    return recorded_run(run)
 
 
 def different(run: str, page: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from command_line import one_line, serving, sidestep
-from exporters import DATA, MAIN_RUN, SPEC_RUN, Start, until
+from exporters import MAIN_RUN, SPEC_RUN, Start, recorded_run, until
 from pages import Family, get, parse
 from peers import publisher
 from promtool import PROMTOOL, complaints
@@ -198,7 +198,7 @@ def test_a_change_needs_a_restart() -> None:
 async def test_every_page_has_the_counters(start: Start) -> None:
     """All views and formats, JSON, and a page with this name alone, for both engines."""
     async with start(slo=SLO, histograms="both") as exporter:
-        await play(exporter, MAIN_RUN, SPEC_RUN, DATA / "sglang.rec.gz")
+        await play(exporter, MAIN_RUN, SPEC_RUN, recorded_run("sglang"))
         base = exporter.url.removesuffix("/metrics")
         text = parse(await get(exporter.url))
         alone = parse(await get(f"{exporter.url}?name[]={REQUESTS}_total"))
@@ -265,7 +265,7 @@ async def test_objectives_change_no_other_line(start: Start) -> None:
     pages = []
     for slo in (SLO, ()):
         async with start(slo=slo) as exporter:
-            await play(exporter, MAIN_RUN, DATA / "sglang.rec.gz")
+            await play(exporter, MAIN_RUN, recorded_run("sglang"))
             text = await get(exporter.url)
             pages.append([line for line in text.splitlines() if line.partition("{")[0].startswith(
                 ("vllm:", "sglang:", "sidestep_iteration", "# HELP vllm:", "# HELP sglang:")

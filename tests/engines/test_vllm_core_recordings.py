@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters import DATA, Start, page_of_engine
+from exporters import Start, page_of_engine, recorded_run
 from pages import Family, differences, get, parse
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
@@ -41,7 +41,7 @@ ABORT = FINISH_REASONS.index("abort")
 
 def recording(run: str) -> Path:
     """Return the path of a recording through the tap."""
-    return DATA / f"{run}.rec.gz"
+    return recorded_run(run)
 
 
 async def replayed(start: Start, run: str) -> dict[str, Family]:

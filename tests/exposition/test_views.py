@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from exporters import DATA, Start
+from exporters import Start, recorded_run
 from harm import World
 from pages import Family, get, parse
 from promtool import PROMTOOL, complaints
@@ -31,7 +31,7 @@ RUNS = ("core_dp", "sglang_dp")
 
 async def play(exporter: Exporter, run: str) -> None:
     """Replay a recording into ``exporter``."""
-    path = DATA / f"{run}.rec.gz"
+    path = recorded_run(run)
     player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
     await asyncio.to_thread(player.run)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from exporters import until
+from exporters import recorded_run, until
 from real_engines.comparison import Page, all_differences, idle, parse
 from real_engines.load import Client
 from real_engines.processes import ExporterProcess
@@ -73,7 +73,7 @@ async def record(name: str, run: Run, home: Path) -> None:
             writer.write(entry)
     writer.close()
     cut = (home / "cut.rec").read_bytes()
-    (DATA / f"{name}.rec.gz").write_bytes(gzip.compress(cut, mtime=0))
+    recorded_run(name).write_bytes(gzip.compress(cut, mtime=0))
     (DATA / f"page_{name}.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

@@ -9,14 +9,20 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from sidestep.app import Exporter
-from sidestep.cli import recording
+from sidestep.demo import recording
 
 DATA = Path(__file__).parents[1] / "data"
-MAIN_RUN = recording()
-SPEC_RUN = DATA / "iterations_spec.jsonl.gz"
+MAIN_RUN = recording("vllm-0.32.jsonl.gz")
+SPEC_RUN = recording("iterations_spec.jsonl.gz")
 PARALLEL_RUN = DATA / "iterations_dp.jsonl.gz"
 LORA_RUN = DATA / "iterations_lora.jsonl.gz"
 Start = Callable[..., AbstractAsyncContextManager[Exporter]]
+
+
+def recorded_run(name: str) -> Path:
+    """Return the recording of ``name``; some ship with the package."""
+    shipped = recording(f"{name}.rec.gz")
+    return shipped if shipped.exists() else DATA / f"{name}.rec.gz"
 
 
 def page_of_engine(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from exporters import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
+from exporters import LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
 from publishers import Publisher
 from ramped import overload, rise
 from recorded import Published
@@ -38,10 +38,10 @@ RUNS = {
     "vllm-0": MAIN_RUN,
     "vllm-1": SPEC_RUN,
     "vllm-2": LORA_RUN,
-    "vllm-3": DATA / "core_aborts.rec.gz",
-    "vllm-4": DATA / "core_lora.rec.gz",
-    "sglang-0": DATA / "sglang.rec.gz",
-    "sglang-1": DATA / "sglang_dp.rec.gz",
+    "vllm-3": recorded_run("core_aborts"),
+    "vllm-4": recorded_run("core_lora"),
+    "sglang-0": recorded_run("sglang"),
+    "sglang-1": recorded_run("sglang_dp"),
 }
 """Recording that each exporter gets."""
 HUNG = {

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import msgspec
 
-from exporters import DATA
+from exporters import recorded_run
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
@@ -39,7 +39,7 @@ Step = tuple[str, list[EngineInfo], bytes | None]
 def steps(run: str) -> Iterator[Step]:
     """Yield the steps of a recording made through the tap."""
     engines: dict[str, list[EngineInfo]] = {}
-    for record in read(DATA / f"{run}.rec.gz"):
+    for record in read(recorded_run(run)):
         if isinstance(record, StreamStart):
             engines[record.stream] = record.engines
             yield record.stream, record.engines, None

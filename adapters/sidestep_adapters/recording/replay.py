@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.wire import SglangStats
+from sidestep.engines.triton.wire import TritonStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
 from sidestep.protocol.limits import COUNT_LIMIT, printable
+from sidestep.protocol.messages import CORE, EngineInfo
 from sidestep.protocol.request_events import RequestEvents
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.queue import QUEUE_ITEMS
@@ -29,6 +33,7 @@ from sidestep_adapters.recording.format import (
     read,
     to_objects,
 )
+from sidestep_adapters.recording.replayed_steps import ReplayedSteps
 from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -55,6 +60,11 @@ class Replay:
         realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
         namespace: Prefix of all identities, which keeps live engines untouched.
         connect_timeout: Seconds to wait for the exporter to answer.
+        labels: Labels of all engines that are added, or replace those of the recording.
+        pace: Multiple of the recorded speed, in real time.
+        longest_pause: Seconds to which longer pauses are shortened, in real time.
+        steps: Counts the replayed steps, for heartbeats that report the engines' progress; without
+            it they report none, as the recording has none.
 
     Raises:
         ConfigError: The file is not a recording.
@@ -68,16 +78,25 @@ class Replay:
         realtime: bool,
         namespace: str,
         connect_timeout: float = CONNECT_TIMEOUT,
+        labels: Mapping[str, str] = {},
+        pace: float = 1.0,
+        longest_pause: float = math.inf,
+        steps: ReplayedSteps | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.connect_timeout = connect_timeout
         self.realtime = realtime
+        self.pace = pace
+        self.longest_pause = longest_pause
+        self.steps = steps
         self.progress = Progress()
         records = list(read(path))
         calls = [record for record in records if isinstance(record, Call)]
         frames = [record for record in records if not isinstance(record, Call)]
         self._player: _CallPlayer | _FramePlayer = (
-            _CallPlayer(path, calls, namespace) if calls else _FramePlayer(path, frames, namespace)
+            _CallPlayer(path, calls, namespace, labels, steps)
+            if calls
+            else _FramePlayer(path, frames, namespace, labels, steps)
         )
 
     def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
@@ -91,6 +110,7 @@ class Replay:
         try:
             self._wait(lambda: all(p.connected for p in publishers))
             while not self._stop.is_set():
+                self.wait_for_round()
                 self._round(publishers)
                 self.progress.rounds += 1
                 if once:
@@ -104,14 +124,22 @@ class Replay:
         if dropped or errors:
             raise RunError(f"replay lost {dropped} items; {errors} records could not be read")
 
+    def wait_for_round(self) -> None:
+        """Return when the next round may begin; for subclasses."""
+
+    def wait_for_record(self) -> float:
+        """Return when the next record may be replayed: the seconds waited; for subclasses."""
+        return 0.0
+
     def _round(self, publishers: Sequence[Publisher]) -> None:
-        started: float | None = None
+        # A recording may begin long before its first item, which is due at once.
+        due, before = time.monotonic(), math.inf
         for at, play in self._player.steps():
-            if started is None:
-                # A recording may begin long before its first item.
-                started = time.monotonic() - at
             if self.realtime:
-                self._stop.wait(max(started + at - time.monotonic(), 0.0))
+                due += min(max(at - before, 0.0) / self.pace, self.longest_pause)
+                before = at
+                self._stop.wait(max(due - time.monotonic(), 0.0))
+            due += self.wait_for_record()
             if self._stop.is_set():
                 return
             self._wait(
@@ -127,6 +155,8 @@ class Replay:
                 raise RunError("another process feeds this stream at the same time")
             play()
             self.progress.records += 1
+        if self.steps is not None:
+            self.steps.finish()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.connect_timeout
@@ -144,8 +174,17 @@ Step = tuple[float, Callable[[], None]]
 class _CallPlayer:
     """Player of stat-logger calls: each recorded process becomes a front end."""
 
-    def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        calls: list[Call],
+        namespace: str,
+        labels: Mapping[str, str],
+        steps: ReplayedSteps | None,
+    ) -> None:
         self.calls = calls
+        self._labels = labels
+        self._steps = steps
         self._taps: dict[str, VllmTap] = {}
         self._descriptions: dict[str, Description] = {}
         for call in calls:
@@ -166,7 +205,9 @@ class _CallPlayer:
         """Return one publisher for each recorded process, and make its tap."""
         publishers: list[Publisher] = []
         for instance, description in self._descriptions.items():
-            publisher = Publisher(endpoint, description.stream, description.engine_infos)
+            engines = description.engine_infos
+            _relabel(engines, self._labels)
+            publisher = _publisher(endpoint, description.stream, engines, self._steps)
             publishers.append(publisher)
             tap = VllmTap(publisher.push, publisher.fail, description.engines)
             tap.record_sleep_state()
@@ -189,7 +230,7 @@ class _CallPlayer:
                     for name in ("scheduler_stats", "iteration_stats", "mm_cache_stats")
                 )
                 engine = int(fields.get("engine_idx", 0))
-                return lambda: tap.record(scheduler, iteration, mm_cache, engine)
+                return partial(self._record, tap, scheduler, iteration, mm_cache, engine)
             case "record_sleep_state":
                 sleep, level = int(fields.get("sleep", 0)), int(fields.get("level", 0))
                 return lambda: tap.record_sleep_state(sleep, level)
@@ -198,11 +239,28 @@ class _CallPlayer:
                 return lambda: tap.record_admission_rejection(reason)
         return None
 
+    def _record(
+        self, tap: VllmTap, scheduler: Any, iteration: Any, mm_cache: Any, engine: int
+    ) -> None:
+        tap.record(scheduler, iteration, mm_cache, engine)
+        if scheduler is not None and self._steps is not None:
+            unfinished = int(scheduler.num_running_reqs) + int(scheduler.num_waiting_reqs)
+            self._steps.end_step(engine, unfinished)
+
 
 class _FramePlayer:
     """Player of sidestep's own recordings: items as they were sent, with the current time."""
 
-    def __init__(self, path: Path, records: list[StreamStart | Items], namespace: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        records: list[StreamStart | Items],
+        namespace: str,
+        labels: Mapping[str, str],
+        steps: ReplayedSteps | None,
+    ) -> None:
+        self._labels = labels
+        self._steps = steps
         self.records = [record for record in records if isinstance(record, Items)]
         self.engines = engines_of(records)
         self.namespace = namespace
@@ -210,10 +268,13 @@ class _FramePlayer:
             raise ConfigError(f"{path}: the recording is empty")
         self._publishers: dict[str, Publisher] = {}
         self._round = secrets.randbits(32)
+        self._stepping: set[str] = set()
+        """Streams of processes that run steps."""
         try:
             for record in self.records:
                 for raw in record.items:
-                    DIALECTS.decode(raw)
+                    if _unfinished(DIALECTS.decode(raw)) is not None:
+                        self._stepping.add(record.stream)
         except WireError as error:
             raise ConfigError(f"{path}: an item cannot be read: {error}") from None
 
@@ -222,8 +283,10 @@ class _FramePlayer:
         for stream, engines in self.engines.items():
             for engine in engines:
                 engine.id = printable(f"{self.namespace}/{engine.id}")
+            _relabel(engines, self._labels)
             name = printable(f"{self.namespace}/{stream}")
-            self._publishers[stream] = Publisher(endpoint, name, engines)
+            steps = self._steps if stream in self._stepping else None
+            self._publishers[stream] = _publisher(endpoint, name, engines, steps)
         return list(self._publishers.values())
 
     def steps(self) -> Iterator[Step]:
@@ -238,7 +301,39 @@ class _FramePlayer:
                 if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
                     # Each round is a new source: its request and block numbers restart.
                     item.source = (item.source + self._round) % COUNT_LIMIT
-                yield record.at, partial(_push, publisher, item)
+                yield record.at, partial(self._play, publisher, item)
+
+    def _play(self, publisher: Publisher, item: Item) -> None:
+        _push(publisher, item)
+        unfinished = _unfinished(item)
+        if unfinished is not None and self._steps is not None:
+            self._steps.end_step(item.engine, unfinished)
+
+
+def _publisher(
+    endpoint: str, stream: str, engines: Sequence[EngineInfo], steps: ReplayedSteps | None
+) -> Publisher:
+    """Return a publisher, of a process that runs steps if there are any to report."""
+    if steps is None:
+        return Publisher(endpoint, stream, engines)
+    for engine in engines:
+        engine.role = CORE
+    return Publisher(endpoint, stream, engines, progress=steps.measure)
+
+
+def _relabel(engines: Sequence[EngineInfo], labels: Mapping[str, str]) -> None:
+    for engine in engines:
+        engine.labels = {**engine.labels, **labels}
+
+
+def _unfinished(item: Item) -> int | None:
+    """Return the unfinished requests after the step that ``item`` reports; None: it reports none."""
+    if isinstance(item, VllmStep) and item.scheduler is not None:
+        return item.scheduler.num_running_reqs + item.scheduler.num_waiting_reqs
+    if isinstance(item, SglangStats):
+        queues = item.stats.num_running_reqs, item.stats.num_queue_reqs
+        return sum(queue.total for queue in queues if queue is not None)
+    return None
 
 
 def _push(publisher: Publisher, item: Item) -> None:
@@ -246,6 +341,6 @@ def _push(publisher: Publisher, item: Item) -> None:
     if not isinstance(item, RequestEvents):
         # Request events keep the clock of their recording throughout.
         item.stamp = time.monotonic()
-    if isinstance(item, VllmStep | SglangStats):
+    if isinstance(item, VllmStep | SglangStats | TritonStats):
         item.wall = time.time()
     publisher.push(item)

@@ -1,0 +1,173 @@
+"""deploy/compose: the demo with Prometheus and Grafana, as far as it can be checked without Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import promtool
+from boards import DASHBOARDS
+from command_line import serving
+from manifests import ROOT, defaults, resources, tool
+from prometheus_server import BINARIES, Prometheus
+from promtool import PROMTOOLS, needs_promtool
+from sidestep.cli import cli
+from sidestep.config.settings import SETTINGS
+
+COMPOSE = ROOT / "deploy" / "compose"
+FILE = COMPOSE / "compose.yaml"
+CONFIG = "etc/prometheus/prometheus.yml"
+"""Configuration that the image of Prometheus reads, in the container."""
+PROVISIONING = "etc/grafana/provisioning"
+"""Directory that the image of Grafana reads, in the container."""
+
+
+def services() -> dict[str, Any]:
+    """Return the services of the file."""
+    found: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
+    return found
+
+
+def container(name: str, root: Path) -> Path:
+    """Copy what a service mounts into ``root``, at the paths of the container."""
+    for volume in services()[name]["volumes"]:
+        source, target, mode = volume.split(":")
+        assert mode == "ro"
+        origin = (COMPOSE / source).resolve()
+        copy = root / target.removeprefix("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if origin.is_dir():
+            shutil.copytree(origin, copy)
+        else:
+            shutil.copyfile(origin, copy)
+    return root
+
+
+def provisioned(root: Path, kind: str) -> list[dict[str, Any]]:
+    """Return what Grafana is given of ``kind``."""
+    (file,) = (root / PROVISIONING / kind).iterdir()
+    content = yaml.safe_load(file.read_text())
+    assert content["apiVersion"] == 1
+    found: list[dict[str, Any]] = content["providers" if kind == "dashboards" else kind]
+    return found
+
+
+def test_the_file_fits_the_schema() -> None:
+    """The compose specification accepts it."""
+    command: list[str | Path] = [
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.compose-spec",
+        FILE,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_services_are_pinned_checked_and_local() -> None:
+    """Every service has an image of one version, a health check, and ports of this host alone."""
+    for service in services().values():
+        assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"])
+        assert service["healthcheck"]["test"][0] == "CMD"
+        assert all(re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port) for port in service["ports"])
+        for needed, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert "healthcheck" in services()[needed]
+
+
+def test_the_image_is_that_of_the_other_manifests() -> None:
+    """It is built by deploy/Dockerfile, under the name that pods use, and its command exists."""
+    service = services()["sidestep"]
+    (pod,) = resources((ROOT / "deploy/kustomize/parts/pod/pod.yaml").read_text())
+    context = (COMPOSE / service["build"]["context"]).resolve()
+
+    assert service["image"] in json.dumps(pod)
+    assert context == ROOT
+    assert (context / service["build"]["dockerfile"]).exists()
+    assert service["command"][0] in cli.commands
+    assert service["environment"].keys() <= {setting.variable for setting in SETTINGS}
+
+
+def test_ports_are_those_that_the_images_listen_on() -> None:
+    """The exporter's is that of its image; the scrape and the data source use the same ones."""
+    (port,) = services()["sidestep"]["ports"]
+    scrape = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
+
+    assert port.endswith(defaults()["SIDESTEP_WEB_LISTEN_ADDRESS"])
+    assert scrape[0]["static_configs"] == [{"targets": [f"sidestep:{port.split(':')[2]}"]}]
+    for name, service in services().items():
+        (port,) = service["ports"]
+        # The health check asks inside of the container.
+        assert f"127.0.0.1:{port.split(':')[2]}/" in " ".join(service["healthcheck"]["test"]), name
+
+
+def test_grafana_finds_the_dashboards_and_prometheus(tmp_path: Path) -> None:
+    """Providers read mounted directories, and the data source is the service Prometheus."""
+    root = container("grafana", tmp_path)
+    (provider,) = provisioned(root, "dashboards")
+    (source,) = provisioned(root, "datasources")
+    boards = root / provider["options"]["path"].removeprefix("/")
+    home = services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    (port,) = services()["prometheus"]["ports"]
+
+    assert [path.name for path in sorted(boards.glob("*.json"))] == [p.name for p in DASHBOARDS]
+    assert (root / home.removeprefix("/")).exists()
+    assert source["url"] == f"http://prometheus:{port.split(':')[2]}"
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
+
+
+@needs_promtool
+@pytest.mark.parametrize("version", PROMTOOLS)
+def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) -> None:
+    """Configuration and rules are valid where they are mounted, and the rules are found."""
+    if PROMTOOLS[version] is None:
+        pytest.skip(f"there is no promtool {version}")
+    config = container("prometheus", tmp_path) / CONFIG
+    checked = promtool.run("check", "config", config, binary=PROMTOOLS[version])
+    rules = sorted((config.parent / "rules").iterdir())
+    done = promtool.run("check", "rules", *rules, binary=PROMTOOLS[version])
+
+    assert checked.returncode == 0, checked.stderr
+    assert f"{len(rules)} rule files found" in checked.stdout
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", BINARIES)
+async def test_a_real_prometheus_runs_it(version: str, tmp_path: Path) -> None:
+    """It scrapes the demo, evaluates the rules without an error, and records engines."""
+    binary = BINARIES[version]
+    if binary is None:
+        pytest.skip(f"there is no Prometheus {version}")
+    config = container("prometheus", tmp_path) / CONFIG
+
+    def run(url: str) -> tuple[list[str], list[dict[str, Any]]]:
+        address = url.split("/")[2]
+        config.write_text(config.read_text().replace("sidestep:9857", address))
+        server = Prometheus(binary, config, f"--storage.tsdb.path={tmp_path}/tsdb")
+        server.start()
+        try:
+            server.until("up", lambda up: up == {address: 1.0})
+            groups = server.get("rules")["groups"]
+            server.until("count(vllm:generation_tokens_total) > 0", bool)
+            server.until('count({__name__=~"instance:.+"})', bool)
+            return [group["file"] for group in groups], [
+                rule for group in server.get("rules")["groups"] for rule in group["rules"]
+            ]
+        finally:
+            server.stop()
+
+    async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (_, url):
+        files, rules = await asyncio.to_thread(run, url)
+
+    assert {Path(file).name for file in files} == {"alerts.yaml", "recording.yaml"}
+    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+    assert not [rule for rule in rules if rule.get("lastError")]
