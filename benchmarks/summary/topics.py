@@ -37,6 +37,7 @@ TOPICS: Mapping[str, str] = {
     "load": "load:LOAD",
     "routers": "routers:ROUTERS",
     "live": "viewers:VIEWS",
+    "top": "top_pages:TOP",
 }
 """Module and constant of each topic; modules are imported when they are needed."""
 
