@@ -32,6 +32,7 @@ const COLUMNS = [
   ...["p50", "p95", "p99"].map(part => latency("e2e", "E2E", part)),
   { title: "KV cache", value: row => row.kv_cache_usage, text: share },
   { title: "Prefix hits", value: row => row.prefix_hit_rate, text: share },
+  { title: "Finished", value: row => row.finished, text: count },
   { title: "Preempted", value: row => row.preemptions, text: count },
   { title: "Aborted", value: row => row.aborted, text: count },
   { title: "Step age", value: row => row.step_age, text: seconds },
