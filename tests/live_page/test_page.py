@@ -17,7 +17,7 @@ import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from exporters import DATA, Start, until
+from exporters import Start, recorded_run, until
 from pages import get, parse
 from ports import free_port
 from reporting_processes import process
@@ -129,7 +129,7 @@ async def test_charts_move(start: Start, browser: Browser) -> None:
         opened(browser, base(exporter)) as page,
     ):
         await expect(page.locator("#table")).to_contain_text("ns/m/0")
-        await play(exporter, DATA / "core_aborts.rec.gz")
+        await play(exporter, recorded_run("core_aborts"))
         await expect(page.locator("#charts canvas")).to_have_count(6)
         await expect(page.locator("#heatmaps figure").first).to_contain_text(
             "observations, most of them", timeout=20_000
@@ -242,7 +242,7 @@ async def test_everyone_can_use_it(scheme: str, width: int, start: Start, browse
     """No rule of accessibility is broken, and the page does not scroll sideways."""
     settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
     async with start() as exporter:
-        await play(exporter, DATA / "core_aborts.rec.gz")
+        await play(exporter, recorded_run("core_aborts"))
         async with (
             process(exporter, "ns/m/0") as stuck,
             opened(browser, base(exporter), **settings) as page,

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from exporters import DATA, MAIN_RUN, SPEC_RUN, Start, until
+from exporters import MAIN_RUN, SPEC_RUN, Start, recorded_run, until
 from pages import Family, get, parse
 from promtool import PROMTOOLS, run
 from sidestep import __version__
@@ -33,8 +33,8 @@ from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
-CORE = DATA / "core_aborts.rec.gz"
-SGLANG = DATA / "sglang.rec.gz"
+CORE = recorded_run("core_aborts")
+SGLANG = recorded_run("sglang")
 PERCENTILES = ("p50", "p95", "p99")
 PROMETHEUS = {"X-Prometheus-Scrape-Timeout-Seconds": "10"}
 
