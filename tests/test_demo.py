@@ -128,7 +128,7 @@ async def test_an_engine_hangs_and_recovers(start: Start) -> None:
     """It is stalled in a step, with the stack of its replay, then ok again; it generates tokens again."""
     run = next(run for run in RUNS if run.hang is not None)._replace(hang=Window(2.0, 11.0))
     async with (
-        start(health_min_threshold="1", health_max_threshold="3") as exporter,
+        start(health_min_threshold="3", health_max_threshold="3") as exporter,
         playing(exporter, run, round_seconds=60.0),
     ):
         await until(lambda: state(exporter) is EngineState.STALLED, 30)

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,8 +45,10 @@ async def server(handler: Handler, path: str = "/metrics", **site: Any) -> Async
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port, **site).start()
-    yield f"{'https' if site else 'http'}://127.0.0.1:{port}"
-    await runner.cleanup()
+    try:
+        yield f"{'https' if site else 'http'}://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
 
 
 def page(name: str) -> str:
@@ -370,7 +373,7 @@ def test_an_address_that_is_none(url: str) -> None:
 async def command(*arguments: str) -> tuple[int | None, str, str]:
     """Run the real command and return its exit code and output."""
     run = await asyncio.create_subprocess_exec(
-        "python", "-m", "sidestep", "top", *arguments,
+        sys.executable, "-m", "sidestep", "top", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await run.communicate()

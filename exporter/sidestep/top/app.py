@@ -152,7 +152,8 @@ class TopApp(App[None]):
 
     def _show_all(self) -> None:
         self._show_title()
-        if self.report is None:
+        # The widgets are gone before the poll ends when the user quits.
+        if self.report is None or not self.query("#charts"):
             return
         verdict = self.report.verdict
         line = f"{SIGNS[verdict.level]} {plain(verdict.text)}"
