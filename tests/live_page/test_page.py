@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ async def play(exporter: Exporter, path: Path) -> None:
     await asyncio.to_thread(player.run)
 
 
+async def fill_heat_maps(exporter: Exporter, page: Page) -> None:
+    """Replay a recording until heat maps show it: they count what comes after a first sample."""
+    sums = page.locator("#heatmaps figure", has_text="observations, most of them").first
+    deadline = time.monotonic() + 60.0
+    while not await sums.count() and time.monotonic() < deadline:
+        await play(exporter, recorded_run("core_aborts"))
+        await asyncio.sleep(2.0)
+    await expect(sums).to_be_visible()
+
+
 async def tiles(page: Page) -> dict[str, str]:
     """Return the numbers of all engines as one."""
     texts = await page.locator("#tiles > div").evaluate_all(
@@ -129,14 +140,7 @@ async def test_charts_move(start: Start, browser: Browser) -> None:
         opened(browser, base(exporter)) as page,
     ):
         await expect(page.locator("#table")).to_contain_text("ns/m/0")
-        # Charts count what comes after an engine's first sample.
-        sums = page.locator("#heatmaps figure").first
-        for _ in range(10):
-            await play(exporter, recorded_run("core_aborts"))
-            if "observations, most of them" in (await sums.text_content() or ""):
-                break
-            await asyncio.sleep(2.0)
-        await expect(sums).to_contain_text("observations, most of them")
+        await fill_heat_maps(exporter, page)
         await expect(page.locator("#charts canvas")).to_have_count(6)
         chart = page.locator("#charts canvas").first
         drawn = await chart.evaluate("canvas => canvas.toDataURL()")
@@ -245,20 +249,19 @@ async def test_it_needs_the_password_of_everything_else(
 async def test_everyone_can_use_it(scheme: str, width: int, start: Start, browser: Browser) -> None:
     """No rule of accessibility is broken, and the page does not scroll sideways."""
     settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
-    async with start() as exporter:
-        await play(exporter, recorded_run("core_aborts"))
-        async with (
-            process(exporter, "ns/m/0") as stuck,
-            opened(browser, base(exporter), **settings) as page,
-        ):
-            stuck.progress = [STUCK]
-            await page.get_by_role("button", name="ns/m/0").click()
-            await expect(page.locator("#details")).to_be_visible()
-            await expect(page.locator("#heatmaps canvas").first).to_be_visible()
-            is_wide = "document.documentElement.scrollWidth > innerWidth"
-            assert not await page.evaluate(is_wide)
-            found = await Axe().run(page, options=AXE)
-            assert found.violations_count == 0, found.generate_report()
+    async with (
+        start() as exporter,
+        process(exporter, "ns/m/0") as stuck,
+        opened(browser, base(exporter), **settings) as page,
+    ):
+        await fill_heat_maps(exporter, page)
+        stuck.progress = [STUCK]
+        await page.get_by_role("button", name="ns/m/0").click()
+        await expect(page.locator("#details")).to_be_visible()
+        is_wide = "document.documentElement.scrollWidth > innerWidth"
+        assert not await page.evaluate(is_wide)
+        found = await Axe().run(page, options=AXE)
+        assert found.violations_count == 0, found.generate_report()
 
 
 async def test_files_are_served_once_and_strictly(start: Start) -> None:
