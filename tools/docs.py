@@ -1,7 +1,7 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md and docs/triton-fields.md come from the catalogue. In docs/configuration.md, README.md,
-docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
+docs/metrics.md and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
+README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
 compares, follows every link inside the repository and refuses the words of tools/private_words.txt.
 """
 
@@ -24,6 +24,7 @@ from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
+from sidestep.doctor.codes import SECTIONS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
@@ -536,6 +537,18 @@ def word_list(text: str) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(words, re.IGNORECASE), instead) for words, _, instead in rules]
 
 
+def doctor() -> str:
+    """Return docs/doctor.md from its introduction and the codes."""
+    path = DOCS / "doctor.md"
+    text = ""
+    for section in SECTIONS:
+        text += f"## {section.title}\n\n{section.usage}\n\n"
+        for code in section.codes:
+            text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
+            text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
+    return written(path, "exporter/sidestep/doctor/codes.py", text)
+
+
 def main() -> int:
     """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -544,6 +557,7 @@ def main() -> int:
     documents = {
         DOCS / "metrics.md": metrics(),
         DOCS / "configuration.md": configuration(),
+        DOCS / "doctor.md": doctor(),
         DOCS / "triton-fields.md": fields_page(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from sidestep import __version__
 from sidestep.catalog.slo import Objectives
 from sidestep.config.settings import Config
+from sidestep.diagnosis.own_checks import Installation, OwnChecks
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
@@ -225,21 +226,40 @@ class Exporter:
         live = None
         if not self.config.web_disable_ui:
             live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
+        checks = OwnChecks(
+            self.registry,
+            self.intake.health,
+            self.metrics,
+            self._installation,
+            scraped_at=lambda: pages.scraped_at,
+        )
         app = application(
             pages,
             self.config.web_telemetry_path,
             lambda: bool(self.endpoints),
             self.intake.health,
+            checks,
             view=self.config.web_default_view,
             live=live,
         )
         async with self.http_server.serving(app, sockets):
-            sampling = None if live is None else _background(live.run())
+            background = [_background(checks.run())]
+            if live is not None:
+                background.append(_background(live.run()))
             try:
                 yield
             finally:
-                if sampling is not None:
-                    await _cancelled(sampling)
+                for task in background:
+                    await _cancelled(task)
+
+    def _installation(self) -> Installation:
+        config = self.config
+        return Installation(
+            self.endpoints,
+            config.state_dir,
+            config.limits_memory_soft,
+            has_sources=bool(config.subscribe or config.scrape or config.triton),
+        )
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:
         config = self.config

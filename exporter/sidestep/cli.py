@@ -23,6 +23,7 @@ from sidestep.config.settings import (
     read,
     refuse_removed,
 )
+from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
 
@@ -31,6 +32,34 @@ REMOVED_COMMANDS = {
     "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
 }
 """Commands of earlier versions, and what to use instead."""
+
+
+ACCESS = (
+    click.option(
+        "-u",
+        "--user",
+        default="",
+        metavar="USER[:PASSWORD]",
+        help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD, or what you type.",
+    ),
+    click.option(
+        "-H",
+        "--header",
+        multiple=True,
+        metavar="LINE",
+        help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable.",
+    ),
+    click.option(
+        "--cacert",
+        default="",
+        metavar="FILE",
+        help="Trusted certificates, instead of the system's.",
+    ),
+    click.option("--cert", default="", metavar="FILE", help="The client's certificate."),
+    click.option("--key", default="", metavar="FILE", help="The key of the client's certificate."),
+    click.option("-k", "--insecure", is_flag=True, help="Trust every certificate."),
+)
+"""Options of web requests, as curl has them."""
 
 
 class _Commands(click.Group):
@@ -85,6 +114,13 @@ _speed = click.option(
     " process keep their order, those of several may not: then parts of a step count in other buckets"
     " of vllm:iteration_tokens_total, and parallel samples on several engines may count as unknown.",
 )
+
+
+def _access(command: Command) -> Command:
+    """Add the options of ``web_client.access.Access``."""
+    for option in reversed(ACCESS):
+        command = option(command)
+    return command
 
 
 @cli.command()
@@ -208,26 +244,7 @@ def keygen(name: str, out: Path) -> None:
 )
 @click.option("--once", is_flag=True, help="Print a table once, after two requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON once, after two requests.")
-@click.option(
-    "-u",
-    "--user",
-    default="",
-    metavar="USER[:PASSWORD]",
-    help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD, or what you type.",
-)
-@click.option(
-    "-H",
-    "--header",
-    multiple=True,
-    metavar="LINE",
-    help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable.",
-)
-@click.option(
-    "--cacert", default="", metavar="FILE", help="Trusted certificates, instead of the system's."
-)
-@click.option("--cert", default="", metavar="FILE", help="The client's certificate.")
-@click.option("--key", default="", metavar="FILE", help="The key of the client's certificate.")
-@click.option("-k", "--insecure", is_flag=True, help="Trust every certificate.")
+@_access
 def top(
     urls: tuple[str, ...],
     *,
@@ -242,11 +259,37 @@ def top(
     URL is an exporter's address, a server's, or that of a metrics page; without any, the exporter on
     this machine. The exit code is 1 if one did not answer.
     """
-    from sidestep.top.command import Access, run
+    from sidestep.top.command import run
+    from sidestep.web_client.access import Access
 
     return asyncio.run(
         run(urls, Access(**access), finds=discover, interval=interval, once=once, as_json=as_json)
     )
+
+
+@cli.command()
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    default="error",
+    show_default=True,
+    help="Lowest severity at which the exit code is 1; with errors it is 2 in any case.",
+)
+@_access
+def doctor(urls: tuple[str, ...], *, as_json: bool, fail_on: Severity, **access: Any) -> int:
+    """Check an installation, and say what is wrong and how to mend it.
+
+    URL is an exporter's address; without any source, the exporter on this machine is checked.
+    docs/doctor.md describes every code. The exit code is 0 if nothing is wrong, 1 with findings from
+    the severity of --fail-on on, and 2 with errors.
+    """
+    from sidestep.doctor.command import Sources, run
+    from sidestep.web_client.access import Access
+
+    sources = Sources(exporters=urls)
+    return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
 @cli.command("hash-password")

@@ -244,6 +244,16 @@ async def test_it_needs_the_password_of_everything_else(
             await expect(page.locator("#connection")).to_contain_text("live")
 
 
+async def test_findings_say_what_to_do(start: Start, browser: Browser) -> None:
+    """Errors and warnings of the exporter's own checks, not what is only worth knowing."""
+    target = ("http://127.0.0.1:9/metrics",)
+    async with start(scrape=target) as exporter, opened(browser, base(exporter)) as page:
+        findings = page.locator("#findings")
+        await expect(findings).to_contain_text("SD124 error", timeout=30_000)
+        await expect(findings).to_contain_text("Open its address")
+        await expect(findings).not_to_contain_text("SD120")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 async def test_everyone_can_use_it(scheme: str, width: int, start: Start, browser: Browser) -> None:

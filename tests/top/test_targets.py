@@ -8,10 +8,7 @@ import json
 import re
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import bcrypt
 import pytest
@@ -25,30 +22,16 @@ from reporting_processes import process
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep.top import targets as targets_module
 from sidestep.top.increases import MAX_READINGS, Increases
 from sidestep.top.page_reader import Reading, read_page
 from sidestep.top.report import TargetReport
 from sidestep.top.targets import Target, Targets
+from sidestep.web_client import fetch
+from sidestep.web_client.access import Access
+from web_servers import server
 
 TRTLLM = Path(__file__).parents[3] / "shared" / "reference" / "trtllm" / "generated"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TEXT = "text/plain; version=0.0.4"
-
-
-@asynccontextmanager
-async def server(handler: Handler, path: str = "/metrics", **site: Any) -> AsyncIterator[str]:
-    """Run an HTTP server with one page."""
-    app = web.Application()
-    app.add_routes([web.get(path, handler)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port, **site).start()
-    try:
-        yield f"{'https' if site else 'http'}://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
 
 
 def page(name: str) -> str:
@@ -235,9 +218,9 @@ def test_the_first_reading_has_no_rates() -> None:
     assert (row.generation_tokens_per_second, row.ttft) == (None, None)
 
 
-async def failing(url: str, **settings: Any) -> TargetReport:
+async def failing(url: str) -> TargetReport:
     """Return the report of a target that fails."""
-    async with Targets([url], **settings).connected() as polled:
+    async with Targets([url]).connected() as polled:
         (found,) = (await polled.poll()).targets
     assert found.error is not None
     assert "\n" not in found.error
@@ -277,7 +260,7 @@ async def test_no_server() -> None:
 
 async def test_a_page_that_stalls_keeps_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last rows stay, with their age; other targets are not delayed."""
-    monkeypatch.setattr(targets_module, "TIMEOUT", 0.5)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
     stalls = asyncio.Event()
 
     async def answer(_: web.Request) -> web.Response:
@@ -339,12 +322,12 @@ async def test_a_password(start: Start, tmp_path: Path) -> None:
     async with start(web_config_file=str(tmp_path / "web.yml")) as exporter:
         url = exporter.url.removesuffix("/metrics")
         assert "HTTP 401" in str((await failing(url)).error)
-        async with Targets([url], auth=("sre", "secret")).connected() as polled:
+        async with Targets([url], Access(user="sre:secret")).connected() as polled:
             (found,) = (await polled.poll()).targets
     assert found.error is None
 
 
-async def test_tls() -> None:
+async def test_tls(tmp_path: Path) -> None:
     """A certificate of an authority that is not trusted is said; a trusted one works."""
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -355,9 +338,9 @@ async def test_tls() -> None:
 
     async with server(answer, ssl_context=context) as url:
         assert "certificate is not trusted" in str((await failing(url)).error)
-        trusting = ssl.create_default_context()
-        authority.configure_trust(trusting)
-        async with Targets([url], context=trusting).connected() as polled:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trusting = Access(cacert=str(tmp_path / "ca.pem"))
+        async with Targets([url], trusting).connected() as polled:
             (found,) = (await polled.poll()).targets
     assert found.error is None
 

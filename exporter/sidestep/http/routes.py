@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from sidestep.diagnosis.finding import own_report
+from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import Body, pack
@@ -34,6 +36,7 @@ def application(
     path: str,
     ready: Callable[[], bool],
     health: HealthMonitor,
+    checks: OwnChecks,
     *,
     view: str = "engine",
     live: LiveView | None = None,
@@ -45,10 +48,11 @@ def application(
         path: Path of the metrics page.
         ready: Returns whether engines can connect.
         health: Health of the engines.
+        checks: Checks of the exporter by itself.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
     """
-    endpoints = Endpoints(pages, ready, health, view, live)
+    endpoints = Endpoints(pages, ready, health, checks, view=view, live=live)
     live_routes = (
         ()
         if live is None
@@ -65,6 +69,7 @@ def application(
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
+        ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
         *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
@@ -95,6 +100,7 @@ class Endpoints:
     Args:
         ready: Returns whether engines can connect.
         health: Health of the engines.
+        checks: Checks of the exporter by itself.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
     """
@@ -104,12 +110,15 @@ class Endpoints:
         pages: Pages,
         ready: Callable[[], bool],
         health: HealthMonitor,
+        checks: OwnChecks,
+        *,
         view: str,
         live: LiveView | None = None,
     ) -> None:
         self._pages = pages
         self._ready = ready
         self._health = health
+        self._checks = checks
         self._view = view
         self._live = live
 
@@ -181,6 +190,10 @@ class Endpoints:
             count_series(self._pages.registry, self._pages.passthrough, self._pages.views)
         )
         return _json(report.json())
+
+    async def doctor(self, _: web.Request) -> web.StreamResponse:
+        """Return what is wrong with the exporter, its engines and its sources."""
+        return _json(own_report(self._checks.findings()))
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """Return the state of all engines now."""

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import os
-import ssl
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
 
-from sidestep.errors import ConfigError
 from sidestep.exposition.live.rows import EngineRow, Live
 from sidestep.exposition.live.verdict import verdict
 from sidestep.top.increases import Increases
 from sidestep.top.page_reader import Reading, read_page
 from sidestep.top.report import Report, TargetReport
+from sidestep.web_client import fetch
+from sidestep.web_client.access import Access
+from sidestep.web_client.fetch import DENIED, FetchError
 
-TIMEOUT = 5.0
-"""Seconds that a target has to answer."""
 CONNECT_TIMEOUT = 1.0
-MAX_BYTES = 64 << 20
-"""Most bytes of an answer."""
-DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 LIVE = "/api/v1/live"
 PAGES = ("/prometheus/metrics", "/metrics")
 """Paths of metrics pages, in the order in which they are tried: TensorRT-LLM has the first."""
@@ -39,10 +32,6 @@ DISCOVERED = (
 """What ``--discover`` tries: exporters, vLLM, SGLang, llama.cpp, and Triton."""
 
 
-class TargetError(Exception):
-    """A target that cannot be read; the text is one line."""
-
-
 class Target:
     """One target.
 
@@ -51,19 +40,10 @@ class Target:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"{url}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url}: must be a URL such as http://HOST:PORT")
-        if parts.username is not None:
-            raise ConfigError(f"{parts.hostname}: give the password by --user, not in the URL")
-        self.url = urlunsplit(parts)
-        self.host, self.port = parts.hostname, port or {"http": 80, "https": 443}[parts.scheme]
-        self._root = f"{parts.scheme}://{parts.netloc}"
-        path = parts.path.rstrip("/")
+        address = fetch.parse_address(url)
+        self.host, self.port, self._root = address.host, address.port, address.root
+        self.url = url if "://" in url else f"http://{url}"
+        path = address.path.rstrip("/")
         # The address of a page is kept; of a server, the kind of page is found out.
         self._page = "" if path == "" else self.url
         self._is_live: bool | None = None if path in ("", "/metrics") else False
@@ -75,21 +55,12 @@ class Target:
         """Ask the target once."""
         error = None
         try:
-            self._engines = await asyncio.wait_for(self._rows(session), TIMEOUT)
+            with fetch.explained():
+                self._engines = await asyncio.wait_for(self._rows(session), fetch.TIMEOUT)
             self._answered_at = time.monotonic()
-        except asyncio.TimeoutError:  # not yet the builtin in 3.10
-            error = f"no answer within {TIMEOUT:g} s"
-        except aiohttp.ClientConnectorCertificateError as failure:
-            error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
-        except aiohttp.ClientConnectorError as failure:
-            error = f"cannot connect: {_reason(failure.os_error)}"
-        except aiohttp.ClientError as failure:
-            error = f"no HTTP answer: {str(failure) or type(failure).__name__}"
-        except (TargetError, ValueError) as failure:
+        except FetchError as failure:
             error = str(failure)
         age = None if self._answered_at is None else time.monotonic() - self._answered_at
-        # Texts of other programs may have several lines.
-        error = None if error is None else " ".join(error.split())[:300]
         return TargetReport(url=self.url, error=error, engines=self._engines, age=age)
 
     async def _rows(self, session: aiohttp.ClientSession) -> list[EngineRow]:
@@ -131,7 +102,7 @@ class Target:
         # Reading TensorRT-LLM's /metrics would take its statistics from others; it has no HEAD.
         async with session.head(self._root + PAGES[-1], allow_redirects=True) as answer:
             if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
-                raise TargetError("answers no HEAD: give the whole URL of its metrics page")
+                raise FetchError("answers no HEAD: give the whole URL of its metrics page")
             if answer.status in DENIED:
                 raise _refusal(answer.status)
         return self._root + PAGES[-1]
@@ -149,31 +120,16 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
     """Return status and text of a page.
 
     Raises:
-        TargetError: It is too long, or for people.
+        FetchError: It is too long, or for people.
     """
-    async with session.get(url) as answer:
-        if answer.status != HTTPStatus.OK:
-            return answer.status, ""
-        if answer.content_type == "text/html":
-            raise TargetError("answers with HTML: give the whole URL of its metrics page")
-        parts, size = [], 0
-        async for part in answer.content.iter_chunked(1 << 16):
-            parts.append(part)
-            size += len(part)
-            if size > MAX_BYTES:
-                raise TargetError(f"its page is longer than {MAX_BYTES >> 20} MiB")
-        return answer.status, b"".join(parts).decode("utf-8", "replace")
+    answer = await fetch.get(session, url)
+    if answer.status == HTTPStatus.OK and answer.content_type == "text/html":
+        raise FetchError("answers with HTML: give the whole URL of its metrics page")
+    return answer.status, answer.text
 
 
-def _reason(error: OSError) -> str:
-    """Return the system's text; asyncio's own contains the address again."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
-def _refusal(status: int) -> TargetError:
-    if status in DENIED:
-        return TargetError(f"HTTP {status}: it needs a password or a header (--user, --header)")
-    return TargetError(f"HTTP {status}")
+def _refusal(status: int) -> FetchError:
+    return FetchError(fetch.refusal(status))
 
 
 class Targets:
@@ -181,34 +137,20 @@ class Targets:
 
     Args:
         urls: Addresses of exporters, servers or metrics pages; without a scheme they get http.
-        headers: Additional headers of every request.
-        auth: User and password.
-        context: Trusted certificates, and the client's own; None: those of the system.
+        access: Headers, login and certificates of all requests.
 
     Raises:
         ConfigError: An address is no URL.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        headers: Mapping[str, str] | None = None,
-        auth: tuple[str, str] | None = None,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, urls: Sequence[str], access: Access | None = None) -> None:
         self.targets = [Target(url) for url in dict.fromkeys(urls)]
-        self._headers = dict(headers or {})
-        if auth is not None:
-            login = base64.b64encode(":".join(auth).encode()).decode()
-            self._headers["Authorization"] = f"Basic {login}"
-        self._context = context
+        self._access = access or Access()
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Targets]:
         """Keep connections to the targets open during the block, in which they may be polled."""
-        connector = aiohttp.TCPConnector(ssl=self._context or True)
-        session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        async with session as self._session:
+        async with self._access.session() as self._session:
             yield self
 
     async def poll(self) -> Report:

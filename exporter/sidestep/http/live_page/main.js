@@ -6,11 +6,12 @@ import { byId, setClass, setText } from "./elements.js";
 import { clock } from "./format.js";
 import { HeatMaps } from "./heatmaps.js";
 import { Refused, poll } from "./poll.js";
-import { showCommands, showExporter, showTiles, showVerdict, showWarnings } from "./summary.js";
+import { showCommands, showExporter, showFindings, showTiles, showVerdict, showWarnings } from "./summary.js";
 import { Table } from "./table.js";
 
 const LIVE_INTERVAL = 1_000;
 const HISTORY_INTERVAL = 5_000;
+const DOCTOR_INTERVAL = 10_000;
 
 let chosen = new URLSearchParams(location.hash.slice(1)).get("engine");
 let live = null;
@@ -67,6 +68,7 @@ function disconnected(error) {
 }
 
 poll(() => "api/v1/live", LIVE_INTERVAL, connected, disconnected);
+poll(() => "api/v1/doctor", DOCTOR_INTERVAL, answer => showFindings(answer.findings));
 const histories = poll(
   () => (chosen === null ? "api/v1/live/history" : `api/v1/live/history?engine=${encodeURIComponent(chosen)}`),
   HISTORY_INTERVAL,

@@ -47,6 +47,21 @@ export function showWarnings(warnings) {
   byId("warnings").replaceChildren(...(lines.length ? lines : [make("li", {}, "none")]));
 }
 
+let shownFindings = "[]";
+
+/** Show what the exporter's own checks have found, but for what is only worth knowing. */
+export function showFindings(findings) {
+  const key = JSON.stringify(findings);
+  if (key === shownFindings) return;
+  shownFindings = key;
+  const grave = findings.filter(({ severity }) => severity !== "info");
+  const lines = grave.map(({ code, severity, subject, text, remedy }) =>
+    make("li", {}, make("strong", {}, `${code} ${severity}`), ` ${subject}: ${text}. ${remedy}`),
+  );
+  byId("findings").replaceChildren(...lines);
+  byId("doctor").hidden = !lines.length;
+}
+
 let shownEndpoints = "";
 
 /** Show the commands that connect an engine to these endpoints. */

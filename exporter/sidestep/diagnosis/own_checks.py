@@ -1,0 +1,232 @@
+"""Checks of an exporter by itself: its self-metrics, its engines' health and its state directory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from sidestep.diagnosis import own_codes as codes
+from sidestep.diagnosis.finding import Code, Finding
+from sidestep.ingest.health import HealthMonitor
+from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.registry import Registry
+from sidestep.telemetry.self_metrics import Labels, SelfMetrics
+from sidestep.tracking.health.states import EngineState
+from sidestep.transport.process import resident
+from sidestep.transport.watchdog import MIB
+
+MINUTE = 60.0
+WINDOW_MINUTES = 60
+"""Minutes over which increases of counters are findings."""
+CONNECT_SECONDS = 15.0
+"""Seconds after the start within which an engine or a source should have connected."""
+SCRAPE_SECONDS = 300.0
+"""Seconds without a scrape by Prometheus from which on it is a finding."""
+LATE_SECONDS = 1.0
+NEAR = 0.9
+"""Share of a limit from which on it is near."""
+SNAPSHOTS_OF_ROOM = 3
+
+EXPORTER = "exporter"
+COUNTERS: Mapping[str, Code] = {
+    "sidestep_rejected_total": codes.REJECTED,
+    "sidestep_auth_denied_total": codes.DENIED,
+    "sidestep_http_refused_total": codes.HTTP_REFUSED,
+    "sidestep_lost_items_total": codes.LOST,
+    "sidestep_stream_push_dropped_total": codes.DROPPED,
+    "sidestep_folded_items_total": codes.FOLDED,
+    "sidestep_stream_errors_total": codes.UNTRANSLATED,
+    "sidestep_series_limited_total": codes.SERIES_LIMIT,
+    "sidestep_rebinds_total": codes.REBOUND,
+    "sidestep_subscription_lost_messages_total": codes.STREAM_LOST,
+    "sidestep_forward_conflicts_total": codes.FORWARD_CONFLICT,
+    "sidestep_forward_errors_total": codes.FORWARD_REFUSED,
+    "sidestep_collector_errors_total": codes.COLLECTOR,
+}
+"""Counters whose increase is a finding."""
+EXPECTED: Mapping[str, Code] = {
+    "sidestep_snapshot_healthy": codes.NOT_SAVED,
+    "sidestep_web_config_current": codes.WEB_CONFIG,
+    "sidestep_zap_up": codes.ZAP_DOWN,
+    "sidestep_subscription_connected": codes.SUBSCRIPTION,
+    "sidestep_forward_connected": codes.FORWARD_DOWN,
+}
+"""Gauges that are 1 while all is well."""
+GAUGES = (
+    "sidestep_recovered_total",
+    "sidestep_snapshot_bytes",
+    "sidestep_scrape_state",
+    "sidestep_scrape_left_out_samples",
+    "sidestep_loop_lag_seconds",
+)
+HEALTH = {
+    EngineState.UNREACHABLE: codes.UNREACHABLE,
+    EngineState.STALLED: codes.STALLED,
+    EngineState.SLOW: codes.SLOW,
+}
+Counts = dict[tuple[str, Labels], float]
+
+
+class Installation(NamedTuple):
+    """Settings that the checks need.
+
+    Attributes:
+        endpoints: Ingest endpoints.
+        state_dir: Directory of snapshots; empty: none.
+        memory_soft: MiB of --limits.memory-soft; 0: no limit.
+        has_sources: Whether the exporter polls servers or subscribes to streams.
+    """
+
+    endpoints: list[str]
+    state_dir: str = ""
+    memory_soft: int = 0
+    has_sources: bool = False
+
+
+class OwnChecks:
+    """Checks of an exporter by itself.
+
+    Args:
+        installation: Returns the present settings.
+        scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        health: HealthMonitor,
+        metrics: SelfMetrics,
+        installation: Callable[[], Installation],
+        *,
+        scraped_at: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._health = health
+        self._metrics = metrics
+        self._installation = installation
+        self._scraped_at = scraped_at
+        self._clock = clock
+        self._started = clock()
+        self._minutes: deque[Counts] = deque([self._counts()], WINDOW_MINUTES)
+
+    async def run(self) -> None:
+        """Note the counters every minute until cancelled, so that findings are of the last hour."""
+        while True:
+            await asyncio.sleep(MINUTE)
+            self.note()
+
+    def note(self) -> None:
+        """Note the counters of this minute."""
+        self._minutes.append(self._counts())
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong now, or has been within the last hour."""
+        return [
+            *self._engines(),
+            *self._increases(),
+            *self._gauges(),
+            *self._state_directory(),
+            *self._limits(),
+        ]
+
+    def _counts(self) -> Counts:
+        return {
+            (name, labels): value
+            for name, samples in self._values(COUNTERS).items()
+            for labels, value in samples.items()
+        }
+
+    def _values(
+        self, names: Mapping[str, Code] | tuple[str, ...]
+    ) -> dict[str, dict[Labels, float]]:
+        found = filter(None, self._metrics.samples(frozenset(names)))
+        return {row.name: dict(filter(None, samples)) for row, samples in found}
+
+    def _engines(self) -> Iterator[Finding]:
+        installation, age = self._installation(), self._clock() - self._started
+        if not self._registry.engines and age >= CONNECT_SECONDS and not installation.has_sources:
+            listed = ", ".join(installation.endpoints)
+            yield codes.NO_ENGINE.on(
+                EXPORTER, f"no engine within {age:.0f} s at {listed or 'none'}"
+            )
+        for engine, health in self._health:
+            code = HEALTH.get(health.state)
+            if code is not None:
+                why = "" if health.reason is None else f", {health.reason.value}"
+                yield code.on(
+                    f"engine {engine.id}", f"{health.state.value} for {health.age:.0f} s{why}"
+                )
+        for engine in self._registry.engines.values():
+            if engine.labels.get(ORIGIN):
+                yield codes.SAME_LABELS.on(
+                    f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
+                )
+
+    def _increases(self) -> Iterator[Finding]:
+        before = self._minutes[0]
+        for (name, labels), value in self._counts().items():
+            added = value - before.get((name, labels), 0.0)
+            if added <= 0:
+                continue
+            code, text = COUNTERS[name], ", ".join(filter(None, labels))
+            if name == "sidestep_auth_denied_total" and labels == ("curve",):
+                code = codes.WRONG_KEY
+            within = (
+                "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
+            )
+            yield code.on(text or EXPORTER, f"{added:.0f} {within} ({name})")
+
+    def _gauges(self) -> Iterator[Finding]:
+        values = self._values((*EXPECTED, *GAUGES))
+        for name, code in EXPECTED.items():
+            for labels, value in values.get(name, {}).items():
+                if value == 0:
+                    yield code.on(", ".join(labels) or EXPORTER, f"{name} is 0")
+        for (target, state), value in values.get("sidestep_scrape_state", {}).items():
+            if value and state != "up":
+                yield codes.TARGET_DOWN.on(target, f"its state is {state}")
+        for (target, why), value in values.get("sidestep_scrape_left_out_samples", {}).items():
+            if value:
+                yield codes.TARGET_LINES.on(target, f"{value:.0f} samples or lines: {why}")
+        if values.get("sidestep_recovered_total", {}).get(("damaged",)):
+            yield codes.STATE_DAMAGED.on(
+                EXPORTER, "sidestep_recovered_total{from=damaged} is above 0"
+            )
+        lag = values.get("sidestep_loop_lag_seconds", {}).get((), 0.0)
+        if lag >= LATE_SECONDS:
+            yield codes.LOOP_LAG.on(EXPORTER, f"the event loop was {lag:.1f} s late")
+
+    def _state_directory(self) -> Iterator[Finding]:
+        directory = self._installation().state_dir
+        if not directory:
+            yield codes.NOT_DURABLE.on(EXPORTER, "--state.dir is not set")
+            return
+        size = self._metrics.value("sidestep_snapshot_bytes")
+        try:
+            free = shutil.disk_usage(directory).free
+        except OSError as error:
+            yield codes.NOT_SAVED.on(directory, error.strerror or str(error))
+            return
+        if free < SNAPSHOTS_OF_ROOM * max(size, MIB):
+            yield codes.STATE_FULL.on(directory, f"{free // MIB} MiB are free")
+
+    def _limits(self) -> Iterator[Finding]:
+        soft, used = self._installation().memory_soft, resident() // MIB
+        if soft and used >= NEAR * soft:
+            yield codes.MEMORY.on(
+                EXPORTER, f"{used} MiB are in use, --limits.memory-soft is {soft}"
+            )
+        now, scraped_at = self._clock(), self._scraped_at()
+        idle = now - (self._started if scraped_at is None else scraped_at)
+        if self._registry.engines and idle >= SCRAPE_SECONDS:
+            yield codes.NOT_SCRAPED.on(EXPORTER, f"no scrape for {idle:.0f} s")
+
+
+def _named(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items() if name != ORIGIN)

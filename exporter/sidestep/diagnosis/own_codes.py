@@ -1,0 +1,283 @@
+"""Codes of what an exporter finds about itself, its engines and its sources."""
+
+from __future__ import annotations
+
+from sidestep.diagnosis.finding import Code
+
+NO_ENGINE = Code(
+    "SD101",
+    "warning",
+    "No engine has connected",
+    "No engine's process has reached an ingest endpoint since the exporter started, and no source"
+    " (`--subscribe`, `--triton`, `--scrape`) is configured.",
+    "Start the engine with SIDESTEP_ENDPOINT set to one of the exporter's endpoints, and run `sidestep"
+    " doctor --environment` where the engine runs.",
+)
+UNREACHABLE = Code(
+    "SD102",
+    "error",
+    "An engine is unreachable",
+    "The engine's processes are silent or its server does not answer: they have crashed, are stopped,"
+    " or the network is broken.",
+    "Look at the engine's log and whether its process runs; see health.md.",
+)
+STALLED = Code(
+    "SD103",
+    "error",
+    "An engine is stalled",
+    "The engine owes requests and makes no progress.",
+    "Read /api/v1/engines/ID/stack, then restart the engine; see the runbook InferenceEngineStalled.",
+)
+SLOW = Code(
+    "SD104",
+    "warning",
+    "An engine is slow",
+    "A step takes longer than the engine's own step times of its size.",
+    "If it becomes stalled, read /api/v1/engines/ID/stack.",
+)
+SAME_LABELS = Code(
+    "SD105",
+    "warning",
+    "Two engines have the same labels",
+    "Two engines send the same `engine` and `model_name`; the later one has its identity in the label"
+    " `origin`.",
+    "Give each replica a SIDESTEP_NAMESPACE of its own.",
+)
+REJECTED = Code(
+    "SD106",
+    "warning",
+    "Messages or items were rejected",
+    "A sender sent something that the exporter does not accept; reason `bug` is an error of the"
+    " exporter, `throttled` a sender that has sent too many bad messages, `unauthorised` a key that may"
+    " not, `version` a sender of another protocol.",
+    "The exporter's log names the sender and the detail. Install the same release of sidestep in"
+    " engine and exporter.",
+)
+WRONG_KEY = Code(
+    "SD107",
+    "error",
+    "An engine's key was denied",
+    "A process connected to a tcp endpoint with a CURVE key that is not authorized.",
+    "Add the engine's public key to the directory of --ingest.authorized-keys, or give the engine the"
+    " right SIDESTEP_CLIENT_KEY; see security.md.",
+)
+DENIED = Code(
+    "SD108",
+    "warning",
+    "HTTP clients were denied",
+    "Requests had no or a wrong password, or no trusted client certificate.",
+    "Put the password or the certificate into the Prometheus job (`basic_auth`, `tls_config`).",
+)
+HTTP_REFUSED = Code(
+    "SD109",
+    "warning",
+    "HTTP requests were refused to limit resource usage",
+    "A client opened too many connections, sent too slowly or sent bad requests.",
+    "Find the client; one scrape job and a few viewers never reach these limits.",
+)
+LOST = Code(
+    "SD110",
+    "error",
+    "Items were lost",
+    "A sender no longer had items that the exporter had not applied: the engine or the exporter was"
+    " away for longer than the ring lasts, and the engine was then killed.",
+    "Keep the exporter running, and let engines end by SIGTERM; see reliability.md.",
+)
+DROPPED = Code(
+    "SD111",
+    "error",
+    "A sender dropped items",
+    "The queue of an engine's process was full, or the exporter rejected its items.",
+    "Check that the engine's process has CPU time left, and the exporter's log for rejections.",
+)
+FOLDED = Code(
+    "SD112",
+    "warning",
+    "A sender folded items",
+    "The exporter was away for so long that a sender's ring was full; totals are complete, single"
+    " steps are not.",
+    "Keep the exporter running: a sender holds the last 8 MiB of items.",
+)
+UNTRANSLATED = Code(
+    "SD113",
+    "warning",
+    "An engine's records could not be translated",
+    "The engine's release has other objects than the plugin knows.",
+    "Install a release of sidestep that names the engine's release as supported; `sidestep doctor"
+    " --environment` names both.",
+)
+SERIES_LIMIT = Code(
+    "SD114",
+    "warning",
+    "A limit on series was reached",
+    "Label values beyond the limit count under `__other__`, or updates were rejected.",
+    "Look at /api/v1/cardinality for the label with the most values.",
+)
+MEMORY = Code(
+    "SD115",
+    "warning",
+    "Memory is near its limit",
+    "Resident memory is above nine tenths of --limits.memory-soft, from which on new streams are"
+    " rejected.",
+    "Raise --limits.memory-soft and --limits.memory-hard, or connect fewer engines.",
+)
+REBOUND = Code(
+    "SD116",
+    "warning",
+    "The ingest socket was closed and bound again",
+    "By reason: memory (peers filled it), descriptors (too many open files), stolen (another process"
+    " took the ipc path).",
+    "memory: raise --limits.memory-hard; descriptors: raise the limit of open files; stolen: give each"
+    " exporter an ipc directory of its own.",
+)
+NOT_SAVED = Code(
+    "SD117",
+    "error",
+    "Snapshots fail",
+    "The state directory cannot be written, so counters would not survive a restart.",
+    "Free space in --state.dir, and let the exporter's user write to it; its log names the error.",
+)
+STATE_DAMAGED = Code(
+    "SD118",
+    "info",
+    "A snapshot was damaged",
+    "At this or an earlier start the exporter could not read its snapshot and moved it aside;"
+    " counters began at 0.",
+    "Use a volume that keeps what is written; one state directory belongs to one exporter.",
+)
+STATE_FULL = Code(
+    "SD119",
+    "warning",
+    "The state directory is nearly full",
+    "It has less space than three snapshots of the present size.",
+    "Enlarge the volume of --state.dir.",
+)
+NOT_DURABLE = Code(
+    "SD120",
+    "info",
+    "Counters do not survive a restart of the exporter",
+    "There is no --state.dir, so each restart is a counter reset.",
+    "Set --state.dir to a directory on a volume that outlives the container.",
+)
+WEB_CONFIG = Code(
+    "SD121",
+    "error",
+    "The web configuration on disk is invalid",
+    "The file of --web.config.file was changed to something invalid; the last valid one is in use, and a"
+    " restart would fail.",
+    "Correct the file; the exporter's log names the line.",
+)
+ZAP_DOWN = Code(
+    "SD122",
+    "error",
+    "Keys of engines can no longer be checked",
+    "The check of CURVE keys has failed, so engines cannot connect by tcp.",
+    "Restart the exporter, and report its log.",
+)
+NOT_SCRAPED = Code(
+    "SD123",
+    "warning",
+    "Prometheus does not scrape the exporter",
+    "No request with Prometheus's header has arrived within five minutes.",
+    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and check the target"
+    " in Prometheus: `sidestep doctor --prometheus URL`.",
+)
+TARGET_DOWN = Code(
+    "SD124",
+    "error",
+    "A scraped target does not answer",
+    "The server of --scrape is away, slow or denies access; its state is stale or down.",
+    "Open its address from the exporter's host; sidestep_scrape_polls_total has the outcome.",
+)
+TARGET_LINES = Code(
+    "SD125",
+    "warning",
+    "Samples of a scraped target are not exposed",
+    "Its page has unreadable lines, or names that another engine or the exporter has.",
+    "sidestep_scrape_left_out_samples has the reason; see scrape.md.",
+)
+SUBSCRIPTION = Code(
+    "SD126",
+    "error",
+    "A subscription is not connected",
+    "The publisher of the engine's stream is not there, or its address is wrong.",
+    "Compare the address in --subscribe with the engine's --kv-events-config or its equivalent.",
+)
+STREAM_LOST = Code(
+    "SD127",
+    "warning",
+    "Messages of an engine's stream were lost",
+    "There were gaps, and no replay endpoint that still had the messages.",
+    "Configure `replay=` for the subscription and a replay endpoint in the engine; see streams.md.",
+)
+FORWARD_DOWN = Code(
+    "SD128",
+    "error",
+    "The upstream exporter is not connected",
+    "--forward does not reach its endpoint: it is away, its address is wrong, or a key is.",
+    "Run `sidestep doctor --endpoint ENDPOINT` on this host.",
+)
+FORWARD_CONFLICT = Code(
+    "SD129",
+    "error",
+    "Two downstream exporters have one name",
+    "Two processes use one --forward.source, so records of one of them are refused.",
+    "Give each exporter a --forward.source of its own.",
+)
+FORWARD_REFUSED = Code(
+    "SD130",
+    "warning",
+    "Records were not forwarded",
+    "The upstream exporter did not accept records, or a label of --forward.label is the engine's own.",
+    "sidestep_forward_errors_total has the reason; see forwarding.md.",
+)
+LOOP_LAG = Code(
+    "SD131",
+    "warning",
+    "The exporter is starved of CPU time",
+    "Its event loop was late by more than a second.",
+    "Raise the container's CPU limit; a quarter of a core carries some hundred engines' steps.",
+)
+COLLECTOR = Code(
+    "SD132",
+    "warning",
+    "A registered collector fails",
+    "A collector of the entry-point group `sidestep.collectors` raised an error or returned samples"
+    " that cannot be written; its samples are missing.",
+    "Mend or remove the collector; the exporter's page is complete otherwise.",
+)
+
+CODES = (
+    NO_ENGINE,
+    UNREACHABLE,
+    STALLED,
+    SLOW,
+    SAME_LABELS,
+    REJECTED,
+    WRONG_KEY,
+    DENIED,
+    HTTP_REFUSED,
+    LOST,
+    DROPPED,
+    FOLDED,
+    UNTRANSLATED,
+    SERIES_LIMIT,
+    MEMORY,
+    REBOUND,
+    NOT_SAVED,
+    STATE_DAMAGED,
+    STATE_FULL,
+    NOT_DURABLE,
+    WEB_CONFIG,
+    ZAP_DOWN,
+    NOT_SCRAPED,
+    TARGET_DOWN,
+    TARGET_LINES,
+    SUBSCRIPTION,
+    STREAM_LOST,
+    FORWARD_DOWN,
+    FORWARD_CONFLICT,
+    FORWARD_REFUSED,
+    LOOP_LAG,
+    COLLECTOR,
+)

@@ -1,0 +1,56 @@
+"""The command ``sidestep doctor``: which sources it checks, and how it prints the findings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import aiohttp
+import click
+import msgspec
+
+from sidestep import __version__
+from sidestep.diagnosis.finding import Finding, Severity, sort_findings
+from sidestep.doctor import exporter
+from sidestep.doctor.report import Report, lines, status
+from sidestep.web_client.access import Access
+
+LOCAL_EXPORTER = "http://127.0.0.1:9857"
+PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable
+
+
+class Sources(NamedTuple):
+    """What to check; the exporter on this machine if all are empty.
+
+    Attributes:
+        exporters: Addresses of exporters.
+    """
+
+    exporters: tuple[str, ...] = ()
+
+
+async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Severity) -> int:
+    """Check the sources, print the findings and return the exit status.
+
+    Raises:
+        ConfigError: An address, a file or a header cannot be used.
+    """
+    if not any(sources):
+        sources = Sources(exporters=(LOCAL_EXPORTER,))
+    async with access.with_password(os.environ.get(PASSWORD)).session() as session:
+        found = [each async for each in _check(sources, session)]
+    checked = [str(source) for group in sources for source in group]
+    report = Report(version=__version__, checked=checked, findings=sort_findings(found))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report)))
+    else:
+        for line in lines(report):
+            click.echo(line)
+    return status(report, fail_on)
+
+
+async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncIterator[Finding]:
+    for url in sources.exporters:
+        async for each in exporter.check(session, url):
+            yield each

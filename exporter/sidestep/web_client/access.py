@@ -1,0 +1,70 @@
+"""How the command line's tools reach web servers: headers, login and certificates."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from typing import NamedTuple
+
+import aiohttp
+import click
+
+from sidestep.errors import ConfigError
+
+
+class Access(NamedTuple):
+    """Headers, login and certificates of all requests; names as curl has them.
+
+    Attributes:
+        user: ``USER:PASSWORD``.
+        header: Lines such as ``Name: value``.
+    """
+
+    user: str = ""
+    header: tuple[str, ...] = ()
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+    insecure: bool = False
+
+    def with_password(self, password: str | None) -> Access:
+        """Return the access with this password, or the typed one, if the user has none."""
+        if not self.user or ":" in self.user:
+            return self
+        typed = password or click.prompt("Password", hide_input=True, err=True)
+        return self._replace(user=f"{self.user}:{typed}")
+
+    def session(self) -> aiohttp.ClientSession:
+        """Return a session for requests with this access.
+
+        Raises:
+            ConfigError: A header or a file of certificates cannot be used.
+        """
+        headers = dict(map(_header, self.header))
+        if self.user:
+            headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
+        connector = aiohttp.TCPConnector(ssl=self._context() or True)
+        return aiohttp.ClientSession(connector=connector, headers=headers)
+
+    def _context(self) -> ssl.SSLContext | None:
+        if not (self.cacert or self.cert or self.key or self.insecure):
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cacert or None)
+            if self.cert or self.key:
+                context.load_cert_chain(self.cert, self.key or None)
+        except OSError as error:
+            # An error of OpenSSL is one, too, and names no file.
+            named = self.cacert if not self.cert else f"{self.cert} {self.key}".strip()
+            raise ConfigError(f"{named}: {error.strerror or error}") from None
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip() or not line.isprintable():
+        raise ConfigError(f"--header {name!r}: must be like 'Name: value'")
+    return name.strip(), value.strip()

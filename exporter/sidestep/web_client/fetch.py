@@ -1,0 +1,134 @@
+"""One GET request, and the reason of its failure as a line of text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from email.utils import mktime_tz, parsedate_tz
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from sidestep.errors import ConfigError
+
+TIMEOUT = 5.0
+"""Seconds that a server has to answer."""
+MAX_BYTES = 64 << 20
+"""Most bytes of an answer."""
+DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+class FetchError(Exception):
+    """An address that cannot be read; the text is one line."""
+
+
+class Answer(NamedTuple):
+    """Status and body; the body is empty unless the status is 200.
+
+    Attributes:
+        time: Unix time by the server's clock; None if it does not say.
+    """
+
+    status: int
+    content_type: str
+    text: str
+    time: float | None = None
+
+
+class Address(NamedTuple):
+    """Parts of a server's address."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    root: str
+    """Scheme, host and port as given."""
+
+
+def parse_address(url: str) -> Address:
+    """Return the parts of ``url``; without a scheme it gets http.
+
+    Raises:
+        ConfigError: It is no address of a web server, or contains a password.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url}: must be a URL such as http://HOST:PORT")
+    if parts.username is not None:
+        raise ConfigError(f"{parts.hostname}: give the password by --user, not in the URL")
+    port = port or {"http": 80, "https": 443}[parts.scheme]
+    return Address(
+        parts.scheme, parts.hostname, port, parts.path, f"{parts.scheme}://{parts.netloc}"
+    )
+
+
+async def get(session: aiohttp.ClientSession, url: str) -> Answer:
+    """Return the answer of ``url``.
+
+    Raises:
+        FetchError: It is too long.
+    """
+    async with session.get(url) as answer:
+        if answer.status != HTTPStatus.OK:
+            return Answer(answer.status, answer.content_type, "")
+        parts, size = [], 0
+        async for part in answer.content.iter_chunked(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BYTES:
+                raise FetchError(f"its page is longer than {MAX_BYTES >> 20} MiB")
+        text = b"".join(parts).decode("utf-8", "replace")
+        date = parsedate_tz(answer.headers.get("Date"))
+        return Answer(answer.status, answer.content_type, text, date and mktime_tz(date))
+
+
+async def fetch(session: aiohttp.ClientSession, url: str) -> Answer:
+    """Return the answer of ``url``, whatever its status.
+
+    Raises:
+        FetchError: There is none, or it is too long.
+    """
+    with explained():
+        return await asyncio.wait_for(get(session, url), TIMEOUT)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raise the errors of requests within the block as ``FetchError``."""
+    try:
+        yield
+    except asyncio.TimeoutError:  # not yet the builtin in 3.10
+        error = f"no answer within {TIMEOUT:g} s"
+    except aiohttp.ClientConnectorCertificateError as failure:
+        error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
+    except aiohttp.ClientConnectorError as failure:
+        error = f"cannot connect: {_reason(failure.os_error)}"
+    except aiohttp.ClientError as failure:
+        error = f"no HTTP answer: {str(failure) or type(failure).__name__}"
+    except ValueError as failure:
+        error = str(failure)
+    else:
+        return
+    # Texts of other programs may have several lines.
+    raise FetchError(" ".join(error.split())[:300])
+
+
+def refusal(status: int) -> str:
+    """Return why a server did not give what was asked for."""
+    if status in DENIED:
+        return f"HTTP {status}: it needs a password or a header (--user, --header)"
+    return f"HTTP {status}"
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's text; asyncio's own contains the address again."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

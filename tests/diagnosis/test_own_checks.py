@@ -1,0 +1,235 @@
+"""What an exporter finds about itself, by faults seeded over real connections, files and time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import bcrypt
+import msgspec
+import pytest
+
+from exporters import Start, until
+from reporting_processes import WORKING, process
+from sidestep.app import Exporter
+from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep.telemetry.rows import BY_NAME
+from sidestep.web_client.access import Access
+from socket_peers import connect
+
+
+async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
+    """Return the exporter's answer by code."""
+    url = exporter.url.removesuffix("/metrics") + "/api/v1/doctor"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        found = (await answer.json())["findings"]
+    return {each["code"]: each for each in found}
+
+
+async def found(exporter: Exporter, code: str, seconds: float = 20.0) -> dict[str, Any]:
+    """Wait for a finding."""
+    latest: dict[str, dict[str, Any]] = {}
+
+    async def has_code() -> bool:
+        latest.update(await findings(exporter))
+        return code in latest
+
+    await until(has_code, seconds, code)
+    return latest[code]
+
+
+def test_every_name_is_a_metric() -> None:
+    """A metric that was renamed would never be found."""
+    kinds = {name: BY_NAME[name].kind for name in (*COUNTERS, *EXPECTED)}
+    assert {kinds[name] for name in COUNTERS} == {"counter"}
+    assert {kinds[name] for name in EXPECTED} == {"gauge"}
+
+
+async def test_rejected_messages(start: Start) -> None:
+    """The reason is the subject."""
+    async with start() as exporter, connect(exporter) as peer:
+        assert "SD106" not in await findings(exporter)
+        await peer.send(b"no message of the protocol")
+        assert (await found(exporter, "SD106"))["subject"] == "bad_schema"
+
+
+async def test_two_engines_with_equal_labels(start: Start) -> None:
+    """The later one is named."""
+    async with start() as exporter, connect(exporter) as peer:
+        labels = {"engine": "0", "model_name": "m"}
+        infos = [EngineInfo(f"{name}/m/0", "vllm", labels) for name in ("a", "b")]
+        await peer.send(Hello(VERSION, "s", 1, 1, 1, infos))
+        finding = await found(exporter, "SD105")
+    assert finding["subject"] == "engine b/m/0"
+    assert finding["text"] == "another engine has its labels engine=0, model_name=m"
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "code"),
+    [
+        (Heartbeat(1, 0, 0, dropped=3), "SD111"),
+        (Heartbeat(1, 0, 0, folded=3), "SD112"),
+        (Heartbeat(1, 0, 0, errors=3), "SD113"),
+    ],
+)
+async def test_what_a_sender_reports(heartbeat: Heartbeat, code: str, start: Start) -> None:
+    """Items that it dropped or folded, and records that it could not translate."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        await peer.send(heartbeat)
+        finding = await found(exporter, code)
+    assert finding["subject"] == "s"
+    assert finding["text"].startswith("3 since the start")
+
+
+async def test_a_stalled_engine(start: Start) -> None:
+    """It is named."""
+    limits = {"health_min_threshold": "3", "health_max_threshold": "3"}
+    async with start(**limits) as exporter, process(exporter) as stuck:
+        stuck.progress = [msgspec.structs.replace(WORKING, steps=6, step_age=70.0, unfinished=1)]
+        assert (await found(exporter, "SD103"))["subject"] == "engine ns/m/0"
+
+
+async def test_a_scraped_target_is_down(start: Start) -> None:
+    """Its address is the subject."""
+    async with start(scrape=("http://127.0.0.1:9/metrics",)) as exporter:
+        assert "127.0.0.1:9" in (await found(exporter, "SD124"))["subject"]
+
+
+async def test_a_subscription_is_not_connected(start: Start) -> None:
+    """So is that of a stream."""
+    async with start(subscribe=("kv-events=tcp://127.0.0.1:9,model=m",)) as exporter:
+        assert "127.0.0.1:9" in (await found(exporter, "SD126"))["subject"]
+
+
+async def test_the_upstream_exporter_is_away(start: Start) -> None:
+    """--forward without a peer."""
+    async with start(forward="tcp://127.0.0.1:9", forward_source="here") as exporter:
+        await found(exporter, "SD128")
+
+
+async def test_an_invalid_web_configuration(start: Start, tmp_path: Path) -> None:
+    """The file was changed after the start."""
+    path = tmp_path / "web.yml"
+    path.write_text("basic_auth_users: {}\n")
+    async with start(web_config_file=str(path)) as exporter:
+        assert "SD121" not in await findings(exporter)
+        path.write_text("basic_auth_users: [\n")
+        await found(exporter, "SD121")
+
+
+async def test_a_state_directory_that_is_gone(start: Start, tmp_path: Path) -> None:
+    """Snapshots fail."""
+    state = tmp_path / "state"
+    async with start(state_dir=str(state)) as exporter:
+        assert "SD117" not in await findings(exporter)
+        for file in state.iterdir():
+            file.unlink()
+        state.rmdir()
+        finding = await found(exporter, "SD117")
+    assert finding["subject"] == str(state)
+
+
+async def test_denied_passwords(start: Start, tmp_path: Path) -> None:
+    """A scrape without the password."""
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yml").write_text(f"basic_auth_users:\n  sre: {hashed}\n")
+    async with start(web_config_file=str(tmp_path / "web.yml")) as exporter:
+        url = exporter.url
+        doctor = url.removesuffix("/metrics") + "/api/v1/doctor"
+        async with Access().session() as session, session.get(url) as answer:
+            assert answer.status == 401
+        async with Access("sre:secret").session() as allowed, allowed.get(doctor) as answer:
+            codes = [each["code"] for each in (await answer.json())["findings"]]
+    assert "SD108" in codes
+
+
+class Clock:
+    """Time as data."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the present time."""
+        return self.now
+
+
+@asynccontextmanager
+async def checks(
+    start: Start, clock: Clock, **installation: Any
+) -> AsyncIterator[tuple[Exporter, OwnChecks]]:
+    """Run an exporter with checks whose time the test sets."""
+    async with start() as exporter:
+        made = OwnChecks(
+            exporter.registry,
+            exporter.intake.health,
+            exporter.metrics,
+            lambda: Installation(exporter.endpoints, **installation),
+            clock=clock,
+        )
+        yield exporter, made
+
+
+def codes_of(checks: OwnChecks) -> set[str]:
+    """Return the codes that are found now."""
+    return {each.code for each in checks.findings()}
+
+
+async def test_no_engine(start: Start) -> None:
+    """After 15 s, unless the exporter polls a server."""
+    clock = Clock()
+    async with checks(start, clock) as (exporter, own):
+        assert "SD101" not in codes_of(own)
+        clock.now += 15
+        (finding,) = [each for each in own.findings() if each.code == "SD101"]
+        assert exporter.endpoints[0] in finding.text
+        async with process(exporter):
+            await until(lambda: "SD101" not in codes_of(own))
+    async with checks(start, clock, has_sources=True) as (_, own):
+        clock.now += 60
+        assert "SD101" not in codes_of(own)
+
+
+async def test_nothing_scrapes(start: Start) -> None:
+    """After five minutes with an engine."""
+    clock = Clock()
+    async with checks(start, clock) as (exporter, own), process(exporter):
+        await until(lambda: bool(exporter.registry.engines))
+        assert "SD123" not in codes_of(own)
+        clock.now += 300
+        assert "SD123" in codes_of(own)
+
+
+async def test_findings_of_counters_end_after_an_hour(start: Start) -> None:
+    """What was counted before is no finding any more; what the start has restored never is."""
+    clock = Clock()
+    async with start() as exporter:
+        exporter.metrics.add("sidestep_lost_items_total", 5)
+        own = OwnChecks(
+            exporter.registry,
+            exporter.intake.health,
+            exporter.metrics,
+            lambda: Installation([]),
+            clock=clock,
+        )
+        assert "SD110" not in codes_of(own)
+        exporter.metrics.add("sidestep_lost_items_total", 2)
+        (finding,) = [each for each in own.findings() if each.code == "SD110"]
+        assert finding.text.startswith("2 since the start")
+        for _ in range(60):
+            own.note()
+        assert "SD110" not in codes_of(own)
+
+
+async def test_memory_near_its_limit(start: Start) -> None:
+    """Nine tenths of the soft limit; 0 is no limit."""
+    async with checks(start, Clock(), memory_soft=1) as (_, own):
+        assert "SD115" in codes_of(own)
+    async with checks(start, Clock(), memory_soft=0) as (_, own):
+        assert "SD115" not in codes_of(own)
