@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tools.boards.__main__ import BOARDS, GRAFANA, files
 
-from boards import DASHBOARDS, dashboard, families, filled, panels, queries, variables
+from boards import DASHBOARDS, dashboard, data_links, families, filled, panels, queries, variables
 from exporters import page_of_engine
 from pages import parse
 from promtool import assert_query, needs_promtool
@@ -51,6 +51,10 @@ COUNTERPARTS = {
 }
 """Metrics of each panel of vLLM's reference dashboard."""
 
+BY_UID = {board["uid"]: board for board in map(dashboard, DASHBOARDS)}
+UIDS = BY_UID.keys()
+TARGET = ("cluster", "namespace", "pod", "job", "instance")
+
 every_board = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
 
@@ -79,8 +83,10 @@ def test_a_stale_file_is_named(
 
 
 def test_names_are_unique() -> None:
-    """Titles and uids of dashboards are unique."""
+    """Titles and uids of dashboards are unique, and titles name the project."""
     boards = [dashboard(path) for path in DASHBOARDS]
+
+    assert all(re.fullmatch("sidestep / [A-Z].*|sidestep / vLLM.*", b["title"]) for b in boards)
 
     assert len({board["uid"] for board in boards}) == len(boards) == len(BOARDS)
     assert len({board["title"] for board in boards}) == len(boards)
@@ -104,15 +110,73 @@ def test_dashboards_can_be_imported_and_provisioned(path: Path) -> None:
 
 @every_board
 def test_dashboards_link_to_each_other(path: Path) -> None:
-    """Dashboards link to each other by tag, and keep time and variables."""
+    """Dashboards link to the next ones and, by tag, to all; links keep time and variables."""
     board = dashboard(path)
-    (link,) = board["links"]
+    *following, everything = board["links"]
 
-    assert link["type"] == "dashboards"
-    assert link["includeVars"]
-    assert link["keepTime"]
-    assert link["tags"] == ["sidestep"]
+    assert all(link["includeVars"] and link["keepTime"] for link in board["links"])
+    assert {link["type"] for link in following} <= {"link"}
+    assert {link["url"].removeprefix("/d/") for link in following} <= UIDS - {board["uid"]}
+    assert (everything["type"], everything["tags"]) == ("dashboards", ["sidestep"])
     assert "sidestep" in board["tags"]
+
+
+@pytest.mark.parametrize(
+    ("file", "onward"),
+    [("fleet", {"vllm", "sglang", "latency"}), ("vllm", {"latency"}), ("sglang", {"latency"})],
+)
+def test_drill_downs_lead_from_the_fleet_to_engines_and_latency(
+    file: str, onward: set[str]
+) -> None:
+    """Links lead from the fleet to engines, and from both to latency: at the top, and on values."""
+    board = dashboard(GRAFANA / f"{file}.json")
+    top = {link["url"] for link in board["links"]}
+    on_values = {link["url"].partition("?")[0] for _, link in data_links(board)}
+
+    assert {f"/d/sidestep-{each}" for each in onward} <= top
+    assert {f"/d/sidestep-{each}" for each in onward} == on_values
+
+
+@every_board
+def test_drill_downs_keep_filters_and_time(path: Path) -> None:
+    """Data links set only variables of their dashboard: from here, or from what was clicked."""
+    board = dashboard(path)
+    for panel, link in data_links(board):
+        place, _, query = link["url"].partition("?")
+        *params, time = query.split("&")
+        kept = re.findall(r"\$\{(\w+):queryparam\}(?=&)", query)
+        given = dict(re.findall(r"var-(\w+)=\$\{__([\w.]+):percentencode\}(?=&)", query))
+        there = variables(BY_UID[place.removeprefix("/d/")])
+
+        assert time == "${__url_time_range}"
+        assert len({*kept, *given}) == len(params)
+        assert {*kept, *given} <= there.keys()
+        assert {*kept, *given} >= {"datasource", *TARGET, "model_name"}
+        assert set(kept) <= variables(board).keys()
+        for label, source in given.items():
+            if panel["type"] == "table":
+                columns = panel["transformations"][1]["options"]["renameByName"]
+                assert source == f"data.fields.{columns[label]}"
+            else:
+                assert source == f"field.labels.{label}"
+            for target in panel["targets"]:
+                assert re.search(rf" by \([^()]*\b{label}\b", target["expr"]), (label, target)
+
+
+@every_board
+def test_token_rates_are_in_tokens_per_second(path: Path) -> None:
+    """Rates of tokens have the unit tokens/s, and only panels about tokens have it."""
+    for panel in panels(dashboard(path)):
+        if panel["type"] not in ("timeseries", "stat"):
+            continue
+        rated = all(
+            re.search(r"tokens(_\w+)?_(total|sum)\b", target["expr"])
+            and not re.search(r" / |histogram_count", target["expr"])
+            for target in panel["targets"]
+        )
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit == "count:tokens/s" or not rated, (panel["title"], unit)
+        assert unit != "count:tokens/s" or re.search("(?i)token", panel["description"])
 
 
 @every_board
@@ -122,7 +186,7 @@ def test_variables_list_labels_of_sidesteps_series(path: Path) -> None:
     source = found.pop("datasource")
 
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
-    assert list(found)[:5] == ["cluster", "namespace", "pod", "job", "instance"]
+    assert tuple(found)[:5] == TARGET
     for name, variable in found.items():
         asked = variable["query"]["query"]
         selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", asked, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -258,7 +322,7 @@ def test_queries_are_filtered(path: Path) -> None:
         selectors = re.findall(r"\{([^{}]*)\}", asked.expr)
         assert selectors, asked
         for selector in selectors:
-            for label in ("cluster", "namespace", "pod", "job", "instance"):
+            for label in TARGET:
                 assert f'{label}=~"${label}"' in selector, asked
     named = variables(dashboard(path)).keys() | {"__rate_interval"}
     used = {name for asked in queries(path) for name in re.findall(r"\$(\w+)", asked.expr)}

@@ -41,17 +41,20 @@ EMPTY = {
     ),
     ("KV offload traffic", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,
     ("KV offload traffic", "vllm:kv_offload_load_bytes_total"): NO_CONNECTOR,
-    ("Offload cache in use", "vllm:kv_offload_cpu_cache_usage_perc"): NO_CONNECTOR,
-    ("Transfers between engines", "vllm:nixl_xfer_time_seconds"): NO_CONNECTOR,
-    ("SGLang's cache on the host", "sglang:hicache_host_used_tokens"): NO_HICACHE,
-    ("SGLang's cache on the host", "sglang:hicache_host_total_tokens"): NO_HICACHE,
+    ("Offload cache usage", "vllm:kv_offload_cpu_cache_usage_perc"): NO_CONNECTOR,
+    ("KV transfers between engines", "vllm:nixl_xfer_time_seconds"): NO_CONNECTOR,
+    ("KV cache in host memory, SGLang", "sglang:hicache_host_used_tokens"): NO_HICACHE,
+    ("KV cache in host memory, SGLang", "sglang:hicache_host_total_tokens"): NO_HICACHE,
     ("KV transfer", "sglang:kv_transfer_latency_ms"): NOT_SEPARATE,
-    ("Refused", "sidestep_rejected_total"): "the engines send nothing that is refused",
+    (
+        "Rejected messages and items",
+        "sidestep_rejected_total",
+    ): "the engines send nothing that is refused",
     ("Acceptance rate, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
-    ("SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
+    ("Acceptance length, SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
     ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
-    ("SGLang's slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
-    ("SGLang's slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
+    ("Adapter slots, SGLang", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
+    ("Adapter slots, SGLang", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
 }
 """Reasons why queries have no data here, by panel and family."""
 

@@ -34,6 +34,7 @@ from tools.screens.units import shown, ticks
         (3 * 1024.0**2, "Bps", "3 MiB/s"),
         (2230.0, "cps", "2.23 K c/s"),
         (0.0, "reqps", "0 req/s"),
+        (1230.0, "count:tokens/s", "1.23 K tokens/s"),
         (1.2e9, "flops", "1.2 GFLOP/s"),
         (0.0, "flops", "0 FLOP/s"),
         (16.0, "short", "16"),

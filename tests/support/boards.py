@@ -45,6 +45,24 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
+def data_links(board: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the links from values to other dashboards, each with its panel."""
+    return [
+        (panel, link)
+        for panel in panels(board)
+        for links in (
+            panel["fieldConfig"]["defaults"].get("links", []),
+            *(
+                each["value"]
+                for override in panel["fieldConfig"]["overrides"]
+                for each in override["properties"]
+                if each["id"] == "links"
+            ),
+        )
+        for link in links
+    ]
+
+
 def queries(path: Path) -> list[PanelQuery]:
     """Return the queries of all panels of a file, variables included."""
     return [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.boards.panels import SOURCE, Panel
+from tools.boards.panels import SOURCE, Panel, uid
 
 TAG = "sidestep"
 COLUMNS = 24
@@ -95,7 +95,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Dashboard:
-    """A file of ``grafana/``."""
+    """A file of ``grafana/``.
+
+    Attributes:
+        next: Titles of links to dashboards with more detail, by file without suffix.
+    """
 
     file: str
     title: str
@@ -103,12 +107,13 @@ class Dashboard:
     tags: Sequence[str]
     variables: Sequence[Variable | Bound]
     rows: Sequence[Row]
+    next: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def made(self) -> dict[str, Any]:
         """Return its JSON, without an id, so that every Grafana imports it as new."""
         return {
-            "uid": f"sidestep-{self.file}",
-            "title": self.title,
+            "uid": uid(self.file),
+            "title": f"{TAG} / {self.title}",
             "description": self.says,
             "tags": [TAG, *self.tags],
             "schemaVersion": 39,
@@ -120,18 +125,11 @@ class Dashboard:
             "timezone": "browser",
             "annotations": {"list": []},
             "links": [
-                {
-                    "type": "dashboards",
-                    "title": "sidestep",
-                    "tags": [TAG],
-                    "asDropdown": False,
-                    "icon": "external link",
-                    "includeVars": True,
-                    "keepTime": True,
-                    "targetBlank": False,
-                    "tooltip": "",
-                    "url": "",
-                }
+                *(
+                    _link("link", title, url=f"/d/{uid(file)}", icon="dashboard")
+                    for file, title in self.next.items()
+                ),
+                _link("dashboards", TAG, tags=[TAG], asDropdown=True, icon="external link"),
             ],
             "templating": {"list": [_datasource(), *(each.made() for each in self.variables)]},
             "panels": self._panels(),
@@ -153,6 +151,21 @@ class Dashboard:
                 x, line = x + panel.width, max(line, panel.height)
             y += line
         return made
+
+
+def _link(kind: str, title: str, **given: object) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "title": title,
+        "tags": [],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "tooltip": "",
+        "url": "",
+        **given,
+    }
 
 
 def _datasource() -> dict[str, Any]:

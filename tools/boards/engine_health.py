@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tools.boards import reasons
 from tools.boards.dashboard import Row
-from tools.boards.panels import Panel, Query
+from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import PLACE, PLACE_NAME, Scope, grouped, most, total
 from tools.boards.shapes import lines
 
@@ -24,8 +26,11 @@ EACH = (*PLACE, "model_name", "engine")
 NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
 
 
-def engine_health(of: Scope, **matched: str) -> Row:
-    """Return the row for the engines that ``of`` selects and whose labels match."""
+def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
+    """Return the row for the engines that ``of`` selects and whose labels match.
+
+    ``links`` lead from an engine's state to other dashboards.
+    """
     states = " or ".join(
         f"{number} * {of(STATE, state=state, **matched)}"
         for number, state in enumerate(STATES, start=1)
@@ -44,6 +49,7 @@ def engine_health(of: Scope, **matched: str) -> Row:
                 width=24,
                 queries=[Query(grouped("max", EACH, states), NAME)],
                 states=STATES,
+                links=links,
             ),
             lines(
                 "Engines by state",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_health
-from tools.boards.panels import Panel, Query
+from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
     PLACE_COLUMNS,
@@ -20,7 +20,7 @@ from tools.boards.queries import (
     ratio,
     total,
 )
-from tools.boards.shapes import SATURATED, lines, tile
+from tools.boards.shapes import SATURATED, TOKENS, lines, tile
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
@@ -47,6 +47,19 @@ WHOLE = {
     "SGLang": Histogram(of, "sglang:e2e_request_latency_seconds"),
 }
 
+OF_ENGINE = (
+    DrillDown("vLLM engine", "vllm", ("engine", "model_name", "instance")),
+    DrillDown("SGLang engine", "sglang", ("model_name", "instance")),
+)
+"""Links from one engine."""
+LATENCY_OF_MODEL = DrillDown("Request latency", "latency", ("model_name",))
+OF_MODEL = (
+    DrillDown("vLLM engines", "vllm", ("model_name",)),
+    DrillDown("SGLang engines", "sglang", ("model_name",)),
+    LATENCY_OF_MODEL,
+)
+"""Links from all engines of a model."""
+
 
 def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
     """Return queries of the 95th percentile by model, one per engine, whose bounds differ."""
@@ -54,7 +67,7 @@ def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
         Query(histogram.quantile(0.95, "model_name"), f"{{{{model_name}}}} {engine}")
         for engine, histogram in by_engine.items()
     ]
-    return lines(title, says, reasons.NO_TRAFFIC, *found, unit="s")
+    return lines(title, says, reasons.NO_TRAFFIC, *found, unit="s", links=(LATENCY_OF_MODEL,))
 
 
 def by_model(
@@ -62,7 +75,7 @@ def by_model(
 ) -> Panel:
     """Return a query with a line per model."""
     query = Query(expr, "{{model_name}}")
-    return lines(title, says, reasons.ENGINES, query, unit=unit, width=6, most=most)
+    return lines(title, says, reasons.ENGINES, query, unit=unit, width=6, most=most, links=OF_MODEL)
 
 
 TILES = (
@@ -73,7 +86,7 @@ TILES = (
         f"count ({most(of(*RUNNING, priority=''), REPLICA)})",
     ),
     tile(
-        "Silent feeds",
+        "Silent sources",
         "Connections from engine processes that have stopped or died.",
         reasons.EXPORTER,
         total(f"{of('sidestep_engine_up')} == bool 0"),
@@ -93,14 +106,14 @@ TILES = (
         "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         reasons.ENGINES,
         rate(of(*GENERATED)),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "Prompt tokens/s",
         "Prompt tokens per second, cached ones included.",
         reasons.ENGINES,
         rate(of(*PROMPTS)),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "TTFT, p95",
@@ -131,17 +144,20 @@ MODELS = Panel(
         "model_name": "Model",
         "Value #A": "Running",
         "Value #B": "Waiting",
-        "Value #C": "Generated tokens/s",
-        "Value #D": "Prompt tokens/s",
-        "Value #E": "Requests/s",
-        "Value #F": "Fullest KV cache",
+        "Value #C": "Generated tokens",
+        "Value #D": "Prompt tokens",
+        "Value #E": "Finished requests",
+        "Value #F": "KV cache usage, max",
         "Value #G": "Saturation",
     },
     units={
-        "Fullest KV cache": "percentunit",
-        "Requests/s": "reqps",
+        "KV cache usage, max": "percentunit",
+        "Generated tokens": TOKENS,
+        "Prompt tokens": TOKENS,
+        "Finished requests": "reqps",
         "Saturation": "percentunit",
     },
+    links=OF_MODEL,
 )
 
 LOAD = (
@@ -155,20 +171,20 @@ LOAD = (
         "Generated tokens/s",
         "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         rate(of(*GENERATED), "model_name"),
-        "cps",
+        TOKENS,
     ),
     by_model(
         "Prompt tokens/s",
         "Prompt tokens per second, cached ones included.",
         rate(of(*PROMPTS), "model_name"),
-        "cps",
+        TOKENS,
     ),
 )
 
 LATENCY = (
     slowest("TTFT, p95", "From arrival to the first token.", TTFT),
     slowest("ITL, p95", "Between two outputs of a request.", INTER),
-    slowest("End to end, p95", "From a request's arrival to its end.", WHOLE),
+    slowest("E2E latency, p95", "From a request's arrival to its end.", WHOLE),
 )
 
 SATURATION = lines(
@@ -182,11 +198,12 @@ SATURATION = lines(
     unit="percentunit",
     limits=SATURATED,
     width=24,
+    links=OF_MODEL,
 )
 
 CAPACITY = (
     by_model(
-        "Fullest KV cache",
+        "KV cache usage, max",
         "Share of the KV cache in use in the fullest engine; near 1, requests wait or are preempted.",
         most(of(*FILLED), "model_name"),
         "percentunit",
@@ -196,7 +213,7 @@ CAPACITY = (
         "Preemptions",
         "Preempted requests per second; SGLang calls them retracted.",
         once_rate(of(*PREEMPTED), "model_name"),
-        "cps",
+        "reqps",
     ),
     lines(
         "Prefix-cache hit rate",
@@ -232,9 +249,9 @@ CAPACITY = (
     ),
 )
 
-FEED = (*PLACE, "model_name", "engine")
-FEEDS = Panel(
-    title="Feeds",
+SOURCE = (*PLACE, "model_name", "engine")
+SOURCES = Panel(
+    title="Sources",
     says=(
         "Sources of the exporters' data: a vLLM engine by its number, each of SGLang's "
         "collectors, a Triton server by its URL."
@@ -244,19 +261,20 @@ FEEDS = Panel(
     width=24,
     height=10,
     queries=[
-        Query(most(of("sidestep_engine_up"), FEED)),
-        Query(rate(of("sidestep_engine_restarts_total"), FEED)),
-        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), FEED)}"),
+        Query(most(of("sidestep_engine_up"), SOURCE)),
+        Query(rate(of("sidestep_engine_restarts_total"), SOURCE)),
+        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), SOURCE)}"),
     ],
     columns={
         **PLACE_COLUMNS,
         "model_name": "Model",
         "engine": "Engine",
-        "Value #A": "Feeds",
+        "Value #A": "Up",
         "Value #B": "Restarts/s",
         "Value #C": "Last message",
     },
     units={"Last message": "s"},
+    links=OF_ENGINE,
 )
 
 BOARD = Dashboard(
@@ -274,10 +292,11 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", (*TILES, MODELS)),
-        engine_health(of),
+        engine_health(of, OF_ENGINE),
         Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),
-        Row("Feeds", (FEEDS,)),
+        Row("Sources", (SOURCES,)),
     ],
+    next={"vllm": "vLLM engine", "sglang": "SGLang engine", "latency": "Request latency"},
 )

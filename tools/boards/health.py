@@ -73,7 +73,7 @@ COUNTED = (
         width=6,
     ),
     lines(
-        "Lost, dropped, failed",
+        "Lost, dropped and failed items",
         (
             "Items per second that no sender holds any more, that a sender dropped because "
             "its queue was full, and that a sender could not translate."
@@ -86,7 +86,7 @@ COUNTED = (
         width=6,
     ),
     lines(
-        "Refused",
+        "Rejected messages and items",
         "Messages and items per second, by reason, and updates over the limit on series.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_rejected_total"), "reason"), "{{reason}}"),
@@ -121,7 +121,7 @@ DELIVERY = (
             "folded because its ring was full."
         ),
         reasons.EXPORTER,
-        Query(rate(of("sidestep_duplicates_total")), "came again"),
+        Query(rate(of("sidestep_duplicates_total")), "received twice"),
         Query(rate(of("sidestep_folded_items_total")), "folded"),
         unit="cps",
     ),
@@ -129,7 +129,7 @@ DELIVERY = (
 
 PROCESS = (
     lines(
-        "Event loop",
+        "Event loop delay",
         "Longest delay of the event loop in the last second.",
         reasons.EXPORTER,
         Query(most(of("sidestep_loop_lag_seconds"), PLACE), PLACE_NAME),
@@ -137,7 +137,7 @@ PROCESS = (
         width=6,
     ),
     lines(
-        "Rendering",
+        "Render duration",
         "Time to render the last page.",
         reasons.EXPORTER,
         Query(most(of("sidestep_scrape_duration_seconds"), PLACE), PLACE_NAME),
@@ -160,7 +160,7 @@ PROCESS = (
         width=6,
     ),
     lines(
-        "Snapshots",
+        "Snapshot duration",
         "Time to make the last snapshot.",
         reasons.STATE,
         Query(most(of("sidestep_snapshot_duration_seconds"), PLACE), PLACE_NAME),
@@ -168,7 +168,7 @@ PROCESS = (
         width=6,
     ),
     lines(
-        "Age of the snapshot",
+        "Snapshot age",
         "Time since the last snapshot was written.",
         reasons.STATE,
         Query(
@@ -208,8 +208,8 @@ SOURCES = (
         "Messages of streams",
         "Messages per second that were applied, requested again, or lost.",
         reasons.SUBSCRIPTIONS,
-        Query(rate(of("sidestep_subscription_messages_total")), "taken"),
-        Query(rate(of("sidestep_subscription_replayed_messages_total")), "asked for"),
+        Query(rate(of("sidestep_subscription_messages_total")), "applied"),
+        Query(rate(of("sidestep_subscription_replayed_messages_total")), "requested again"),
         Query(rate(of("sidestep_subscription_lost_messages_total")), "lost"),
         unit="cps",
     ),
@@ -249,7 +249,7 @@ EXPORTERS = Panel(
 
 BOARD = Dashboard(
     file="sidestep",
-    title="sidestep's own health",
+    title="Exporter health",
     says="Losses, delays and rejections between the engines and Prometheus.",
     tags=["exporter"],
     variables=TARGET,

@@ -17,7 +17,7 @@ from tools.boards.queries import (
     ratio,
     total,
 )
-from tools.boards.shapes import heat, lines, quantiles, tile
+from tools.boards.shapes import TOKENS, heat, lines, quantiles, tile
 
 of = Scope("model_name", "engine")
 sglang = Scope("model_name")
@@ -49,7 +49,7 @@ SGLANG_HITS = ratio(
 
 TILES = (
     tile(
-        "Fullest cache",
+        "KV cache usage, max",
         "Share of the KV cache in use, of the fullest engine.",
         reasons.ENGINES,
         Query(most(of("vllm:kv_cache_usage_perc")), "vLLM"),
@@ -75,11 +75,11 @@ TILES = (
         reasons.ENGINES,
         Query(rate(of("vllm:num_preemptions_total")), "vLLM"),
         Query(once_rate(sglang("sglang:num_retracted_requests_total")), "SGLang"),
-        unit="cps",
+        unit="reqps",
         width=6,
     ),
     tile(
-        "Lifetime, median",
+        "Block lifetime, median",
         (
             "From a block's allocation until it was allocated again. When the cache thrashes, it "
             "falls to the time between two requests."
@@ -90,7 +90,7 @@ TILES = (
         width=3,
     ),
     tile(
-        "Idle, median",
+        "Idle before eviction, median",
         "From a block's last hit until it was allocated again: a later hit would have missed.",
         reasons.KV_METRICS,
         IDLE.quantile(0.5),
@@ -99,9 +99,9 @@ TILES = (
     ),
 )
 
-USE = (
+USAGE = (
     lines(
-        "Use",
+        "KV cache usage",
         "Share of the KV cache in use. Cached blocks that no request uses count as free.",
         reasons.ENGINES,
         Query(most(of("vllm:kv_cache_usage_perc"), EACH), NAME),
@@ -139,7 +139,7 @@ USE = (
             once_rate(sglang("sglang:num_retracted_requests_total"), RANK),
             RANK_NAME,
         ),
-        unit="cps",
+        unit="reqps",
     ),
     lines(
         "Cached tokens by tier",
@@ -150,7 +150,7 @@ USE = (
             once_rate(sglang("sglang:prefill_effective_tokens_total", mode="~.*_hit"), "mode"),
             "SGLang {{mode}}",
         ),
-        unit="cps",
+        unit=TOKENS,
         stacked=True,
     ),
     lines(
@@ -162,23 +162,23 @@ USE = (
         reasons.VLLM,
         Query(rate(of("sidestep_prefix_cache_preempted_queries_total")), "looked up"),
         Query(rate(of("sidestep_prefix_cache_preempted_hits_total")), "found"),
-        unit="cps",
+        unit=TOKENS,
     ),
     lines(
-        "SGLang's evictions",
+        "Evicted tokens, SGLang",
         "Token slots freed by eviction, per second.",
         reasons.SGLANG,
         Query(
             rate(radix("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK),
             RANK_NAME,
         ),
-        unit="cps",
+        unit=TOKENS,
     ),
 )
 
 LIFETIMES = (
     heat(
-        "Lifetime",
+        "Block lifetime",
         "Lifetimes of sampled blocks: from allocation until the next allocation.",
         reasons.KV_METRICS,
         LIFETIME,
@@ -212,8 +212,8 @@ LIFETIMES = (
         "short",
     ),
     heat(
-        "Every reuse gap",
-        "Time between prefix hits on a sampled block; all hits.",
+        "Reuse gap, all hits",
+        "Time between prefix hits on a sampled block.",
         reasons.TAP,
         Histogram(of, "sidestep_kv_block_reuse_gap_seconds"),
     ),
@@ -271,7 +271,7 @@ CACHE_EVENTS = (
         most=1,
     ),
     lines(
-        "Refused blocks",
+        "Rejected blocks",
         (
             "Sampled blocks per second that were not tracked because --kv.max-tracked was "
             "reached. Above 0, histograms of blocks are biased: lower --kv.sample-rate."
@@ -288,13 +288,13 @@ TIERS = (
         "KV offload traffic",
         "Bytes per second between the GPU and the next tier.",
         reasons.OFFLOAD,
-        Query(rate(of("vllm:kv_offload_store_bytes_total")), "offloaded"),
-        Query(rate(of("vllm:kv_offload_load_bytes_total")), "brought back"),
+        Query(rate(of("vllm:kv_offload_store_bytes_total")), "stored"),
+        Query(rate(of("vllm:kv_offload_load_bytes_total")), "loaded"),
         unit="Bps",
         width=6,
     ),
     lines(
-        "Offload cache in use",
+        "Offload cache usage",
         "Share of the offload cache in host memory that is in use.",
         reasons.OFFLOAD,
         Query(most(of("vllm:kv_offload_cpu_cache_usage_perc"), EACH), NAME),
@@ -303,18 +303,18 @@ TIERS = (
         width=6,
     ),
     quantiles(
-        "Transfers between engines",
+        "KV transfers between engines",
         "Duration of NIXL transfers.",
         reasons.NIXL,
         Histogram(of, "vllm:nixl_xfer_time_seconds"),
         width=6,
     ),
     lines(
-        "SGLang's cache on the host",
+        "KV cache in host memory, SGLang",
         "Tokens in the KV cache in host memory, and its capacity.",
         reasons.HICACHE,
         Query(once(sglang("sglang:hicache_host_used_tokens")), "used"),
-        Query(once(sglang("sglang:hicache_host_total_tokens")), "room"),
+        Query(once(sglang("sglang:hicache_host_total_tokens")), "capacity"),
         width=6,
     ),
 )
@@ -322,7 +322,7 @@ TIERS = (
 BOARD = Dashboard(
     file="kv-cache",
     title="KV cache and residency",
-    says="Use of KV caches, hit rates, block lifetimes, and traffic between tiers.",
+    says="Usage of KV caches, hit rates, block lifetimes, and traffic between tiers.",
     tags=["llm", "kv-cache"],
     variables=[
         *TARGET,
@@ -343,7 +343,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
-        Row("Use and hits", USE),
+        Row("Usage and hit rate", USAGE),
         Row("Block lifetimes", LIFETIMES),
         Row("Prefix cache, from the engine's KV events", CACHE_EVENTS),
         Row("Other tiers and engines", TIERS),

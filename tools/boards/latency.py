@@ -32,7 +32,7 @@ INTERVALS = (
         both("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
     ),
     (
-        "End to end",
+        "E2E latency",
         "e2e",
         "from a request's arrival to its end",
         both("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
@@ -121,7 +121,8 @@ def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
 
 BOARD = Dashboard(
     file="latency",
-    title="Latency objectives",
+    title="Request latency",
+    next={"vllm": "vLLM engine", "sglang": "SGLang engine"},
     says="Share of requests within chosen bounds, and distributions of all latencies.",
     tags=["llm", "slo"],
     variables=[
@@ -203,7 +204,7 @@ BOARD = Dashboard(
         ),
         *(row(*interval) for interval in INTERVALS),
         Row(
-            "Waiting",
+            "Queue time and failures",
             (
                 lines(
                     "Queue time, p95",

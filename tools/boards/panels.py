@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+from tools.boards.queries import TARGET_LABELS
 
 from sidestep.engines.dialects import DIALECTS
 
@@ -34,6 +36,29 @@ class Query:
     legend: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class DrillDown:
+    """A link from a value to another dashboard, which keeps the time range and the filters.
+
+    Attributes:
+        board: File of the other dashboard, without suffix.
+        labels: Labels whose values become filters there; a table has the link in the column of the first.
+    """
+
+    title: str
+    board: str
+    labels: Sequence[str]
+
+    def made(self, value: Callable[[str], str]) -> dict[str, Any]:
+        """Return its JSON; ``value`` returns Grafana's name of the value of a label."""
+        kept = [name for name in ("datasource", *TARGET_LABELS) if name not in self.labels]
+        filters = [f"${{{name}:queryparam}}" for name in kept] + [
+            f"var-{label}=${{{value(label)}:percentencode}}" for label in self.labels
+        ]
+        url = f"/d/{uid(self.board)}?{'&'.join(filters)}&${{__url_time_range}}"
+        return {"title": self.title, "url": url, "targetBlank": False}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
     """A panel: its queries and how to show them.
@@ -48,6 +73,7 @@ class Panel:
         columns: Names of a table's columns by label, then by query; others are hidden.
         units: Units of a table's columns.
         states: Texts of a state timeline's values, from 1, and their colors.
+        links: Other dashboards with more about a series or a row.
     """
 
     title: str
@@ -64,6 +90,7 @@ class Panel:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
     states: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    links: Sequence[DrillDown] = ()
 
     def made(self, number: int, x: int, y: int) -> dict[str, Any]:
         """Return its JSON at a position."""
@@ -112,6 +139,8 @@ class Panel:
         }
         if self.kind != "table":
             defaults["min"] = 0
+            if self.links:
+                defaults["links"] = [link.made("__field.labels.{}".format) for link in self.links]
         if self.most is not None:
             defaults["max"] = self.most
         defaults["mappings"] = [self._named_states() if self.states else NO_TRAFFIC]
@@ -148,10 +177,13 @@ class Panel:
         }
 
     def _overrides(self) -> list[dict[str, Any]]:
-        found = []
-        for column, unit in self.units.items():
-            properties = [{"id": "unit", "value": unit}]
-            found.append({"matcher": {"id": "byName", "options": column}, "properties": properties})
+        found = [_override(column, "unit", unit) for column, unit in self.units.items()]
+        if self.kind == "table":
+            by_column: dict[str, list[dict[str, Any]]] = {}
+            for link in self.links:
+                made = link.made(lambda label: f"__data.fields.{self.columns[label]}")
+                by_column.setdefault(self.columns[link.labels[0]], []).append(made)
+            found += [_override(column, "links", made) for column, made in by_column.items()]
         return found
 
     def _timeseries(self) -> dict[str, Any]:
@@ -225,6 +257,18 @@ class Panel:
             {"id": "merge", "options": {}},
             {"id": "organize", "options": {"excludeByName": {"Time": True}, **organized}},
         ]
+
+
+def uid(board: str) -> str:
+    """Return the uid of the dashboard in a file."""
+    return f"sidestep-{board}"
+
+
+def _override(column: str, name: str, value: object) -> dict[str, Any]:
+    return {
+        "matcher": {"id": "byName", "options": column},
+        "properties": [{"id": name, "value": value}],
+    }
 
 
 def families(exprs: Iterable[str]) -> list[str]:

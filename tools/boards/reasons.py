@@ -3,7 +3,7 @@
 VLLM = "No vLLM engine reports here: see the filters above and docs/vllm.md."
 SGLANG = "No SGLang engine reports here: see the filters above and docs/sglang.md."
 ENGINES = (
-    "No engine reports here: see the filters above, and the dashboard of sidestep's own health."
+    "No engine reports here: see the filters above, and the dashboard sidestep / Exporter health."
 )
 TRITON = "No Triton is polled here: sidestep serve --triton URL (docs/triton.md)."
 EXPORTER = "No sidestep is scraped here: see the filters above and Prometheus' targets."

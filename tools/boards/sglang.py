@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_health
-from tools.boards.panels import Query
+from tools.boards.panels import DrillDown, Query
 from tools.boards.queries import (
     PLACE,
     PLACE_NAME,
@@ -17,7 +17,7 @@ from tools.boards.queries import (
     once_rate,
     rate,
 )
-from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
+from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 
 of = Scope("model_name")
 cache = Scope()
@@ -46,13 +46,13 @@ TILES = (
         once(of("sglang:num_running_reqs", priority="")),
     ),
     tile(
-        "Queued",
+        "Waiting",
         "Requests in queues.",
         reasons.SGLANG,
         once(of("sglang:num_queue_reqs", priority="")),
     ),
     tile(
-        "Tokens in use",
+        "KV cache usage, max",
         "Share of KV slots in use, of the fullest rank.",
         reasons.SGLANG,
         most(of("sglang:token_usage")),
@@ -65,14 +65,14 @@ TILES = (
         "Tokens generated per second, as they are generated.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="decode")),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "Prompt tokens/s",
         "Prompt tokens per second, computed or found in a cache.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="~prefill_.*")),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "TTFT, p95",
@@ -89,7 +89,7 @@ TILES = (
         unit="s",
     ),
     tile(
-        "End to end, p95",
+        "E2E latency, p95",
         "95th percentile of the time from a request's arrival to its end.",
         reasons.NO_SGLANG_TRAFFIC,
         WHOLE.quantile(0.95),
@@ -103,17 +103,17 @@ LOAD = (
         "Requests in batches and in queues, by data-parallel rank.",
         reasons.SGLANG,
         Query(RUNNING, f"running {NAME}"),
-        Query(QUEUED, f"queued {NAME}"),
+        Query(QUEUED, f"waiting {NAME}"),
     ),
     lines(
-        "Tokens",
+        "Token throughput",
         (
             "Tokens per second: prompt tokens computed, prompt tokens found in a cache, and "
             "generated tokens."
         ),
         reasons.SGLANG,
         Query(once_rate(of("sglang:realtime_tokens_total"), "mode"), "{{mode}}"),
-        unit="cps",
+        unit=TOKENS,
     ),
     lines(
         "Finished, aborted and retracted requests",
@@ -153,7 +153,7 @@ LATENCY = (
         PER_TOKEN,
     ),
     quantiles(
-        "End to end",
+        "E2E latency",
         "From a request's arrival to its end, aborted ones included.",
         reasons.NO_SGLANG_TRAFFIC,
         WHOLE,
@@ -165,7 +165,7 @@ LATENCY = (
         histogram("sglang:queue_time_seconds"),
     ),
     lines(
-        "Stages, mean",
+        "Time by stage, mean",
         "Time that requests spent in each stage.",
         reasons.NO_SGLANG_TRAFFIC,
         Query(histogram("sglang:per_stage_req_latency_seconds").mean("stage"), "{{stage}}"),
@@ -178,13 +178,13 @@ LATENCY = (
         TTFT,
     ),
     heat(
-        "Inter-token",
+        "ITL distribution",
         "Distribution of the time between two outputs of a request.",
         reasons.NO_SGLANG_TRAFFIC,
         INTER,
     ),
     heat(
-        "End-to-end distribution",
+        "E2E latency distribution",
         "Distribution of the time from a request's arrival to its end.",
         reasons.NO_SGLANG_TRAFFIC,
         WHOLE,
@@ -231,16 +231,16 @@ MEMORY = (
         "Prompt tokens per second, by the source of their KV.",
         reasons.SGLANG,
         Query(once_rate(of("sglang:prefill_effective_tokens_total"), "mode"), "{{mode}}"),
-        unit="cps",
+        unit=TOKENS,
         stacked=True,
         width=6,
     ),
     lines(
-        "Evicted",
+        "Evicted tokens",
         "Token slots freed by eviction per second, by whether they were copied to host memory.",
         reasons.SGLANG,
         Query(rate(cache("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK), NAME),
-        unit="cps",
+        unit=TOKENS,
         width=6,
     ),
     lines(
@@ -276,11 +276,11 @@ SCHEDULER = (
         unit="cps",
     ),
     lines(
-        "Parallel attention",
+        "Data-parallel attention",
         "Tokens per second that ranks were given, and the differences between ranks.",
         reasons.PARALLEL,
         Query(once_rate(of("sglang:dp_attention_tokens_total"), "kind"), "{{kind}}"),
-        unit="cps",
+        unit=TOKENS,
     ),
 )
 
@@ -294,13 +294,13 @@ PASSES = (
     ),
     lines(
         "Tokens of forward passes",
-        "Per second, by phase.",
+        "Tokens per second, by phase.",
         reasons.FORWARD_PASS,
         Query(rate(STREAM("sidestep_forward_pass_tokens_total"), "phase"), "{{phase}}"),
-        unit="cps",
+        unit=TOKENS,
     ),
     lines(
-        "Batch, mean",
+        "Batch size, mean",
         "Requests of a forward pass in prefill and in decode.",
         reasons.FORWARD_PASS,
         Query(Histogram(STREAM, "sidestep_forward_pass_prefill_requests").mean(), "prefill"),
@@ -317,7 +317,9 @@ SEPARATED = (
             once(of("sglang:num_prefill_bootstrap_queue_reqs", priority="")), "prefill, handshake"
         ),
         Query(once(of("sglang:num_prefill_inflight_queue_reqs", priority="")), "prefill, transfer"),
-        Query(once(of("sglang:num_decode_prealloc_queue_reqs", priority="")), "decode, room"),
+        Query(
+            once(of("sglang:num_decode_prealloc_queue_reqs", priority="")), "decode, preallocation"
+        ),
         Query(once(of("sglang:num_decode_transfer_queue_reqs", priority="")), "decode, transfer"),
     ),
     quantiles(
@@ -347,7 +349,11 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
-        engine_health(of, engine="~.+/sglang/(scheduler|tokenizer)/.+"),
+        engine_health(
+            of,
+            [DrillDown("Request latency", "latency", ["model_name"])],
+            engine="~.+/sglang/(scheduler|tokenizer)/.+",
+        ),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),
@@ -356,4 +362,5 @@ BOARD = Dashboard(
         Row("Forward passes, from the engine's stream", PASSES),
         Row("Disaggregated prefill and decode, and HTTP", SEPARATED),
     ],
+    next={"latency": "Request latency", "kv-cache": "KV cache"},
 )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tools.boards.panels import QUANTILES, Panel, Query
+from collections.abc import Sequence
+
+from tools.boards.panels import QUANTILES, DrillDown, Panel, Query
 from tools.boards.queries import Histogram
 
+TOKENS = "count:tokens/s"
+"""Grafana's unit of token rates."""
 SATURATED = (0.8, 1.0)
 """Limits of saturation: the autoscalers' target (docs/autoscaling.md), and where queues grow."""
 
@@ -44,6 +48,7 @@ def lines(
     most: float | None = None,
     limits: tuple[float, float] | None = None,
     stacked: bool = False,
+    links: Sequence[DrillDown] = (),
 ) -> Panel:
     """Return a panel of values over time."""
     return Panel(
@@ -56,6 +61,7 @@ def lines(
         most=most,
         limits=limits,
         stacked=stacked,
+        links=links,
     )
 
 

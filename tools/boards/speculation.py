@@ -17,7 +17,7 @@ from tools.boards.queries import (
     ratio,
     total,
 )
-from tools.boards.shapes import lines, tile
+from tools.boards.shapes import TOKENS, lines, tile
 
 of = Scope("model_name", "engine")
 info = Scope()
@@ -60,7 +60,7 @@ TILES = (
         most=1,
     ),
     tile(
-        "Tokens per verification",
+        "Acceptance length",
         "Tokens per verification, including the target model's own. Without speculation it is 1.",
         reasons.SPECULATION,
         length(),
@@ -71,7 +71,7 @@ TILES = (
         "Draft tokens per second that were not accepted.",
         reasons.SPECULATION,
         f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}",
-        unit="cps",
+        unit=TOKENS,
         width=4,
     ),
     tile(
@@ -84,14 +84,14 @@ TILES = (
         most=1,
     ),
     tile(
-        "Adapters running",
+        "Running adapters",
         "LoRA adapters that have requests in a batch.",
         reasons.LORA,
         f"count ({total(of('sidestep_lora_requests', state='running'), 'adapter')} > 0) or 0 * {total(of('sidestep_lora_requests'))}",
         width=4,
     ),
     tile(
-        "Waiting for an adapter",
+        "Requests waiting with an adapter",
         "Waiting requests that use an adapter; complete only if the core is tapped.",
         reasons.LORA,
         total(of("sidestep_lora_requests", state="waiting")),
@@ -109,13 +109,13 @@ SPECULATION = (
         most=1,
     ),
     lines(
-        "Tokens per verification",
+        "Acceptance length",
         "Tokens per verification, including the target model's own.",
         reasons.SPECULATION,
         Query(length(EACH), NAME),
     ),
     lines(
-        "Tokens",
+        "Token throughput",
         "Draft tokens, accepted tokens and all generated tokens per second.",
         reasons.SPECULATION,
         Query(rate(of(DRAFTED)), "drafted"),
@@ -124,7 +124,7 @@ SPECULATION = (
             f"{rate(of('vllm:generation_tokens_total'), EACH)} and {rate(of(DRAFTS), EACH)}",
             f"generated {NAME}",
         ),
-        unit="cps",
+        unit=TOKENS,
     ),
     lines(
         "Acceptance rate by position",
@@ -155,7 +155,7 @@ SPECULATION = (
         ],
     ),
     lines(
-        "SGLang",
+        "Acceptance length, SGLang",
         "Tokens per verification since SGLang's previous report, including the target model's own.",
         reasons.SGLANG_SPECULATION,
         Query(speculating("sglang:spec_accept_length", RANK), f"{PLACE_NAME} {{{{dp_rank}}}}"),
@@ -178,11 +178,11 @@ ADAPTERS = (
         stacked=True,
     ),
     lines(
-        "SGLang's slots",
+        "Adapter slots, SGLang",
         "Adapter slots in use, and all adapter slots.",
         reasons.SGLANG_LORA,
         Query(once(sglang("sglang:lora_pool_slots_used")), "used"),
-        Query(once(sglang("sglang:lora_pool_slots_total")), "all"),
+        Query(once(sglang("sglang:lora_pool_slots_total")), "capacity"),
     ),
     Panel(
         title="LoRA adapters by engine",

@@ -56,13 +56,13 @@ TILES = (
         unit="cps",
     ),
     tile(
-        "Batch, mean",
+        "Batch size, mean",
         "Inferences of an execution.",
         reasons.NO_TRITON_TRAFFIC,
         ratio(rate(of("nv_inference_count")), rate(of("nv_inference_exec_count"))),
     ),
     tile(
-        "Request, mean",
+        "Request latency, mean",
         "Mean time of a request in the server; Triton has no distribution of it.",
         reasons.NO_TRITON_TRAFFIC,
         mean_time("nv_inference_request_duration_us"),
@@ -115,7 +115,7 @@ REQUESTS = (
 
 TIME = (
     lines(
-        "Time of a request, mean",
+        "Request latency, mean",
         "Whole time in the server; the queue is part of it.",
         reasons.NO_TRITON_TRAFFIC,
         Query(mean_time("nv_inference_request_duration_us", MODEL), NAME),
@@ -176,7 +176,7 @@ BATCHING = (
         unit="s",
     ),
     lines(
-        "Busy",
+        "Utilization",
         "Share of the time that a model's instances were executing. An execution counts when it ends, so a long one can make it more than 1.",
         reasons.BUSY,
         Query(
@@ -189,8 +189,8 @@ BATCHING = (
         unit="percentunit",
     ),
     lines(
-        "Idle",
-        "Time since the last execution.",
+        "Time since the last execution",
+        "Time since a model last executed.",
         reasons.NO_TRITON_TRAFFIC,
         Query(most(of("sidestep_triton_idle_seconds"), MODEL), NAME),
         unit="s",
@@ -265,7 +265,7 @@ POLLED = (
         stacked=True,
     ),
     quantiles(
-        "Time of a poll",
+        "Poll duration",
         "From the request for statistics until they were received.",
         reasons.TRITON,
         POLLS,

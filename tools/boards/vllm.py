@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_health
-from tools.boards.panels import Panel, Query
+from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
     PLACE_COLUMNS,
@@ -16,7 +16,7 @@ from tools.boards.queries import (
     rate,
     total,
 )
-from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
+from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 
 of = Scope("model_name", "engine")
 front = Scope("model_name")
@@ -45,7 +45,7 @@ TILES = (
     tile("Running", "Requests in the batch.", reasons.VLLM, total(of("vllm:num_requests_running"))),
     tile("Waiting", "Requests in the queue.", reasons.VLLM, total(of("vllm:num_requests_waiting"))),
     tile(
-        "KV cache",
+        "KV cache usage, max",
         "Share of the KV cache in use, of the fullest engine.",
         reasons.VLLM,
         most(of("vllm:kv_cache_usage_perc")),
@@ -58,14 +58,14 @@ TILES = (
         "Tokens generated per second.",
         reasons.VLLM,
         rate(of("vllm:generation_tokens_total")),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "Prompt tokens/s",
         "Prompt tokens per second, cached ones included.",
         reasons.VLLM,
         rate(of("vllm:prompt_tokens_total")),
-        unit="cps",
+        unit=TOKENS,
     ),
     tile(
         "TTFT, p95",
@@ -82,7 +82,7 @@ TILES = (
         unit="s",
     ),
     tile(
-        "End to end, p95",
+        "E2E latency, p95",
         "95th percentile of the time from a request's arrival to its end.",
         reasons.NO_VLLM_TRAFFIC,
         WHOLE.quantile(0.95),
@@ -109,12 +109,12 @@ LOAD = (
         stacked=True,
     ),
     lines(
-        "Tokens",
+        "Token throughput",
         "Prompt tokens and generated tokens per second.",
         reasons.VLLM,
         Query(rate(of("vllm:prompt_tokens_total"), EACH), f"prompt {NAME}"),
         Query(rate(of("vllm:generation_tokens_total"), EACH), f"generated {NAME}"),
-        unit="cps",
+        unit=TOKENS,
     ),
     lines(
         "Finish reasons",
@@ -126,10 +126,10 @@ LOAD = (
     ),
     lines(
         "Prompt tokens by source",
-        "Prompt tokens by the source of their KV.",
+        "Prompt tokens per second, by the source of their KV.",
         reasons.VLLM,
         Query(rate(of("vllm:prompt_tokens_by_source_total"), "source"), "{{source}}"),
-        unit="cps",
+        unit=TOKENS,
         stacked=True,
     ),
     lines(
@@ -171,7 +171,9 @@ LATENCY = (
         reasons.NO_VLLM_TRAFFIC,
         PER_TOKEN,
     ),
-    quantiles("End to end", "From a request's arrival to its end.", reasons.NO_VLLM_TRAFFIC, WHOLE),
+    quantiles(
+        "E2E latency", "From a request's arrival to its end.", reasons.NO_VLLM_TRAFFIC, WHOLE
+    ),
     quantiles(
         "Queue time",
         "From entry into the queue until first scheduled.",
@@ -192,13 +194,13 @@ LATENCY = (
         TTFT,
     ),
     heat(
-        "Inter-token",
+        "ITL distribution",
         "Distribution of the time between two outputs of a request.",
         reasons.NO_VLLM_TRAFFIC,
         INTER,
     ),
     heat(
-        "End-to-end distribution",
+        "E2E latency distribution",
         "Distribution of the time from a request's arrival to its end.",
         reasons.NO_VLLM_TRAFFIC,
         WHOLE,
@@ -223,7 +225,7 @@ LENGTHS = (
         width=6,
     ),
     quantiles(
-        "Longest answer of a request",
+        "Longest generation of a request",
         "Generated tokens of the longest among a request's parallel samples.",
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_max_num_generation_tokens"),
@@ -246,7 +248,7 @@ LENGTHS = (
         "short",
     ),
     lines(
-        "Samples and preemptions of a request, mean",
+        "Samples and preemptions per request, mean",
         "Parallel samples per request, and preemptions per finished request.",
         reasons.NO_VLLM_TRAFFIC,
         Query(histogram("vllm:request_params_n").mean(), "samples"),
@@ -257,7 +259,7 @@ LENGTHS = (
         "Requests per second that were preempted because the KV cache was full.",
         reasons.VLLM,
         Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
-        unit="cps",
+        unit="reqps",
     ),
 )
 
@@ -276,30 +278,30 @@ STEPS = (
         histogram("sidestep_iteration_duration_seconds"),
     ),
     quantiles(
-        "Between steps",
+        "Time between steps",
         "From the output of one step to the output of the next, while there is work.",
         reasons.TAP,
         histogram("sidestep_iteration_interval_seconds"),
     ),
     lines(
-        "Batch, mean",
+        "Batch size, mean",
         "Requests of a step in prefill and in decode.",
         reasons.TAP,
         Query(histogram("sidestep_iteration_prefill_requests").mean(), "prefill"),
         Query(histogram("sidestep_iteration_decode_requests").mean(), "decode"),
     ),
     lines(
-        "Tokens of a step, mean",
+        "Tokens per step, mean",
         "Tokens that a step computes in prefill and in decode.",
         reasons.TAP,
         Query(histogram("sidestep_iteration_prefill_tokens").mean(), "prefill"),
         Query(histogram("sidestep_iteration_decode_tokens").mean(), "decode"),
     ),
     lines(
-        "Tokens held and waiting, mean",
+        "Tokens in the KV cache and waiting, mean",
         "Tokens in the KV cache of the requests of a step, and tokens of waiting requests.",
         reasons.TAP,
-        Query(histogram("sidestep_iteration_kv_tokens").mean(), "held"),
+        Query(histogram("sidestep_iteration_kv_tokens").mean(), "in the KV cache"),
         Query(histogram("sidestep_iteration_waiting_tokens").mean(), "waiting"),
     ),
 )
@@ -327,7 +329,7 @@ ABORTS = (
         "Tokens per second that had been generated for requests that were aborted.",
         reasons.TAP,
         Query(ABORTED.added(), "tokens"),
-        unit="cps",
+        unit=TOKENS,
         width=6,
     ),
     quantiles(
@@ -341,7 +343,7 @@ ABORTS = (
 
 PROCESS = (
     lines(
-        "Estimated work of one GPU",
+        "Estimated FLOPS per GPU",
         "Floating-point operations per second, estimated from the model's shape.",
         reasons.VLLM,
         Query(rate(of("vllm:estimated_flops_per_gpu_total"), EACH), NAME),
@@ -349,7 +351,7 @@ PROCESS = (
         width=6,
     ),
     lines(
-        "Estimated memory traffic of one GPU",
+        "Estimated memory bandwidth per GPU",
         "Bytes read and written per second, estimated from the model's shape.",
         reasons.VLLM,
         Query(rate(of("vllm:estimated_read_bytes_per_gpu_total"), EACH), f"read {NAME}"),
@@ -422,7 +424,9 @@ BOARD = Dashboard(
     rows=[
         Row("Now", TILES),
         # Engines of vLLM have numbers, others their identities.
-        engine_health(of, engine=r"~\\d+"),
+        engine_health(
+            of, [DrillDown("Request latency", "latency", ["model_name"])], engine=r"~\\d+"
+        ),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS),
@@ -430,4 +434,5 @@ BOARD = Dashboard(
         Row("Request states", ABORTS),
         Row("Work and processes", PROCESS),
     ],
+    next={"latency": "Request latency", "kv-cache": "KV cache"},
 )

@@ -133,8 +133,10 @@ def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height
     room = height // ROW - 1
     left_out = len(found) - room + 1 if len(found) > room else 0
     units = {
-        each["matcher"]["options"]: each["properties"][0]["value"]
+        each["matcher"]["options"]: found["value"]
         for each in panel["fieldConfig"]["overrides"]
+        for found in each["properties"]
+        if found["id"] == "unit"
     }
     head = "".join(f"<th>{escape(column)}</th>" for column in found[0])
     lines_ = "".join(

@@ -25,7 +25,8 @@ def shown(value: float, unit: str) -> str:
         "flops": lambda: f"{scaled(value, 1000, DECIMAL)}FLOP/s",
         "dateTimeAsIso": lambda: f"{datetime.fromtimestamp(value, timezone.utc):%Y-%m-%d %H:%M:%S}",
     }
-    return made.get(unit, lambda: scaled(value, 1000, THOUSANDS) + AFTER.get(unit, ""))()
+    after = f" {unit.removeprefix('count:')}" if unit.startswith("count:") else AFTER.get(unit, "")
+    return made.get(unit, lambda: scaled(value, 1000, THOUSANDS) + after)()
 
 
 def seconds(value: float) -> str:
