@@ -112,35 +112,6 @@ def test_every_flag_is_in_the_help_and_the_documents() -> None:
         assert setting.variable in text
 
 
-def test_the_readmes_commands_exist() -> None:
-    """README.md names only existing make targets and sidestep commands."""
-    text = (ROOT / "README.md").read_text()
-    makefile = (ROOT / "Makefile").read_text()
-    help_text = subprocess.run(
-        [sys.executable, "-m", "sidestep", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-
-    for target in re.findall(r"make ([a-z-]+)", text):
-        assert f"\n{target}:" in makefile
-    for command in re.findall(r"sidestep (serve|demo|record|replay)\b", text):
-        assert command in help_text
-
-
-def test_the_readmes_demo_runs() -> None:
-    """The demo's command runs as README.md has it."""
-    text = (ROOT / "README.md").read_text()
-    (command,) = re.findall(r"`\.venv/bin/(sidestep demo [^`]+)`", text)
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split(), "--web.listen-address", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-    assert "generated tokens" in done.stdout
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_example_configuration_is_valid() -> None:
     """Promtool accepts deploy/prometheus.yml."""

@@ -48,34 +48,14 @@ WORDS = ROOT / "tools" / "private_words.txt"
 PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 STEPS = "The same with a real vLLM's objects"
-PAGES = "A scrape: making the page"
-TAKEN_IN = "The exporter: values a second of one core"
 FIGURES = (
     (STEPS, "step of 256 requests", "a step of 256 requests, on the engine's thread"),
-    (STEPS, "step of 256 requests, multiprocess mode", "the same in multiprocess mode"),
-    (STEPS, "step of 1,024 requests", "a step of 1,024 requests"),
-    (STEPS, "step of 1 request", "a step of one request"),
-    (STEPS, "step of 256 requests, whole process", "256 requests, publisher thread included"),
-    (STEPS, "step of 1 request, whole process", "one request, publisher thread included"),
     (
-        "The tap on the core's thread of a real vLLM",
-        "step of 256 requests",
-        "the tap: a step of 256 requests on the core's thread",
+        STEPS,
+        "step of 256 requests, whole process",
+        "the same, with sidestep's thread in the process",
     ),
-    ("A real SGLang's threads: what its calls cost", "log stats", "SGLang's scheduler report"),
-    (
-        TAKEN_IN,
-        "16 engines, 256 values a step, latencies as recorded",
-        "exporter: values of a step, latencies as recorded",
-    ),
-    (
-        TAKEN_IN,
-        "16 engines, 256 values a step, all latencies unlike",
-        "the same, every latency of a step unlike the others",
-    ),
-    (PAGES, "text page of 100k samples, all dirty", "a page of 100,000 samples, every one changed"),
-    (PAGES, "text page of 100k samples, 10 % dirty", "the same, one engine in ten changed"),
-    (PAGES, "text page of 100k samples, none dirty", "the same, nothing changed"),
+    (STEPS, "step of 1 request, whole process", "a step of one request, with sidestep's thread"),
 )
 """Rows of README.md: their topic and name in docs/performance.md, and their name in README.md."""
 CORE = (

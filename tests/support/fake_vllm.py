@@ -215,16 +215,20 @@ class StatLoggerManager:
             logger.record(SchedulerStats(), iteration, None, engine_idx=engine_idx)
 
 
-@contextmanager
-def importable(patch: pytest.MonkeyPatch, endpoint: str) -> Iterator[SimpleNamespace]:
-    """Make these modules those of vLLM, and return our classes that derive from theirs."""
-    patch.setenv("SIDESTEP_ENDPOINT", endpoint)
-    patch.setenv("SIDESTEP_NAMESPACE", "pod")
+class PrometheusStatLogger(StatLoggerBase):
+    """vLLM's own metrics, which a stat logger of a derived class replaces."""
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Make these modules those of vLLM."""
+    loggers = SimpleNamespace(
+        StatLoggerBase=StatLoggerBase,
+        AggregateStatLoggerBase=object,
+        PrometheusStatLogger=PrometheusStatLogger,
+    )
     modules = {
         "vllm.v1.core.sched.scheduler": SimpleNamespace(Scheduler=Scheduler),
-        "vllm.v1.metrics": SimpleNamespace(
-            loggers=SimpleNamespace(StatLoggerBase=StatLoggerBase, AggregateStatLoggerBase=object)
-        ),
+        "vllm.v1.metrics": SimpleNamespace(loggers=loggers),
     }
     for name, content in modules.items():
         module = ModuleType(name)
@@ -234,6 +238,14 @@ def importable(patch: pytest.MonkeyPatch, endpoint: str) -> Iterator[SimpleNames
         while parent:
             patch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
             parent = parent.rpartition(".")[0]
+
+
+@contextmanager
+def importable(patch: pytest.MonkeyPatch, endpoint: str) -> Iterator[SimpleNamespace]:
+    """Make these modules those of vLLM, and return our classes that derive from theirs."""
+    patch.setenv("SIDESTEP_ENDPOINT", endpoint)
+    patch.setenv("SIDESTEP_NAMESPACE", "pod")
+    install(patch)
     environment = importlib.import_module("sidestep_adapters.publisher.environment")
     environment.usable_endpoint.cache_clear()
     try:
