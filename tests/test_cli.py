@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from prometheus_server import BINARIES, prometheus
+from sidestep.cli import cli
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
+from sidestep.config.topics import TOPICS
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
@@ -71,6 +76,69 @@ from sidestep_adapters.recording.replay import Replay
 def test_a_usage_error_is_one_line(command: str, message: str) -> None:
     """The exit code is 2, without a traceback."""
     one_line(sidestep(*command.split()), 2, message)
+
+
+def test_sidestep_alone_prints_its_help() -> None:
+    """Each command has one line, at the width of a terminal of 80 columns."""
+    done = sidestep()
+    lines = done.stdout.partition("Commands:\n")[2].splitlines()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == sidestep("--help").stdout
+    assert [line.split()[0] for line in lines] == sorted(cli.commands)
+    assert all(line.endswith(".") and not line.endswith("..") for line in lines)
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_help_groups_settings_by_topic(command: str) -> None:
+    """Each setting is below the title of its topic, and no title is empty."""
+    sections = sidestep(command, "--help").stdout.partition("Options:\n")[2].split("\n\n")[1:]
+    found = {
+        section.partition(":\n")[0]: re.findall(r"^  --([a-z.-]+)", section, re.MULTILINE)
+        for section in sections
+    }
+
+    assert list(found) == list(TOPICS)
+    for topic, flags in found.items():
+        assert flags == [s.flag for s in (*SETTINGS, CONFIG_FILE) if s.topic == topic] != []
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.flag)
+def test_help_shows_the_default_in_effect(setting: Setting, help_text: str) -> None:
+    """It is the value of a configuration without flags, variables and file; an unset one is empty."""
+    found = re.search(rf"\[{setting.variable};(default|unset):([^\]]+)\]", help_text)
+    assert found
+    effective = getattr(read({}, {}), setting.key)
+    if found[1] == "default":
+        parsed = setting.parse(found[2])
+        assert effective == ((parsed,) if setting.repeatable else parsed)
+    else:
+        assert effective in ("", (), (default_endpoint(),))
+
+
+def test_help_shows_the_default_endpoint(help_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the directory of the user's session, or else among temporary files."""
+    found = re.search(r"unset:([^;]+);withoutthatvariable,([^;\]]+)\]", help_text)
+    assert found
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert default_endpoint() == found[1].replace("$XDG_RUNTIME_DIR", "/run/user/7")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert default_endpoint() == found[2].replace("UID", str(os.getuid()))
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    """Return the help of ``serve`` without white space, which wraps at any place."""
+    return "".join(sidestep("serve", "--help").stdout.split())
+
+
+def test_the_demos_help_shows_its_own_defaults() -> None:
+    """They differ from those of ``serve``."""
+    text = "".join(sidestep("demo", "--help").stdout.split())
+
+    assert "[SIDESTEP_LOG_STATS_INTERVAL;default:0]" in text
+    assert "[SIDESTEP_INGEST_ENDPOINT;unset:anipcpathinatemporarydirectory]" in text
 
 
 def test_a_busy_port_is_one_line(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
+from sidestep.config.topics import TOPICS
 from sidestep.doctor.codes import SECTIONS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
@@ -323,14 +324,16 @@ def configuration() -> str:
     text = (
         "On SIGHUP `sidestep serve` reads the file again and applies changes of"
         f" {adjustable}. It logs\nthe names of other changed settings, which need a restart. An invalid"
-        " file changes nothing.\n\n"
-        "| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
+        " file changes nothing.\n"
     )
-    for setting in (*SETTINGS, CONFIG_FILE):
-        default = setting.default_text
-        if setting.key == "ingest_endpoint":
-            default = "ipc path in `$XDG_RUNTIME_DIR/sidestep` or `/tmp/sidestep-UID`"
-        text += f"| `{setting.usage}` | `{setting.variable}` | {default} | {setting.help} |\n"
+    for topic in TOPICS:
+        text += f"\n## {topic}\n\n| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
+        for setting in (*SETTINGS, CONFIG_FILE):
+            if setting.topic == topic:
+                default = setting.default_text.removeprefix("default: ")
+                text += (
+                    f"| `{setting.usage}` | `{setting.variable}` | {default} | {setting.help} |\n"
+                )
     return written(DOCS / "configuration.md", "exporter/sidestep/config/settings.py", text)
 
 

@@ -23,6 +23,7 @@ from sidestep.config.settings import (
     read,
     refuse_removed,
 )
+from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
@@ -32,6 +33,8 @@ REMOVED_COMMANDS = {
     "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
 }
 """Commands of earlier versions, and what to use instead."""
+DEMO_STATS_INTERVAL = "0"
+"""The demo shows a status line of its own."""
 
 
 ACCESS = (
@@ -76,21 +79,53 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+class _Settings(click.Command):
+    """Command whose help groups the options of settings by topic."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own options, then a section for each topic."""
+        topics = {setting.key: setting.topic for setting in (*SETTINGS, CONFIG_FILE)}
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], **{t: [] for t in TOPICS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections[topics.get(parameter.name or "", "Options")].append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="sidestep")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Metrics of LLM inference engines, taken off the engine's own loop."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
-def _settings(command: Command) -> Command:
-    """Add every setting as an option; ``settings.read`` parses it, as for the other sources."""
-    for setting in (CONFIG_FILE, *reversed(SETTINGS)):
-        command = _option(setting)(command)
-    return command
+def _settings(**defaults: str) -> Callable[[Command], Command]:
+    """Add every setting as an option; ``settings.read`` parses it, as for the other sources.
+
+    Args:
+        defaults: Texts of help on defaults that differ from those of settings, by key.
+    """
+
+    def add(command: Command) -> Command:
+        for setting in (CONFIG_FILE, *reversed(SETTINGS)):
+            default = defaults.get(setting.key, setting.default_text)
+            command = _option(setting, default)(command)
+        return command
+
+    return add
 
 
-def _option(setting: Setting) -> Callable[[Command], Command]:
-    text = f"{setting.help} [{setting.variable}; default: {setting.default_text}]"
+def _option(setting: Setting, default: str) -> Callable[[Command], Command]:
+    text = f"{setting.help} [{setting.variable}; {default}]"
     if not setting.metavar:
         # Without default=None, click would pass False for an absent flag, overriding other sources.
         return click.option(
@@ -123,8 +158,8 @@ def _access(command: Command) -> Command:
     return command
 
 
-@cli.command()
-@_settings
+@cli.command(cls=_Settings, short_help="Run the exporter: engines push, Prometheus scrapes.")
+@_settings()
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app import serve as run_exporter
@@ -135,11 +170,14 @@ def serve(**flags: Any) -> None:
     run(run_exporter(config, lambda: read(flags, os.environ)))
 
 
-@cli.command()
+@cli.command(cls=_Settings, short_help="Run an exporter and replay recorded engines to it.")
 @click.option("--once", is_flag=True, help="Play each run once, print the totals and exit.")
 @click.option("--open", "browse", is_flag=True, help="Open the exporter's page in a browser.")
 @_speed
-@_settings
+@_settings(
+    ingest_endpoint="unset: an ipc path in a temporary directory",
+    log_stats_interval=f"default: {DEMO_STATS_INTERVAL}",
+)
 def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     """Start an exporter and play recorded runs of real vLLM, SGLang and Triton servers to it.
 
@@ -150,7 +188,7 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     """
     from sidestep.demo import run_demo
 
-    environ = {"SIDESTEP_LOG_STATS_INTERVAL": "0", **os.environ}
+    environ = {"SIDESTEP_LOG_STATS_INTERVAL": DEMO_STATS_INTERVAL, **os.environ}
     own = Path(tempfile.mkdtemp(prefix="sidestep-demo-"))
     if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
         flags["ingest_endpoint"] = (f"ipc://{own}/ingest.ipc",)
@@ -164,9 +202,13 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
         own.rmdir()
 
 
-@cli.command()
+@cli.command(short_help="Replay a recording to an exporter.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
+@click.option(
+    "--connect",
+    metavar="ENDPOINT",
+    help="The exporter's ingest endpoint. [SIDESTEP_ENDPOINT; unset: that of an exporter of this user]",
+)
 @_speed
 @click.option(
     "--namespace", default="replay", show_default=True, help="Prefix of the engines' identities."
@@ -184,18 +226,18 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     click.echo(f"replayed {player.progress.records} records; the exporter has applied all of them")
 
 
-@cli.command()
+@cli.command(short_help="Record what engines send to a file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--listen",
     metavar="ENDPOINT",
-    help="Endpoint that engines connect to, instead of an exporter's.",
+    help="Endpoint that engines connect to. [unset: as --ingest.endpoint of an exporter]",
 )
 @click.option(
     "--connect",
     metavar="ENDPOINT",
     default="",
-    help="Endpoint of an exporter to pass everything on to.",
+    help="Endpoint of an exporter to pass everything on to. [unset: nothing is passed on]",
 )
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Record what engines send to FILE, and pass it on to an exporter if one is given."""
@@ -215,7 +257,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     click.echo(f"recorded {tee.items} items to {file}", err=True)
 
 
-@cli.command()
+@cli.command(short_help="Write a new CURVE key pair.")
 @click.argument("name")
 @click.option(
     "--out",
@@ -232,7 +274,7 @@ def keygen(name: str, out: Path) -> None:
     click.echo(f"wrote {secret} (secret) and {public}")
 
 
-@cli.command()
+@cli.command(short_help="Show engines at the terminal.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option("--discover", is_flag=True, help="Ask the usual ports of this machine as well.")
 @click.option(
@@ -267,7 +309,7 @@ def top(
     )
 
 
-@cli.command()
+@cli.command(short_help="Check an installation and say what is wrong.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
@@ -292,7 +334,7 @@ def doctor(urls: tuple[str, ...], *, as_json: bool, fail_on: Severity, **access:
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
-@cli.command("hash-password")
+@cli.command("hash-password", short_help="Print the hash of a password for basic_auth_users.")
 def hash_password() -> None:
     """Ask for a password, print its bcrypt hash for basic_auth_users."""
     import bcrypt

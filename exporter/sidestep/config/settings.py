@@ -15,6 +15,7 @@ from sidestep.config import objectives, parsing, scrape_targets, subscriptions, 
 from sidestep.config.config_file import TABLES, read_file
 from sidestep.config.scrape_targets import Target
 from sidestep.config.subscriptions import Subscription
+from sidestep.config.topics import topic_of
 from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError
 from sidestep.transport.addresses import is_reached
@@ -41,6 +42,7 @@ class Setting:
         help: The text in ``--help`` and in docs/configuration.md.
         parse: Parser of one value; it raises ValueError with the end of an error line.
         default: Parsed like a given value; that of a repeatable setting is a tuple.
+        unset: What applies without a value, for help and documents; of a setting with an empty default.
         collect: Of a repeatable setting, checks all parsed values together.
         separator: Separator of values in the environment variable; ``None``: white space.
         shown: Formats a value for an error line, without secrets.
@@ -51,6 +53,7 @@ class Setting:
     help: str
     parse: Callable[[object], Any] = parsing.text
     default: Any = ""
+    unset: str = ""
     collect: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple
     separator: str | None = ","
     shown: Callable[[object], str] = str
@@ -82,9 +85,21 @@ class Setting:
         return isinstance(self.default, tuple)
 
     @property
+    def topic(self) -> str:
+        """The group that the setting belongs to in help and documents."""
+        return topic_of(self.flag)
+
+    @property
     def default_text(self) -> str:
-        """The default as help and documents have it."""
-        return (", ".join(self.default) if self.repeatable else str(self.default).lower()) or "-"
+        """The default, or what applies without one."""
+        if self.unset:
+            return f"unset: {self.unset}"
+        if self.repeatable:
+            return f"default: {', '.join(self.default)}"
+        shown = (
+            f"{self.default:g}" if isinstance(self.default, float) else str(self.default).lower()
+        )
+        return f"default: {shown}"
 
 
 def option(*args: Any, **kwargs: Any) -> Any:
@@ -125,20 +140,25 @@ class Config:
         "--web.config.file FILE",
         "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"
         " reloaded when it changes. See security.md.",
+        unset="plain HTTP, without passwords",
     )
     ingest_endpoint: tuple[str, ...] = option(
         "--ingest.endpoint ENDPOINT",
         "Endpoint that engines connect to, ipc:// or tcp://; repeatable.",
         default=(),
         collect=lambda endpoints: endpoints or (default_endpoint(),),
+        unset="ipc://$XDG_RUNTIME_DIR/sidestep/ingest.ipc; without that variable,"
+        " ipc:///tmp/sidestep-UID/ingest.ipc",
     )
     ingest_curve_key: str = option(
         "--ingest.curve-key FILE",
         "File with the exporter's secret key (sidestep keygen); tcp:// endpoints then require CURVE.",
+        unset="tcp:// endpoints do not use CURVE",
     )
     ingest_authorized_keys: str = option(
         "--ingest.authorized-keys DIR",
         "Directory of the engines' public keys, NAME.pub, reloaded every second.",
+        unset="tcp:// endpoints do not use CURVE",
     )
     ingest_allow_plain_tcp: bool = option(
         "--ingest.allow-plain-tcp",
@@ -149,11 +169,13 @@ class Config:
     ingest_ipc_group: str = option(
         "--ingest.ipc-group GROUP",
         "Group that may also connect to ipc:// paths; their directory is created with mode 2770.",
+        unset="only the exporter's own user may connect",
     )
     forward: str = option(
         "--forward ENDPOINT",
         "Ingest endpoint of an upstream exporter to forward all metrics to. See forwarding.md.",
         parsing.forward_endpoint,
+        unset="metrics are not forwarded",
     )
     forward_interval: float = option(
         "--forward.interval SECONDS",
@@ -167,12 +189,14 @@ class Config:
         parsing.label_pair,
         (),
         separator=None,
+        unset="none",
     )
     forward_source: str = option(
         "--forward.source NAME",
         "Name of this exporter, unique among those that forward to the same upstream and stable over"
-        " restarts. Default: the host name.",
+        " restarts.",
         parsing.source,
+        unset="the host name",
     )
     subscribe: tuple[Subscription, ...] = option(
         f"--subscribe {subscriptions.FORM}",
@@ -183,6 +207,7 @@ class Config:
         (),
         collect=subscriptions.collect,
         separator=None,
+        unset="none",
     )
     scrape: tuple[Target, ...] = option(
         f"--scrape {scrape_targets.FORM}",
@@ -194,6 +219,7 @@ class Config:
         collect=scrape_targets.collect,
         separator=None,
         shown=scrape_targets.without_secrets,
+        unset="none",
     )
     triton: tuple[Server, ...] = option(
         f"--triton {triton_servers.FORM}",
@@ -204,6 +230,7 @@ class Config:
         collect=triton_servers.collect,
         separator=None,
         shown=scrape_targets.without_secrets,
+        unset="none",
     )
     limits_memory_soft: int = option(
         "--limits.memory-soft MIB",
@@ -221,7 +248,8 @@ class Config:
     state_dir: str = option(
         "--state.dir DIR",
         "Directory for the snapshot that keeps counters across restarts; one directory per exporter,"
-        " preferably on a memory-backed volume. Without it a restart is a counter reset.",
+        " preferably on a memory-backed volume.",
+        unset="a restart is a counter reset",
     )
     shutdown_linger: float = option(
         "--shutdown.linger SECONDS",
@@ -256,18 +284,21 @@ class Config:
         " See views.md.",
         parsing.droppable_label,
         (),
+        unset="none",
     )
     metrics_allow: tuple[str, ...] = option(
         "--metrics.allow PATTERN",
         "Expose only engine families whose name matches, with wildcards * and ?; repeatable.",
         parsing.family_pattern,
         (),
+        unset="all families",
     )
     metrics_deny: tuple[str, ...] = option(
         "--metrics.deny PATTERN",
         "Do not expose engine families whose name matches, even if allowed; repeatable.",
         parsing.family_pattern,
         (),
+        unset="none",
     )
     metrics_bucket_thinning: int = option(
         "--metrics.bucket-thinning NUMBER",
@@ -285,6 +316,7 @@ class Config:
         collect=objectives.collect,
         separator=None,
         shown=objectives.shown,
+        unset="none",
     )
     kv_sample_rate: float = option(
         "--kv.sample-rate SHARE",
@@ -390,6 +422,7 @@ SETTINGS: tuple[Setting, ...] = tuple(
 CONFIG_FILE = Setting(
     "--config.file FILE",
     "TOML file with these settings; flags and environment variables take precedence.",
+    unset="none",
 )
 
 
