@@ -311,6 +311,14 @@ def top(
 
 @cli.command(short_help="Check an installation and say what is wrong.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    metavar="FILE|DIR|-",
+    type=click.Path(exists=True, allow_dash=True),
+    help="Check Kubernetes manifests, rendered by helm or kustomize or printed by kubectl; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -320,7 +328,14 @@ def top(
     help="Lowest severity at which the exit code is 1; with errors it is 2 in any case.",
 )
 @_access
-def doctor(urls: tuple[str, ...], *, as_json: bool, fail_on: Severity, **access: Any) -> int:
+def doctor(
+    urls: tuple[str, ...],
+    *,
+    manifests: tuple[str, ...],
+    as_json: bool,
+    fail_on: Severity,
+    **access: Any,
+) -> int:
     """Check an installation, and say what is wrong and how to mend it.
 
     URL is an exporter's address; without any source, the exporter on this machine is checked.
@@ -330,7 +345,7 @@ def doctor(urls: tuple[str, ...], *, as_json: bool, fail_on: Severity, **access:
     from sidestep.doctor.command import Sources, run
     from sidestep.web_client.access import Access
 
-    sources = Sources(exporters=urls)
+    sources = Sources(exporters=urls, manifests=manifests)
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 

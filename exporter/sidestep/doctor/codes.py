@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sidestep.diagnosis import own_codes
 from sidestep.diagnosis.finding import Code
 from sidestep.doctor import exporter
+from sidestep.doctor.manifests import check as manifests
 
 
 class Section(NamedTuple):
@@ -34,5 +35,11 @@ SECTIONS = (
         "An exporter, from outside",
         "`sidestep doctor URL`: the address of an exporter's page.",
         exporter.CODES,
+    ),
+    Section(
+        "Kubernetes manifests",
+        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Other resources than"
+        " pods and what scrapes them are ignored.",
+        manifests.CODES,
     ),
 )

@@ -13,6 +13,7 @@ import msgspec
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
 from sidestep.doctor import exporter
+from sidestep.doctor.manifests.check import check as check_manifests
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
 
@@ -25,9 +26,11 @@ class Sources(NamedTuple):
 
     Attributes:
         exporters: Addresses of exporters.
+        manifests: Files and directories of Kubernetes manifests; ``-`` is standard input.
     """
 
     exporters: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
 
 
 async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Severity) -> int:
@@ -53,4 +56,7 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncIterator[Finding]:
     for url in sources.exporters:
         async for each in exporter.check(session, url):
+            yield each
+    if sources.manifests:
+        for each in check_manifests(sources.manifests):
             yield each
