@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 from tools.boards.__main__ import BOARDS, GRAFANA, files
 
-from boards import DASHBOARDS, dashboard, data_links, families, filled, panels, queries, variables
+from boards import (
+    DASHBOARDS,
+    dashboard,
+    data_links,
+    everything,
+    families,
+    filled,
+    panels,
+    queries,
+    variables,
+)
 from exporters import page_of_engine
 from pages import parse
 from promtool import assert_query, needs_promtool
+from rulefiles import rules
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
@@ -26,7 +37,12 @@ FAMILIES = {
     for row in dialect.rows
     if row.status != "hidden"
 } | {name: row.kind for name, row in BY_NAME.items()}
-OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+OTHERS = {
+    "up",
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+}
 """Metrics of Prometheus and of the exporter's process."""
 COUNTERS = {name for name, kind in FAMILIES.items() if kind == "counter"} | {
     "process_cpu_seconds_total"
@@ -286,13 +302,14 @@ def test_rates_are_over_the_rate_interval(path: Path) -> None:
 
 @every_board
 def test_counters_are_rated_and_added_up(path: Path) -> None:
-    """Counters are shown as rates, summed over series."""
+    """Counters are shown as rates, summed over series, or as changes."""
     for asked in queries(path):
         for name in COUNTERS & families(asked.expr):
             for found in re.finditer(rf"(?<![\w:]){name}(?=[{{\"|])", asked.expr):
                 before = asked.expr[: found.start()]
                 rated = re.search(
-                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \(rate\([^()]*$", before
+                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \((?:rate|changes)\([^()]*$",
+                    before,
                 )
                 assert rated, (name, asked)
 
@@ -375,9 +392,18 @@ def test_pods_behind_one_exporter_are_separate(
 @every_board
 def test_panels_do_not_overlap(path: Path) -> None:
     """Panels have unique ids, do not overlap, and stay within the grid."""
+    board = dashboard(path)
+    for layout in (board["panels"], *(each.get("panels", ()) for each in board["panels"])):
+        assert_no_overlap(layout)
+    ids = [panel["id"] for panel in everything(board)]
+
+    assert len(ids) == len(set(ids))
+
+
+def assert_no_overlap(layout: list[dict[str, Any]]) -> None:
+    """Assert that panels which are shown together have no cell in common."""
     taken: set[tuple[int, int]] = set()
-    everything = dashboard(path)["panels"]
-    for panel in everything:
+    for panel in layout:
         at = panel["gridPos"]
         cells = {
             (x, y)
@@ -387,9 +413,112 @@ def test_panels_do_not_overlap(path: Path) -> None:
         assert at["x"] + at["w"] <= 24
         assert not cells & taken
         taken |= cells
-    ids = [panel["id"] for panel in everything]
 
-    assert len(ids) == len(set(ids))
+
+@every_board
+def test_collapsed_rows_contain_their_panels(path: Path) -> None:
+    """A collapsed row contains its panels, below its heading; an open one contains none."""
+    board = dashboard(path)
+    headings = [panel for panel in board["panels"] if panel["type"] == "row"]
+
+    assert all(bool(heading["panels"]) == heading["collapsed"] for heading in headings)
+    for heading in headings:
+        below = heading["gridPos"]["y"] + 1
+        assert min((p["gridPos"]["y"] for p in heading["panels"]), default=below) == below
+    assert not headings[0]["collapsed"]
+
+
+def test_rarely_used_rows_are_collapsed() -> None:
+    """Rows that only some installations fill are collapsed, those of load and latency are open."""
+    closed = {
+        path.stem: {row["title"] for row in dashboard(path)["panels"] if row.get("collapsed")}
+        for path in DASHBOARDS
+    }
+
+    assert closed["fleet"] >= {"Sources"}
+    assert closed["kv-cache"] >= {"Other tiers and engines"}
+    assert closed["sglang"] >= {"Disaggregated prefill and decode, and HTTP"}
+    assert not set.union(*closed.values()) & {"Now", "Load", "Latency", "Engine health"}
+
+
+def test_the_fleet_lists_its_alerts() -> None:
+    """The alert list shows firing and pending alerts of engines, which the rules have."""
+    (listed,) = (p for p in dashboard(GRAFANA / "fleet.json")["panels"] if p["type"] == "alertlist")
+    options = listed["options"]
+    shown = {state for state, chosen in options["stateFilter"].items() if chosen}
+    alerts = {rule["alert"] for rule in rules("alerts.yaml") if "alert" in rule}
+
+    assert shown == {"firing", "pending", "error"}
+    assert {a for a in alerts if options["alertName"] in a} >= {"InferenceEngineStalled"}
+    assert not options["dashboardAlerts"]
+    assert listed["description"].endswith(".")
+
+
+ENGINES = 'job="j",instance="i",pod="p",model_name="m"'
+EVENTS = {
+    "Engine restarted": (
+        {
+            f'sidestep_engine_restarts_total{{{ENGINES},engine="0"}}': "0x3 1x1",
+            f'sidestep_engine_restarts_total{{{ENGINES},engine="1"}}': "0x9",
+        },
+        '{instance="i",pod="p",model_name="m",engine="0"}',
+        1.0,
+    ),
+    "Engine stalled": (
+        # A stall between two steps of the query, which has ended.
+        {f'sidestep_engine_stalled_seconds{{{ENGINES},engine="0",reason="step"}}': "_x2 7 _x9"},
+        '{instance="i",pod="p",model_name="m",engine="0",reason="step"}',
+        7.0,
+    ),
+    "Counter reset": (
+        {'sidestep_triton_resets_total{job="j",instance="i",model="m",version="1"}': "0x2 1x2"},
+        '{model="m",version="1"}',
+        1.0,
+    ),
+    "Exporter restarted": (
+        {'process_start_time_seconds{job="j",instance="i"}': "100x2 160x2"},
+        '{instance="i"}',
+        1.0,
+    ),
+}
+"""Series with an event in the last minute, and the event."""
+
+
+@every_board
+def test_annotations_mark_restarts_and_stalls(path: Path) -> None:
+    """Every dashboard marks restarts, and those about engines stalls; texts name labels of the query."""
+    found = {each["name"]: each for each in dashboard(path)["annotations"]["list"]}
+
+    expected = {"triton": {"Counter reset"}, "sidestep": {"Exporter restarted"}}
+    assert found.keys() == expected.get(path.stem, {"Engine restarted", "Engine stalled"})
+    for each in found.values():
+        (labels,) = re.findall(r" by \(([^()]*)\)", each["expr"])
+        assert each["enable"]
+        assert each["datasource"] == SOURCE
+        assert each["titleFormat"] == each["name"]
+        assert set(re.findall(r"\{\{(\w+)\}\}", each["textFormat"])) == set(labels.split(", "))
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("board", "title"),
+    [
+        ("fleet", "Engine restarted"),
+        ("vllm", "Engine restarted"),
+        ("fleet", "Engine stalled"),
+        ("latency", "Engine stalled"),
+        ("triton", "Counter reset"),
+        ("sidestep", "Exporter restarted"),
+    ],
+)
+def test_annotations_have_a_sample_for_an_event(tmp_path: Path, board: str, title: str) -> None:
+    """An annotation has a sample for what happened in the window, and none for other series."""
+    (expr,) = (
+        filled(asked.expr) for asked in queries(GRAFANA / f"{board}.json") if asked.panel == title
+    )
+    series, labels, value = EVENTS[title]
+
+    assert_query(tmp_path, series, expr, {labels: value})
 
 
 RATES = {
@@ -416,7 +545,7 @@ DIVIDED = {
     [
         ("fleet", "Prefix-cache hit rate", "sglang:prefill_effective_tokens_total", {"m": 0.4}),
         ("kv-cache", "Prefix-cache hit rate, now", "sglang:prefill_effective_tokens_total", 0.4),
-        ("sglang", "Prompt tokens/s", "sglang:realtime_tokens_total", 2 * 100 / 60),
+        ("sglang", "Prompt throughput", "sglang:realtime_tokens_total", 2 * 100 / 60),
         ("sglang", "Scheduler time by activity", "sglang:scheduler_stage_seconds_total", 45 / 60),
         ("latency", "Objectives met, by model", "sidestep_slo_requests_total", {"m": 0.9}),
         ("latency", "Objectives missed", "sidestep_slo_requests_total", {"m": 2 * 10 / 60}),

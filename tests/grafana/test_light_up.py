@@ -15,7 +15,7 @@ from tools.screens.answers import Span
 from tools.screens.page import page
 
 import peers_boards
-from boards import DASHBOARDS, PanelQuery, dashboard, families, filled, panels, queries
+from boards import DASHBOARDS, PanelQuery, dashboard, everything, families, filled, panels, queries
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES, rules
@@ -50,6 +50,8 @@ EMPTY = {
         "Rejected messages and items",
         "sidestep_rejected_total",
     ): "the engines send nothing that is refused",
+    ("Exporter restarted", "process_start_time_seconds"): "no exporter restarts",
+    ("Counter reset", "sidestep_triton_resets_total"): "no Triton restarts",
     ("Acceptance rate, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
     ("Acceptance length, SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
     ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
@@ -182,6 +184,7 @@ def test_series_have_the_labels_of_their_legends(
 def test_every_panel_can_be_drawn(scraped: Scraped, version: str, path: Path) -> None:
     """Every panel is drawn with data, or with its text for no data."""
     board = dashboard(path)
+    board["panels"] = everything(board)
     drawn = page(scraped.servers[version], board, Span(scraped.start, scraped.end, 1.0, WINDOW))
     # A table shows the end of the run, when the recorded engines may have lost their gauges.
     excused = {title for title, _ in EMPTY} | {"LoRA adapters by engine"}

@@ -24,7 +24,7 @@ SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 @dataclasses.dataclass(frozen=True)
 class PanelQuery:
-    """A query of a panel."""
+    """A query of a panel or an annotation."""
 
     board: str
     panel: str
@@ -41,8 +41,13 @@ def dashboard(path: Path) -> dict[str, Any]:
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the panels of a dashboard without the row headings."""
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
+    """Return the panels of a dashboard that have queries, those of collapsed rows included."""
+    return [panel for panel in everything(board) if "targets" in panel]
+
+
+def everything(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return row headings and panels of a dashboard, with all rows open."""
+    return [each for panel in board["panels"] for each in (panel, *panel.get("panels", ()))]
 
 
 def data_links(board: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -64,12 +69,11 @@ def data_links(board: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, An
 
 
 def queries(path: Path) -> list[PanelQuery]:
-    """Return the queries of all panels of a file, variables included."""
-    return [
-        PanelQuery(path.stem, panel["title"], target["expr"])
-        for panel in panels(dashboard(path))
-        for target in panel["targets"]
-    ]
+    """Return the queries of all panels and annotations of a file, variables included."""
+    board = dashboard(path)
+    found = [(panel["title"], t["expr"]) for panel in panels(board) for t in panel["targets"]]
+    found += [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
+    return [PanelQuery(path.stem, *each) for each in found]
 
 
 def variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.boards.panels import SOURCE, Panel, uid
+from tools.boards.panels import SOURCE, AlertList, Panel, uid
 
 TAG = "sidestep"
 COLUMNS = 24
@@ -87,10 +87,39 @@ TARGET = (CLUSTER, NAMESPACE, POD, JOB, INSTANCE)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Panels under a heading, from left to right in as many lines as necessary."""
+    """Panels under a heading, from left to right in as many lines as necessary.
+
+    Attributes:
+        collapsed: Show the heading only, and query nothing, until somebody opens the row.
+    """
 
     title: str
-    panels: Sequence[Panel]
+    panels: Sequence[Panel | AlertList]
+    collapsed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """Events that all panels mark on their axis of time, while the expression is above 0."""
+
+    title: str
+    expr: str
+    text: str
+    color: str
+
+    def made(self) -> dict[str, Any]:
+        """Return its JSON."""
+        return {
+            "name": self.title,
+            "datasource": SOURCE,
+            "enable": True,
+            "expr": self.expr,
+            "iconColor": self.color,
+            "tagKeys": "",
+            "textFormat": self.text,
+            "titleFormat": self.title,
+            "useValueForTime": False,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +137,7 @@ class Dashboard:
     variables: Sequence[Variable | Bound]
     rows: Sequence[Row]
     next: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Sequence[Annotation] = ()
 
     def made(self) -> dict[str, Any]:
         """Return its JSON, without an id, so that every Grafana imports it as new."""
@@ -123,7 +153,7 @@ class Dashboard:
             "refresh": "30s",
             "time": {"from": "now-1h", "to": "now"},
             "timezone": "browser",
-            "annotations": {"list": []},
+            "annotations": {"list": [each.made() for each in self.annotations]},
             "links": [
                 *(
                     _link("link", title, url=f"/d/{uid(file)}", icon="dashboard")
@@ -140,16 +170,19 @@ class Dashboard:
         y = number = 0
         for row in self.rows:
             number += 1
-            made.append(_heading(row.title, number, y))
+            heading = _heading(row, number, y)
+            made.append(heading)
+            inside = heading["panels"] if row.collapsed else made
             y += 1
+            bottom = y
             x = line = 0
             for panel in row.panels:
                 if x + panel.width > COLUMNS:
                     x, y, line = 0, y + line, 0
                 number += 1
-                made.append(panel.made(number, x, y))
+                inside.append(panel.made(number, x, y))
                 x, line = x + panel.width, max(line, panel.height)
-            y += line
+            y = bottom if row.collapsed else y + line
         return made
 
 
@@ -180,12 +213,12 @@ def _datasource() -> dict[str, Any]:
     }
 
 
-def _heading(title: str, number: int, y: int) -> dict[str, Any]:
+def _heading(row: Row, number: int, y: int) -> dict[str, Any]:
     return {
         "id": number,
         "type": "row",
-        "title": title,
-        "collapsed": False,
+        "title": row.title,
+        "collapsed": row.collapsed,
         "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y},
         "panels": [],
     }

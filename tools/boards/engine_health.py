@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tools.boards import reasons
-from tools.boards.dashboard import Row
+from tools.boards.dashboard import Annotation, Row
 from tools.boards.panels import DrillDown, Panel, Query
-from tools.boards.queries import PLACE, PLACE_NAME, Scope, grouped, most, total
+from tools.boards.queries import PLACE, PLACE_NAME, WINDOW, Scope, changed, grouped, most, total
 from tools.boards.shapes import lines
 
 STATE = "sidestep_engine_state"
@@ -24,6 +24,22 @@ STATES = {
 """Colors by state; of several engines with equal labels, the timeline shows the last of these."""
 EACH = (*PLACE, "model_name", "engine")
 NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
+
+
+def engine_events(of: Scope, **matched: str) -> Sequence[Annotation]:
+    """Return the restarts and stalls of the engines that ``of`` selects and whose labels match."""
+    restarts = changed(of("sidestep_engine_restarts_total", **matched), EACH)
+    # A stall can be shorter than the step of the query.
+    stalls = f"max_over_time({of('sidestep_engine_stalled_seconds', **matched)}{WINDOW})"
+    return (
+        Annotation("Engine restarted", restarts, NAME, "blue"),
+        Annotation(
+            "Engine stalled",
+            f"{grouped('max', (*EACH, 'reason'), stalls)} > 0",
+            f"{{{{reason}}}} {NAME}",
+            "red",
+        ),
+    )
 
 
 def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
-from tools.boards.engine_health import engine_health
-from tools.boards.panels import DrillDown, Panel, Query
+from tools.boards.engine_health import engine_events, engine_health
+from tools.boards.panels import AlertList, DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
     PLACE_COLUMNS,
@@ -102,14 +102,14 @@ TILES = (
     tile("Running", "Requests in batches.", reasons.ENGINES, once(of(*RUNNING, priority=""))),
     tile("Waiting", "Requests in queues.", reasons.ENGINES, once(of(*WAITING, priority=""))),
     tile(
-        "Generated tokens/s",
+        "Generation throughput",
         "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         reasons.ENGINES,
         rate(of(*GENERATED)),
         unit=TOKENS,
     ),
     tile(
-        "Prompt tokens/s",
+        "Prompt throughput",
         "Prompt tokens per second, cached ones included.",
         reasons.ENGINES,
         rate(of(*PROMPTS)),
@@ -129,8 +129,8 @@ MODELS = Panel(
     says="Current load of each model.",
     empty=reasons.ENGINES,
     kind="table",
-    width=24,
-    height=6,
+    width=17,
+    height=7,
     queries=[
         Query(once(of(*RUNNING, priority=""), "model_name")),
         Query(once(of(*WAITING, priority=""), "model_name")),
@@ -144,20 +144,31 @@ MODELS = Panel(
         "model_name": "Model",
         "Value #A": "Running",
         "Value #B": "Waiting",
-        "Value #C": "Generated tokens",
-        "Value #D": "Prompt tokens",
+        "Value #C": "Generation throughput",
+        "Value #D": "Prompt throughput",
         "Value #E": "Finished requests",
         "Value #F": "KV cache usage, max",
         "Value #G": "Saturation",
     },
     units={
         "KV cache usage, max": "percentunit",
-        "Generated tokens": TOKENS,
-        "Prompt tokens": TOKENS,
+        "Generation throughput": TOKENS,
+        "Prompt throughput": TOKENS,
         "Finished requests": "reqps",
         "Saturation": "percentunit",
     },
     links=OF_MODEL,
+)
+
+ALERTS = AlertList(
+    title="Alerts",
+    says=(
+        "Alerts of engines that are firing or pending, of all data sources whose alerts Grafana shows"
+        " (*Manage alerts via Alerting UI* in the data source's settings). The filters above do not apply."
+    ),
+    named="Inference",
+    width=7,
+    height=7,
 )
 
 LOAD = (
@@ -168,13 +179,13 @@ LOAD = (
         once(of(*WAITING, priority=""), "model_name"),
     ),
     by_model(
-        "Generated tokens/s",
+        "Generation throughput",
         "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
         rate(of(*GENERATED), "model_name"),
         TOKENS,
     ),
     by_model(
-        "Prompt tokens/s",
+        "Prompt throughput",
         "Prompt tokens per second, cached ones included.",
         rate(of(*PROMPTS), "model_name"),
         TOKENS,
@@ -291,12 +302,13 @@ BOARD = Dashboard(
         ),
     ],
     rows=[
-        Row("Now", (*TILES, MODELS)),
+        Row("Now", (*TILES, MODELS, ALERTS)),
         engine_health(of, OF_ENGINE),
         Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),
-        Row("Sources", (SOURCES,)),
+        Row("Sources", (SOURCES,), collapsed=True),
     ],
+    annotations=engine_events(of),
     next={"vllm": "vLLM engine", "sglang": "SGLang engine", "latency": "Request latency"},
 )

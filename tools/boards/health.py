@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from tools.boards import reasons
-from tools.boards.dashboard import TARGET, Dashboard, Row
+from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import PLACE, PLACE_COLUMNS, PLACE_NAME, Scope, most, rate, total
+from tools.boards.queries import (
+    PLACE,
+    PLACE_COLUMNS,
+    PLACE_NAME,
+    Scope,
+    changed,
+    most,
+    rate,
+    total,
+)
 from tools.boards.shapes import lines, tile
 
 of = Scope()
@@ -258,6 +267,14 @@ BOARD = Dashboard(
         Row("Items and messages", COUNTED),
         Row("Delivery", DELIVERY),
         Row("The process", PROCESS),
-        Row("Subscriptions and targets", SOURCES),
+        Row("Subscriptions and targets", SOURCES, collapsed=True),
+    ],
+    annotations=[
+        Annotation(
+            "Exporter restarted",
+            changed(of("process_start_time_seconds"), PLACE),
+            PLACE_NAME,
+            "blue",
+        )
     ],
 )

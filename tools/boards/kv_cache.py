@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_events
 from tools.boards.panels import Query
 from tools.boards.queries import (
     PLACE,
@@ -322,6 +323,7 @@ TIERS = (
 BOARD = Dashboard(
     file="kv-cache",
     title="KV cache and residency",
+    annotations=engine_events(sglang),
     says="Usage of KV caches, hit rates, block lifetimes, and traffic between tiers.",
     tags=["llm", "kv-cache"],
     variables=[
@@ -345,7 +347,7 @@ BOARD = Dashboard(
         Row("Now", TILES),
         Row("Usage and hit rate", USAGE),
         Row("Block lifetimes", LIFETIMES),
-        Row("Prefix cache, from the engine's KV events", CACHE_EVENTS),
-        Row("Other tiers and engines", TIERS),
+        Row("Prefix cache, from the engine's KV events", CACHE_EVENTS, collapsed=True),
+        Row("Other tiers and engines", TIERS, collapsed=True),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Bound, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_events
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, once_rate, rate, ratio
 from tools.boards.shapes import heat, lines, tile
@@ -122,6 +123,7 @@ def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
 BOARD = Dashboard(
     file="latency",
     title="Request latency",
+    annotations=engine_events(of),
     next={"vllm": "vLLM engine", "sglang": "SGLang engine"},
     says="Share of requests within chosen bounds, and distributions of all latencies.",
     tags=["llm", "slo"],

@@ -271,6 +271,49 @@ def _override(column: str, name: str, value: object) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlertList:
+    """A panel of alerts that are firing or pending.
+
+    Attributes:
+        named: Part of the alerts' names.
+    """
+
+    title: str
+    says: str
+    named: str
+    width: int = 8
+    height: int = 8
+
+    def made(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """Return its JSON at a position."""
+        return {
+            "id": number,
+            "type": "alertlist",
+            "title": self.title,
+            "description": self.says,
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "options": {
+                "alertInstanceLabelFilter": "",
+                "alertName": self.named,
+                "dashboardAlerts": False,
+                "groupBy": [],
+                "groupMode": "default",
+                "maxItems": 20,
+                "showInstances": True,
+                "sortOrder": 3,
+                "stateFilter": {
+                    "error": True,
+                    "firing": True,
+                    "noData": False,
+                    "normal": False,
+                    "pending": True,
+                },
+                "viewMode": "list",
+            },
+        }
+
+
 def families(exprs: Iterable[str]) -> list[str]:
     """Return the names of the families in expressions, in order."""
     found: dict[str, None] = {}

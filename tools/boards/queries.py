@@ -86,6 +86,11 @@ def rate(selector: str, by: By = "") -> str:
     return grouped("sum", by, f"rate({selector}{WINDOW})")
 
 
+def changed(selector: str, by: By = "") -> str:
+    """Return how often values changed, without a sample where they did not."""
+    return f"{grouped('max', by, f'changes({selector}{WINDOW})')} > 0"
+
+
 def once(expr: str, by: By = "") -> str:
     """Return a sum in which the ranks of an SGLang replica, which report the same, count once."""
     return grouped("sum", by, _one_rank(expr))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
-from tools.boards.engine_health import engine_health
+from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.panels import DrillDown, Query
 from tools.boards.queries import (
     PLACE,
@@ -22,6 +22,8 @@ from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 of = Scope("model_name")
 cache = Scope()
 """Scope of the radix cache's and the HTTP server's series, which have no ``model_name``."""
+PROCESSES = "~.+/sglang/(scheduler|tokenizer)/.+"
+"""Pattern of SGLang's processes, each of which is an engine here."""
 RANK = (*PLACE, "dp_rank")
 NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
@@ -61,14 +63,14 @@ TILES = (
         limits=(0.9, 0.98),
     ),
     tile(
-        "Generated tokens/s",
+        "Generation throughput",
         "Tokens generated per second, as they are generated.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="decode")),
         unit=TOKENS,
     ),
     tile(
-        "Prompt tokens/s",
+        "Prompt throughput",
         "Prompt tokens per second, computed or found in a cache.",
         reasons.SGLANG,
         once_rate(of("sglang:realtime_tokens_total", mode="~prefill_.*")),
@@ -352,15 +354,16 @@ BOARD = Dashboard(
         engine_health(
             of,
             [DrillDown("Request latency", "latency", ["model_name"])],
-            engine="~.+/sglang/(scheduler|tokenizer)/.+",
+            engine=PROCESSES,
         ),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
-        Row("Lengths", LENGTHS),
+        Row("Lengths", LENGTHS, collapsed=True),
         Row("Memory", MEMORY),
         Row("Scheduler", SCHEDULER),
-        Row("Forward passes, from the engine's stream", PASSES),
-        Row("Disaggregated prefill and decode, and HTTP", SEPARATED),
+        Row("Forward passes, from the engine's stream", PASSES, collapsed=True),
+        Row("Disaggregated prefill and decode, and HTTP", SEPARATED, collapsed=True),
     ],
+    annotations=engine_events(of, engine=PROCESSES),
     next={"latency": "Request latency", "kv-cache": "KV cache"},
 )

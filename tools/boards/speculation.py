@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.engine_health import engine_events
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -213,6 +214,7 @@ ADAPTERS = (
 BOARD = Dashboard(
     file="speculation-lora",
     title="Speculative decoding and LoRA",
+    annotations=engine_events(sglang),
     says="Gain of speculative decoding, and running and waiting LoRA adapters.",
     tags=["llm", "speculative-decoding", "lora"],
     variables=[

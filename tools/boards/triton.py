@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tools.boards import reasons
-from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, most, rate, ratio, total
+from tools.boards.queries import Histogram, Scope, changed, most, rate, ratio, total
 from tools.boards.shapes import heat, lines, quantiles, tile
 
 of = Scope("model", "version")
@@ -294,7 +294,15 @@ BOARD = Dashboard(
         Row("Requests", REQUESTS),
         Row("Time", TIME),
         Row("Batches and models", BATCHING),
-        Row("Responses and caches", RESPONSES),
-        Row("Polls", POLLED),
+        Row("Responses and caches", RESPONSES, collapsed=True),
+        Row("Polls", POLLED, collapsed=True),
+    ],
+    annotations=[
+        Annotation(
+            "Counter reset",
+            changed(of("sidestep_triton_resets_total"), MODEL),
+            NAME,
+            "blue",
+        )
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
-from tools.boards.engine_health import engine_health
+from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -21,6 +21,8 @@ from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 of = Scope("model_name", "engine")
 front = Scope("model_name")
 """The front end's series have no engine."""
+CORES = r"~\\d+"
+"""Pattern of vLLM's engines, which have numbers; others have identities."""
 EACH = (*PLACE, "engine")
 NAME = f"{PLACE_NAME} {{{{engine}}}}"
 
@@ -54,14 +56,14 @@ TILES = (
         limits=(0.8, 0.95),
     ),
     tile(
-        "Generated tokens/s",
+        "Generation throughput",
         "Tokens generated per second.",
         reasons.VLLM,
         rate(of("vllm:generation_tokens_total")),
         unit=TOKENS,
     ),
     tile(
-        "Prompt tokens/s",
+        "Prompt throughput",
         "Prompt tokens per second, cached ones included.",
         reasons.VLLM,
         rate(of("vllm:prompt_tokens_total")),
@@ -423,16 +425,14 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", TILES),
-        # Engines of vLLM have numbers, others their identities.
-        engine_health(
-            of, [DrillDown("Request latency", "latency", ["model_name"])], engine=r"~\\d+"
-        ),
+        engine_health(of, [DrillDown("Request latency", "latency", ["model_name"])], engine=CORES),
         Row("Load", LOAD),
         Row("Latency", LATENCY),
-        Row("Lengths", LENGTHS),
+        Row("Lengths", LENGTHS, collapsed=True),
         Row("Steps", STEPS),
-        Row("Request states", ABORTS),
-        Row("Work and processes", PROCESS),
+        Row("Request states", ABORTS, collapsed=True),
+        Row("Work and processes", PROCESS, collapsed=True),
     ],
+    annotations=engine_events(of, engine=CORES),
     next={"latency": "Request latency", "kv-cache": "KV cache"},
 )

@@ -24,6 +24,7 @@ from tools.screens.png import smaller
 from boards import DASHBOARDS, ROOT, dashboard
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
+from rulefiles import RULE_FILES
 
 IMAGES = ROOT / "docs" / "images" / "dashboards"
 BEFORE = 20.0
@@ -65,7 +66,9 @@ async def play(
     """Run exporters with recordings, and return the Prometheus that scraped them."""
     async with fleet(directory) as made:
         targets = {"sidestep": made.urls}
-        server = stack.enter_context(prometheus(binary, directory, targets, interval="1s"))
+        server = stack.enter_context(
+            prometheus(binary, directory, targets, interval="1s", rules=RULE_FILES)
+        )
         await asyncio.to_thread(server.scraped, len(made.urls), time.time())
         playing = asyncio.create_task(made.live(BEFORE + seconds))
         # Stop before the publishers close, so that no series ends in the picture.

@@ -14,7 +14,7 @@ from tools.screens.units import shown
 from prometheus_server import Prometheus
 
 WIDTH, COLUMN, LINE, GAP, TITLE, HEAD = 1248, 52, 27, 6, 22, 66
-ROW = 20
+ROW, ALERT = 20, 32
 CHARTS = {
     "timeseries": charts.lines,
     "heatmap": charts.heatmap,
@@ -37,6 +37,8 @@ svg { display: block; } svg polyline { fill: none; stroke-width: 1.3; } svg line
 .stats small { color: #56606b; }
 table { border-collapse: collapse; width: 100%; font-size: 11px; } tr { height: 20px; } td, th { text-align: left; padding: 0 8px; box-sizing: border-box; border-bottom: 1px solid #edf0f2; white-space: nowrap; max-width: 420px; overflow: hidden; text-overflow: ellipsis; }
 .bar { display: flex; padding: 3px 10px; align-items: center; } .bar span { width: 90px; } .bar u { display: block; height: 12px; background: #3274d9; margin-right: 8px; }
+.row small { font-weight: normal; color: #56606b; }
+.alert { height: 26px; margin: 2px 8px 4px; padding-left: 6px; border-left: 4px solid; font-size: 9.5px; line-height: 13px; white-space: nowrap; overflow: hidden; }
 .none { color: #56606b; padding: 18px 14px; text-align: center; }
 """
 
@@ -66,7 +68,7 @@ def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
         place = f'style="left:{left}px;top:{top}px;width:{width}px;height:{height}px"'
         bottom = max(bottom, top + height)
         if panel["type"] == "row":
-            drawn.append(f"<div class=row {place}>{escape(panel['title'])}</div>")
+            drawn.append(f"<div class=row {place}>{heading(panel)}</div>")
             continue
         inside = body(server, panel, span, width, height - TITLE)
         if not inside:
@@ -83,11 +85,21 @@ def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
     return Page(html, bottom + 8, empty)
 
 
+def heading(row: dict[str, Any]) -> str:
+    """Return the heading of a row, with the number of panels if it is collapsed."""
+    if not row["collapsed"]:
+        return f"▾ {escape(row['title'])}"
+    inside = len(row["panels"])
+    return f"▸ {escape(row['title'])} <small>({inside} panel{'s' * (inside > 1)})</small>"
+
+
 def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, height: int) -> str:
     """Return the content of a panel, or nothing if there is no data."""
     kind = panel["type"]
     if kind == "table":
         return table(panel, rows(server, panel, span), height)
+    if kind == "alertlist":
+        return alerts(panel, server.get("alerts")["alerts"], height)
     if kind == "heatmap":
         span = dataclasses.replace(span, step=span.step * 2)
     found = lines(server, panel, span)
@@ -150,6 +162,25 @@ def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height
     )
     more = f"<tr><td>and {left_out} more</td></tr>" if left_out else ""
     return f"<table><tr>{head}</tr>{lines_}{more}</table>"
+
+
+def alerts(panel: dict[str, Any], found: Sequence[dict[str, Any]], height: int) -> str:
+    """Return the alerts that the panel names, each on a line, and how many are left out."""
+    named = sorted(
+        (alert["state"], alert["labels"]["alertname"], alert["annotations"]["summary"])
+        for alert in found
+        if panel["options"]["alertName"] in alert["labels"]["alertname"]
+    )
+    if not named:
+        return "<div class=none>No alerts matching filters</div>"
+    room = height // ALERT
+    left_out = len(named) - room + 1 if len(named) > room else 0
+    lines_ = "".join(
+        f"<div class=alert style='border-color:{charts.STATES['red' if state == 'firing' else 'orange']}'>"
+        f"<b>{escape(name)}</b> {state}<br>{escape(summary)}</div>"
+        for state, name, summary in named[: len(named) - left_out]
+    )
+    return lines_ + (f"<div class=line>and {left_out} more</div>" if left_out else "")
 
 
 def bars(panel: dict[str, Any], found: Sequence[Series], width: int) -> str:
