@@ -24,6 +24,7 @@ from sidestep.errors import ConfigError
 from sidestep.federation import sender, store
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import Nack, encode
+from sidestep.telemetry import peer_log
 
 PATH = "ipc:///x/y"
 TOKENS = "vllm:generation_tokens_total"
@@ -286,6 +287,10 @@ async def test_unreachable_upstream_exporter_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A downstream exporter may have no page that would show it."""
-    monkeypatch.setattr(sender, "UNREACHABLE_AFTER", 0.1)
+    monkeypatch.setattr(peer_log, "PATIENCE", 0.1)
+    caplog.set_level(logging.INFO, sender.log.name)
+    absent = f"--forward: no connection to the exporter at {upstream_path} for 0 s: No such file"
     async with start(forward=upstream_path, forward_interval="0.05"):
-        await until(lambda: f"no exporter accepts it at {upstream_path}" in caplog.text)
+        await until(lambda: absent in caplog.text)
+        async with start(ingest_endpoint=(upstream_path,)):
+            await until(lambda: f"connected to the exporter at {upstream_path}" in caplog.text)

@@ -22,6 +22,7 @@ from sidestep.errors import ConfigError, RunError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import Progress
 from sidestep.protocol.sender import Sender, State
+from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.link import Link
 from sidestep_adapters.publisher import process_hooks
 from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue
@@ -194,6 +195,7 @@ class Publisher:
         self._folder = ItemFolder()
         self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
         self._link = Link(self._endpoint, jitter)
+        self._peer_log = PeerLog(log, "sidestep", f"the exporter at {self._endpoint}")
         self._stop = threading.Event()
         self._description_changed = threading.Event()
         self._deadline = 0.0
@@ -253,6 +255,14 @@ class Publisher:
         if not self._is_idle():
             self._encode()
             self._pump(link)
+        self._log_connection(time.monotonic())
+
+    def _log_connection(self, now: float) -> None:
+        """Log that the exporter is there or missing; a refusal has a line of its own."""
+        if self.connected:
+            self._peer_log.connected(now)
+        elif self._link.problem or not self._sender.complaint:
+            self._peer_log.absent(now, self._link.problem)
 
     def _report_progress(self) -> None:
         now = time.monotonic()

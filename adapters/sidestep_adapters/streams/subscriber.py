@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.telemetry.logs import RateLimitedLog
+from sidestep.telemetry.peer_log import PeerLog
+from sidestep.transport.connection_monitor import ConnectionMonitor
 from sidestep_adapters.streams.frames import Frames, Socket, make_socket
 from sidestep_adapters.streams.readers import LOST, Reader
 from sidestep_adapters.streams.sequence import (
@@ -34,7 +35,6 @@ some protocol errors of a peer.
 """
 END_MARKER = b"\xff" * 8
 LIVE_FRAMES = 3
-MONITORED_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _PREFIX = "sidestep_subscription_"
 
 
@@ -46,9 +46,6 @@ class Subscriber:
         reader: Decodes and applies the messages.
         context: Context of the sockets.
         on_closed: Called after the sockets are closed.
-
-    Attributes:
-        connected: Whether there is a connection to the publisher.
     """
 
     def __init__(
@@ -58,8 +55,7 @@ class Subscriber:
         context: zmq.Context[Socket],
         on_closed: Callable[[], None],
     ) -> None:
-        self.connected = False
-        self.subscription = feed.subscription
+        self.subscription = one = feed.subscription
         self._feed = feed
         self._reader = reader
         self._context = context
@@ -75,13 +71,19 @@ class Subscriber:
         self._connected_at = float("inf")
         """When the connection was last up, or the socket was last made again."""
         self._live: Frames | None = None
-        self._monitor: Socket | None = None
+        self._monitor: ConnectionMonitor | None = None
         self._replay: Frames | None = None
         self._wake: Callable[[], None] = lambda: None
         self._lines = RateLimitedLog(log)
+        self._peer_log = PeerLog(log, one.name, "the publisher")
         for name in ("messages", "replayed_messages", "lost_messages"):
             self._count(name, 0)
         self._update_counters()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to the publisher."""
+        return self._monitor is not None and self._monitor.connected
 
     def open(self, wake: Callable[[], None]) -> None:
         """Connect; the publisher may start later.
@@ -92,8 +94,7 @@ class Subscriber:
         self._wake = wake
         one = self.subscription
         socket = make_socket(self._context, zmq.SUB)
-        # Must precede ``connect``, to see all events.
-        self._monitor = socket.get_monitor_socket(MONITORED_EVENTS)
+        self._monitor = ConnectionMonitor(socket, one.endpoint, "is it a stream of ZeroMQ?")
         self._live = Frames(socket)
         socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
         try:
@@ -101,7 +102,7 @@ class Subscriber:
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot subscribe to {one.endpoint}: {error.strerror}") from None
         loop = asyncio.get_running_loop()
-        for each in (socket, self._monitor):
+        for each in (socket, self._monitor.socket):
             loop.add_reader(each.fileno(), wake)
 
     def receive(self, now: float) -> bool:
@@ -132,9 +133,12 @@ class Subscriber:
         if self.connected:
             self._connected_at = now
             self._feed.mark_seen(now)
+            self._peer_log.connected(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
             self.cut()
+        if self._monitor is not None and not self.connected:
+            self._peer_log.absent(now, self._monitor.problem)
         self._apply(self._sequencer.expire(now), now)
 
     def cut(self) -> None:
@@ -152,27 +156,20 @@ class Subscriber:
 
     def _disconnect(self) -> None:
         self._close_replay()
-        self.connected = False
         if self._live is None or self._monitor is None:
             return
         loop = asyncio.get_running_loop()
-        for each in (self._live.socket, self._monitor):
+        for each in (self._live.socket, self._monitor.socket):
             loop.remove_reader(each.fileno())
-        self._live.socket.disable_monitor()
         self._monitor.close()
         self._live.socket.close()
         self._live = self._monitor = None
 
     def _read_monitor(self) -> None:
         """Update the connection state from the socket's monitor."""
-        while self._monitor is not None:
-            try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
-            except zmq.Again:
-                return
-            self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._is_reconnected |= self.connected
-            self._sequencer.connection_lost |= not self.connected
+        for event in () if self._monitor is None else self._monitor.events():
+            self._is_reconnected |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._sequencer.connection_lost |= event == zmq.EVENT_DISCONNECTED
 
     def _receive_replay(self, now: float) -> bool:
         frames = None if self._replay is None else self._replay.receive()

@@ -53,6 +53,7 @@ class ServerState:
         self._lines = lines
         self._cause = ""
         """Why the last poll failed; empty after a success."""
+        self._has_answered = False
         self._is_up: bool | None = None
         """State last reported to the feed; initially none."""
         self._is_stale = False
@@ -76,7 +77,12 @@ class ServerState:
         """Note a complete poll, with its number of versions and its duration in seconds."""
         self._poll_started_at = math.inf
         self._state.answered()
-        if self._cause:
+        if not self._has_answered:
+            self._has_answered = True
+            self._lines.info(
+                "answers", "%s: polls succeed; model versions: %d", self._name, versions
+            )
+        elif self._cause:
             self._lines.info("recovered", "%s: polls succeed again", self._name)
         self._cause = ""
         duration = Family(

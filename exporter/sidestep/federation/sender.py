@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, WireError
 from sidestep.federation.counted_engines import Records
@@ -19,8 +18,10 @@ from sidestep.federation.store import Store
 from sidestep.protocol.messages import NACK_CODES, Nack, decode_from_exporter
 from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.logs import RateLimitedLog
+from sidestep.telemetry.peer_log import PeerLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.dealer import RESENDING, Socket, connect, receive
+from sidestep.transport.connection_monitor import Socket
+from sidestep.transport.dealer import RESENDING, connect_monitored, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 log = logging.getLogger(__name__)
@@ -31,11 +32,8 @@ PATIENCE = 2.0
 """Seconds that one frame may wait: the next round sends a newer one."""
 LINGER = 1000
 """Milliseconds to send the last frames during shutdown."""
-UNREACHABLE_AFTER = 5.0
-"""Seconds without a connection after which it is logged."""
 PENALTY = 10.0
 """Seconds to stay disconnected after the upstream exporter has sent too much."""
-EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Forwarder:
@@ -68,9 +66,8 @@ class Forwarder:
         self._outbox = Outbox(store, records, labels, self._log_label_conflict)
         self._delay = records.delay
         self._clock = clock
-        self._connected = False
-        self._disconnected_since = clock()
         self._log = RateLimitedLog(log, clock=clock)
+        self._peer_log = PeerLog(log, "--forward", f"the exporter at {endpoint}")
         self._context: zmq.Context[Socket] = zmq.Context()
         self._banned_until = float("-inf")
         try:
@@ -81,7 +78,7 @@ class Forwarder:
         except ConfigError:
             self._context.term()
             raise
-        metrics.read("sidestep_forward_connected", lambda: [((), float(self._connected))])
+        metrics.read("sidestep_forward_connected", lambda: [((), float(self._monitor.connected))])
         metrics.read(
             "sidestep_forward_lag_seconds", lambda: [((), self._outbox.lag(self._clock()))]
         )
@@ -97,11 +94,10 @@ class Forwarder:
         if self._clock() < self._banned_until:
             return
         self._poll()
-        if not self._connected and self._clock() - self._disconnected_since >= UNREACHABLE_AFTER:
-            text = "nothing is forwarded: no exporter accepts it at %s; set its --ingest.endpoint there,"
-            self._log.warning(
-                "unreachable", f"{text} and keys on both sides or on neither", self._endpoint
-            )
+        if self._monitor.connected:
+            self._peer_log.connected(self._clock())
+        else:
+            self._peer_log.absent(self._clock(), self._monitor.problem)
         found = await collect_in_slices(self._outbox.counted(self._clock()))
         counted = [due for due in found if due is not None]
         if counted and self._delay:
@@ -127,14 +123,11 @@ class Forwarder:
         self._open()
 
     def _open(self) -> None:
-        self._socket = connect(self._context, self._endpoint, *RESENDING)
-        self._monitor = self._socket.get_monitor_socket(EVENTS)
-        self._connected = False
+        self._socket, self._monitor = connect_monitored(self._context, self._endpoint, *RESENDING)
         self._allowance = Allowance(self._clock())
 
     def _close(self, linger: int) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._monitor.close()
         self._socket.close(linger=linger)
 
     def _log_label_conflict(self, engine: str) -> None:
@@ -167,7 +160,7 @@ class Forwarder:
                 self._socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
                 self._poll()
-                if not self._connected or self._clock() > until:
+                if not self._monitor.connected or self._clock() > until:
                     return False
                 await asyncio.sleep(WAIT)
             else:
@@ -175,12 +168,8 @@ class Forwarder:
 
     def _poll(self) -> None:
         """Read the connection state and pending rejections."""
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            if self._connected:
-                self._disconnected_since = self._clock()
-            self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self._connected:
+        for event in self._monitor.events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # The upstream exporter may have restarted and have no records.
                 self._outbox.renew()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -8,11 +8,11 @@ import socket as sockets
 import struct
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, RunError
 from sidestep.transport.client_keys import Keys
-from sidestep.transport.dealer import RESENDING, Socket, connect, receive
+from sidestep.transport.connection_monitor import Socket
+from sidestep.transport.dealer import RESENDING, connect_monitored, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 _DESCRIPTORS = 16
@@ -45,19 +45,27 @@ class CurveConnection:
     def __init__(self, endpoint: str, keys: Keys, now: float) -> None:
         self.ended = ""
         self.misbehaved = False
-        self.ready = True
         self._allowance = Allowance(now)
-        self._descriptor = -1
         self._received = 0
         require_descriptors(_DESCRIPTORS)
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
-            self._socket = connect(self._context, endpoint, *RESENDING, keys=keys)
+            self._socket, self._monitor = connect_monitored(
+                self._context, endpoint, *RESENDING, keys=keys
+            )
         except zmq.ZMQError as error:
             self._context.term()
             raise ConfigError(f"endpoint {endpoint!r}: {error.strerror}") from None
-        events = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-        self._monitor = self._socket.get_monitor_socket(events)
+
+    @property
+    def ready(self) -> bool:
+        """True if messages can be sent."""
+        return self._monitor.connected and not self.ended
+
+    @property
+    def problem(self) -> str:
+        """Reason for which the peer cannot be reached; empty if none is known."""
+        return self.ended or self._monitor.problem
 
     def send(self, frame: bytes) -> bool:
         """Send ``frame`` if the connection takes it now; return whether it did."""
@@ -83,12 +91,10 @@ class CurveConnection:
         """End the connection if more bytes arrived than an exporter may send."""
         if self.ended:
             return
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            connected = event["event"] == zmq.EVENT_CONNECTED
-            self._descriptor = event["value"] if connected else -1
-            self._received = 0
-        received = _bytes_received(self._descriptor)
+        for event in self._monitor.events():
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+                self._received = 0
+        received = _bytes_received(self._monitor.descriptor)
         more, self._received = max(received - self._received, 0), received
         if not self._allowance.spend(0, more, now):
             self._refuse()
@@ -103,8 +109,7 @@ class CurveConnection:
         if self._context.closed:
             return
         self.ended = self.ended or "closed"
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._monitor.close()
         self._socket.close(linger=int(seconds * 1000))
         self._context.term()
 

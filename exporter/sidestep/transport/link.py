@@ -30,12 +30,11 @@ class Link:
 
     Attributes:
         opened_at: Monotonic time at which the last connection was begun.
-        problem: Reason for which there is no connection; empty if none is known.
     """
 
     def __init__(self, endpoint: str, random: Random) -> None:
         self.opened_at = 0.0
-        self.problem = ""
+        self._problem = ""
         self._endpoint = endpoint
         self._random = random
         self._connection: PlainConnection | CurveConnection | None = None
@@ -43,6 +42,12 @@ class Link:
         self._pause = PAUSE[0]
         self._penalty = PENALTY[0]
         self._next_at = float("-inf")
+
+    @property
+    def problem(self) -> str:
+        """Reason for which there is no connection; empty if none is known."""
+        ongoing = "" if self._connection is None else self._connection.problem
+        return ongoing or self._problem
 
     @property
     def ready(self) -> bool:
@@ -66,7 +71,7 @@ class Link:
             self.drop(now)
             return True
         if connection.ready:
-            self.problem = ""
+            self._problem = ""
         return False
 
     def send(self, frame: bytes) -> bool:
@@ -87,7 +92,7 @@ class Link:
         connection = self._connection
         if connection is None:
             return
-        self.problem = connection.ended
+        self._problem = connection.problem
         misbehaved = connection.misbehaved
         self.close()
         if now - self.opened_at > LASTING:

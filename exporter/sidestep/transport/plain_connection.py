@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import select
 import socket
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
 from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.connect_problems import (
+    HANDSHAKE_FAILED,
+    KEYS,
+    UNANSWERED,
+    describe,
+    describe_number,
+)
 from sidestep.transport.peer_limits import SILENCE, TOO_MUCH, Allowance
 from sidestep.transport.zmtp import OPENING, Parser, header
 
@@ -60,10 +66,15 @@ class PlainConnection:
             self._socket, address = _open(endpoint, attempt)
             error = self._socket.connect_ex(address)
         except OSError as failed:
-            self._end(failed.strerror or str(failed))
+            self._end(describe(failed))
             return
         if error not in (0, errno.EINPROGRESS):
-            self._end(os.strerror(error))
+            self._end(describe_number(error))
+
+    @property
+    def problem(self) -> str:
+        """Reason for which the peer cannot be reached; empty if none is known."""
+        return self.ended
 
     @property
     def ready(self) -> bool:
@@ -94,7 +105,7 @@ class PlainConnection:
             # No message comes before the sender's first one.
             self._parse(now)
         if not self._parser.ready and now >= self._deadline:
-            self._end("no answer to the handshake")
+            self._end(UNANSWERED)
 
     def wait(self, seconds: float) -> None:
         """Return once the connection can go on, after ``seconds`` at the latest."""
@@ -121,7 +132,7 @@ class PlainConnection:
             try:
                 message = self._parser.next_message()
             except WireError as error:
-                self._refuse(str(error))
+                self._refuse(str(error).removeprefix(f"{error.reason}: "))
                 return None
             self._reply()
             frames, self._counted = self._parser.frames - self._counted, self._parser.frames
@@ -142,7 +153,7 @@ class PlainConnection:
             return
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            self._end(os.strerror(error))
+            self._end(describe_number(error))
             return
         self._connected = True
         self._unsent = OPENING
@@ -162,10 +173,10 @@ class PlainConnection:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._end(error.strerror or str(error))
+            self._lose(error.strerror or str(error))
             return False
         if not data:
-            self._end("the peer closed the connection")
+            self._lose("the peer closed the connection")
             return False
         self._received += len(data)
         self._parser.feed(data)
@@ -186,10 +197,14 @@ class PlainConnection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._end(error.strerror or str(error))
+            self._lose(error.strerror or str(error))
             return
         if sent < sum(map(len, parts)):
             self._unsent = b"".join(parts)[sent:]
+
+    def _lose(self, cause: str) -> None:
+        """End with the peer's end of the connection."""
+        self._end(cause if self._parser.ready else f"{HANDSHAKE_FAILED} ({cause}): {KEYS}")
 
     def _refuse(self, reason: str) -> None:
         self.misbehaved = self._parser.ready

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from sidestep.errors import WireError
+from sidestep.transport.connect_problems import KEYS
 from sidestep.transport.peer_limits import MAX_ANSWER_BYTES
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -85,7 +86,9 @@ class Parser:
         start = bytes(self._buffer[:_GREETING_BYTES])
         # Other peers may never send a whole greeting, so they are recognized by their first bytes.
         if start[:1] not in (b"", b"\xff") or (len(start) > 9 and not start[9] & 1):  # noqa: PLR2004
-            raise WireError("bad_frame", "the peer does not speak ZMTP 3")
+            raise WireError(
+                "bad_frame", "the peer does not speak ZMTP 3: is this an ingest endpoint?"
+            )
         if len(start) > 10 and start[10] < _VERSION:  # noqa: PLR2004
             raise WireError("bad_frame", f"the peer speaks ZMTP {start[10]}")
         if len(start) < _GREETING_BYTES:
@@ -93,7 +96,7 @@ class Parser:
         mechanism = start[_MECHANISM].rstrip(b"\0")
         if mechanism != b"NULL":
             name = mechanism.decode("ascii", "replace")
-            raise WireError("bad_frame", f"the peer asks for {name} keys")
+            raise WireError("bad_frame", f"the peer asks for {name} keys: {KEYS}")
         del self._buffer[:_GREETING_BYTES]
         self._greeted = True
         self.replies += _CONTINUATION

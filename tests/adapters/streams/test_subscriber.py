@@ -17,6 +17,7 @@ from publishers import Publisher
 from recorded import read
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
+from sidestep.telemetry import peer_log
 from sidestep_adapters.streams import sequence, subscriber
 from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
 
@@ -400,3 +401,22 @@ async def test_the_recorded_streams_side_by_side(start: Start, tmp_path: Path) -
         assert sample(exporter, "sidestep_forward_pass_tokens_total") == 3098 + 2340
         assert sample(exporter, "sidestep_load_prefill_uncached_tokens_total") == 3098
         assert not exporter.metrics._values["sidestep_rejected_total"]
+
+
+async def test_lines_name_the_publisher_and_why_it_is_absent(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it starts, and when it does."""
+    monkeypatch.setattr(peer_log, "PATIENCE", 0.5)
+    caplog.set_level("INFO", subscriber.log.name)
+    endpoint = f"ipc://{tmp_path}/kv"
+    async with start(subscribe=(f"kv-events={endpoint}",)):
+        await until(lambda: bool(caplog.messages))
+        with Publisher(endpoint, ""):
+            await until(lambda: len(caplog.messages) == 2)
+    absent, connected = caplog.messages
+
+    assert absent.startswith(
+        f"kv-events {endpoint}: no connection to the publisher for 1 s: No such"
+    )
+    assert connected.startswith(f"kv-events {endpoint}: connected to the publisher, after ")

@@ -259,6 +259,7 @@ async def test_a_restarted_server_keeps_its_totals(
         assert server.asked["/v2"] == 2
         assert caplog.text.count("unreachable: ") == 1
         assert "check that Triton runs" in caplog.text
+        assert caplog.text.count("polls succeed; model versions: 1") == 1
         assert caplog.text.count("polls succeed again") == 1
 
 

@@ -209,6 +209,7 @@ def test_a_flapping_failure_is_logged_once_a_minute(
         polls.bad(GONE)
 
     assert [line.split(": ")[1] for line in messages(caplog)] == [
+        "polls succeed; model versions",
         "slow",
         "unreachable",
         "polls succeed again",

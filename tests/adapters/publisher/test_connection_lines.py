@@ -1,0 +1,227 @@
+"""What an engine's log says on its connection to an exporter, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fuzz import zmtp_peer as raw
+
+from exporters import Start, until
+from key_ring import Ring
+from ports import free_port
+from publishers_of_one import publisher
+from python_programs import run_python
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry import peer_log
+from sidestep.transport import keys
+from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep_adapters.publisher import publisher as push
+
+UNPRIVILEGED = """
+    import logging, os, sys, time
+    from sidestep.telemetry import peer_log
+    from publishers_of_one import publisher
+    logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+    peer_log.PATIENCE = 0.2
+    path = sys.argv[1]
+    if os.getuid() == 0:
+        os.setuid(65534)
+    else:
+        os.chmod(path, 0)
+    one = publisher("ipc://" + path)
+    time.sleep(1.0)
+    one.close(0.1)
+    print(os.getuid())
+"""
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    """Keys of an exporter, in a directory of the test."""
+    return Ring(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert peer_log.PATIENCE <= 10.0
+    monkeypatch.setattr(peer_log, "PATIENCE", 0.3)
+    caplog.set_level(logging.INFO, push.log.name)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the publisher's lines."""
+    return [r.getMessage() for r in caplog.records if r.name == push.log.name]
+
+
+async def absent(endpoint: str, caplog: pytest.LogCaptureFixture) -> str:
+    """Return the only line of a publisher for ``endpoint``, which is a warning."""
+    one = publisher(endpoint)
+    await until(lambda: bool(lines(caplog)))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(one.close, 0.1)
+    (record,) = [r for r in caplog.records if r.name == push.log.name]
+    assert record.levelno == logging.WARNING
+    start = f"sidestep: no connection to the exporter at {endpoint} for "
+    assert record.getMessage().startswith(start)
+    return record.getMessage().removeprefix(start).partition(" s: ")[2]
+
+
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """Listen at a port that sends ``answer`` to each connection and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop = asyncio.get_running_loop()
+
+        def accept() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(answer)
+
+        server.setblocking(False)
+        loop.add_reader(server.fileno(), accept)
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        loop.remove_reader(server.fileno())
+
+
+async def test_a_wrong_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No exporter has the socket."""
+    line = await absent(f"ipc://{tmp_path}/none.ipc", caplog)
+
+    assert line.startswith(
+        "No such file or directory: is it running, and is the socket's directory"
+    )
+
+
+async def test_an_exporter_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its socket is left behind."""
+    raw.listen(tmp_path / "dead").close()
+
+    assert await absent(f"ipc://{tmp_path}/dead", caplog) == "Connection refused: is it running?"
+
+
+async def test_a_port_where_nothing_listens(caplog: pytest.LogCaptureFixture) -> None:
+    """Without keys."""
+    line = await absent(f"tcp://127.0.0.1:{free_port()}", caplog)
+
+    assert line == "Connection refused: is it running?"
+
+
+async def test_an_unknown_host(caplog: pytest.LogCaptureFixture) -> None:
+    """With the resolver's own text."""
+    assert (await absent("tcp://none.invalid:1", caplog)).endswith(": check the host's name")
+
+
+async def test_a_port_that_is_no_ingest_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as that of the exporter's page."""
+    with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as endpoint:
+        line = await absent(endpoint, caplog)
+
+    assert line == "the peer does not speak ZMTP 3: is this an ingest endpoint?"
+
+
+async def test_a_peer_that_hangs_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Libzmq closes the connection of a key that it does not know, without a word."""
+    with listening(b"") as endpoint:
+        line = await absent(endpoint, caplog)
+
+    assert line.startswith("the handshake fails (")
+    assert "check the keys, " in line
+
+
+def test_a_socket_without_permission(tmp_path: Path) -> None:
+    """The line names the user that would need it."""
+    path = tmp_path / "i.ipc"
+    with raw.listen(path):
+        line, user = run_python(UNPRIVILEGED, path).splitlines()
+
+    start = f"WARNING sidestep: no connection to the exporter at ipc://{path} for 0 s: "
+    assert line.startswith(f"{start}Permission denied: user {user} may not open the socket; ")
+
+
+async def test_an_exporter_that_requires_keys(
+    ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine has none."""
+    async with start(**ring.flags) as exporter:
+        line = await absent(exporter.endpoints[0], caplog)
+
+    assert line.startswith("the peer asks for CURVE keys: check the keys, ")
+    assert SERVER_KEY in line
+    assert CLIENT_KEY in line
+
+
+@pytest.mark.parametrize("wrong", ["own key", "exporter's key", "exporter without keys", "down"])
+async def test_wrong_keys(
+    wrong: str,
+    ring: Ring,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The exporter ends the handshake in any case, so the line names all keys.
+
+    It lets that of a key which is not authorized time out after 3 s.
+    """
+    monkeypatch.setattr(peer_log, "PATIENCE", 5.0)
+    ring.environ(monkeypatch, ring.engine("a", admitted=wrong != "own key"))
+    if wrong == "exporter's key":
+        monkeypatch.setenv(SERVER_KEY, str(keys.generate(ring.directory, "other")[1]))
+    flags = {"ingest_endpoint": ("tcp://127.0.0.1:*",)} if "without" in wrong else ring.flags
+    async with start(**flags) as exporter:
+        down = f"tcp://127.0.0.1:{free_port()}"
+        line = await absent(down if wrong == "down" else exporter.endpoints[0], caplog)
+
+    if wrong == "down":
+        assert line == "Connection refused: is it running?"
+    else:
+        assert line.startswith("the handshake fails: check the keys, ")
+
+
+async def test_an_exporter_that_comes_later_and_again(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line for the outage and one for its end."""
+    one = publisher(f"ipc://{tmp_path}/ingest.ipc")
+    await until(lambda: len(lines(caplog)) == 1)
+    async with start():
+        await until(lambda: len(lines(caplog)) == 2)
+    await asyncio.to_thread(one.close, 0.1)
+    absent, connected = lines(caplog)
+
+    assert "no connection to the exporter" in absent
+    assert f"connected to the exporter at ipc://{tmp_path}/ingest.ipc, after " in connected
+
+
+async def test_an_exporter_that_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """One line at info level."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: bool(lines(caplog)))
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(one.close)
+        expected = [f"sidestep: connected to the exporter at {exporter.endpoints[0]}"]
+
+    assert lines(caplog) == expected
+
+
+async def test_a_refusal_has_a_line_of_its_own(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, and none on a connection that is missing."""
+    named = EngineInfo("e", "vllm", bounds={"a": [2.0, 1.0]})
+    async with start() as exporter:
+        one = push.Publisher(exporter.endpoints[0], "s", [named], flush_interval=0.01)
+        await until(lambda: bool(lines(caplog)))
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(one.close, 0.1)
+    (line,) = lines(caplog)
+
+    assert "refuses the stream: bad_schema" in line
+    assert os.linesep not in line
