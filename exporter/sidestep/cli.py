@@ -319,6 +319,18 @@ def top(
     type=click.Path(exists=True, allow_dash=True),
     help="Check Kubernetes manifests, rendered by helm or kustomize or printed by kubectl; repeatable.",
 )
+@click.option(
+    "--environment",
+    is_flag=True,
+    help="Check the engines that run here: their packages, variables and command lines.",
+)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="ENDPOINT",
+    help="Check an exporter's ingest endpoint, by connecting as an engine does; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -332,6 +344,8 @@ def doctor(
     urls: tuple[str, ...],
     *,
     manifests: tuple[str, ...],
+    environment: bool,
+    endpoints: tuple[str, ...],
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -345,7 +359,12 @@ def doctor(
     from sidestep.doctor.command import Sources, run
     from sidestep.web_client.access import Access
 
-    sources = Sources(exporters=urls, manifests=manifests)
+    sources = Sources(
+        exporters=urls,
+        environment=("this environment",) if environment else (),
+        endpoints=endpoints,
+        manifests=manifests,
+    )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 

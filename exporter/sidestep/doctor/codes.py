@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from sidestep.diagnosis import own_codes
 from sidestep.diagnosis.finding import Code
-from sidestep.doctor import exporter
+from sidestep.doctor import endpoint, exporter
+from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests import check as manifests
 
 
@@ -26,6 +27,13 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section(
+        "An engine's environment",
+        "`python -m sidestep doctor --environment`, with the engine's Python, where the engine runs: in"
+        " its container. If engines run there, their processes are checked, otherwise what a process"
+        " started there would have. The endpoint of `SIDESTEP_ENDPOINT` is checked as below.",
+        environment.CODES,
+    ),
+    Section(
         "An exporter, by itself",
         "`sidestep doctor URL`, `/api/v1/doctor`, or the live page. Counters are findings if they"
         " have increased within the last hour.",
@@ -35,6 +43,12 @@ SECTIONS = (
         "An exporter, from outside",
         "`sidestep doctor URL`: the address of an exporter's page.",
         exporter.CODES,
+    ),
+    Section(
+        "An ingest endpoint",
+        "`sidestep doctor --endpoint ENDPOINT`: by a connection as an engine makes it, with the keys of"
+        " `SIDESTEP_SERVER_KEY` and `SIDESTEP_CLIENT_KEY`.",
+        endpoint.CODES,
     ),
     Section(
         "Kubernetes manifests",

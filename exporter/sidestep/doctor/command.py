@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -12,7 +13,8 @@ import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
-from sidestep.doctor import exporter
+from sidestep.doctor import endpoint, exporter
+from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests.check import check as check_manifests
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
@@ -26,10 +28,14 @@ class Sources(NamedTuple):
 
     Attributes:
         exporters: Addresses of exporters.
+        environment: Whether the engine's environment is checked; if so, what the report calls it.
+        endpoints: Ingest endpoints of exporters.
         manifests: Files and directories of Kubernetes manifests; ``-`` is standard input.
     """
 
     exporters: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
 
 
@@ -56,6 +62,12 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncIterator[Finding]:
     for url in sources.exporters:
         async for each in exporter.check(session, url):
+            yield each
+    if sources.environment:
+        for each in await asyncio.to_thread(environment.check):
+            yield each
+    for address in sources.endpoints:
+        for each in await asyncio.to_thread(list, endpoint.check(address)):
             yield each
     if sources.manifests:
         for each in check_manifests(sources.manifests):

@@ -20,7 +20,7 @@ def is_reached(endpoint: str, bound: str) -> bool:
         return one == other
     if not (endpoint.startswith(TCP) and bound.startswith(TCP)):
         return False
-    (host, port), (own, own_port) = _host_and_port(endpoint), _host_and_port(bound)
+    (host, port), (own, own_port) = host_and_port(endpoint), host_and_port(bound)
     if port != own_port or not port.isdecimal():
         return False
     addresses = _addresses(host)
@@ -29,7 +29,7 @@ def is_reached(endpoint: str, bound: str) -> bool:
     return not addresses.isdisjoint(_addresses(own))
 
 
-def _host_and_port(endpoint: str) -> tuple[str, str]:
+def host_and_port(endpoint: str) -> tuple[str, str]:
     """Return host and port; a source address before a semicolon is dropped."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(";")[2].rpartition(":")
     return host.strip("[]"), port

@@ -1,0 +1,280 @@
+"""Check of an exporter's ingest endpoint, by a real connection to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from sidestep.diagnosis.finding import Code, Finding
+from sidestep.errors import ConfigError
+from sidestep.transport.access import is_loopback
+from sidestep.transport.addresses import IPC, TCP, host_and_port
+from sidestep.transport.client_keys import Keys, keys_for
+from sidestep.transport.dealer import connect
+from sidestep.transport.endpoint import IPC_PATH_CHARS
+from sidestep.transport.plain_connection import HANDSHAKE_TIMEOUT, PlainConnection
+
+MALFORMED = Code(
+    "SD160",
+    "error",
+    "The endpoint is malformed",
+    "It is neither ipc:// with the absolute path of a socket nor tcp://HOST:PORT. `ipc://run/x` is"
+    " relative to the directory of the process; `ipc:///run/x` is not.",
+    "Write it as the exporter prints it at its start, the same at both ends.",
+)
+NO_SOCKET = Code(
+    "SD161",
+    "error",
+    "There is no such socket",
+    "The path of the ipc endpoint does not exist here: no exporter has been started with this path, it"
+    " has ended, or engine and exporter are in two containers without a common volume there.",
+    "Start the exporter with --ingest.endpoint set to the same path. In containers, mount one volume"
+    " at the socket's directory in both.",
+)
+DENIED = Code(
+    "SD162",
+    "error",
+    "The socket's permissions deny access",
+    "The user that the engine runs as may not enter the socket's directory, or not write to the"
+    " socket. By default only the exporter's own user may.",
+    "Run both as the same user, or give the exporter --ingest.ipc-group with a group that the engine's"
+    " user is in.",
+)
+REFUSED = Code(
+    "SD163",
+    "error",
+    "The connection is refused",
+    "Nothing listens: the exporter has ended, or it listens on another port.",
+    "Start the exporter, and compare the endpoint with its --ingest.endpoint.",
+)
+UNREACHABLE = Code(
+    "SD164",
+    "error",
+    "The exporter's host is unknown or cannot be reached",
+    "The host's name does not resolve here, there is no route, or a firewall or a NetworkPolicy drops"
+    " the packets.",
+    "Check the name, the port and the network's rules.",
+)
+NO_HANDSHAKE = Code(
+    "SD165",
+    "error",
+    "The peer is no exporter's ingest endpoint",
+    "Something accepts the connection and does not answer as an exporter does: it is another program,"
+    " the exporter's web port, or an exporter that hangs.",
+    "Give the exporter's --ingest.endpoint, not its --web.listen-address.",
+)
+KEYS_DENIED = Code(
+    "SD166",
+    "error",
+    "The keys do not fit",
+    "One end needs keys and the other has none, SIDESTEP_SERVER_KEY is not the exporter's public key, or"
+    " the public key of SIDESTEP_CLIENT_KEY is not authorized.",
+    "Set both variables for the engine, and put the engine's public key into the exporter's directory"
+    " of --ingest.authorized-keys; see security.md.",
+)
+BAD_KEYS = Code(
+    "SD167",
+    "error",
+    "A key cannot be used",
+    "One of SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY is missing, or its file cannot be read, holds no"
+    " key, or is a secret key that other users can read. Nothing is sent.",
+    "Write a pair by `sidestep keygen`; a secret key has the mode 600.",
+)
+NO_KEYS = Code(
+    "SD168",
+    "warning",
+    "Records cross the network without keys",
+    "The endpoint is on another host and there are no keys: the records are not encrypted.",
+    "Set SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY, unless the network itself is closed; see"
+    " security.md.",
+)
+OPEN_DIRECTORY = Code(
+    "SD169",
+    "warning",
+    "Every user may replace the socket",
+    "The socket's directory is writable by all users; an exporter refuses to use such a directory.",
+    "Use a directory of the exporter's own user.",
+)
+CODES = (
+    MALFORMED,
+    NO_SOCKET,
+    DENIED,
+    REFUSED,
+    UNREACHABLE,
+    NO_HANDSHAKE,
+    KEYS_DENIED,
+    BAD_KEYS,
+    NO_KEYS,
+    OPEN_DIRECTORY,
+)
+CONNECT_TIMEOUT = 3.0
+_BY_NUMBER: Mapping[int | None, Code] = {
+    errno.ENOENT: NO_SOCKET,
+    errno.ENOTDIR: NO_SOCKET,
+    errno.EACCES: DENIED,
+    errno.EPERM: DENIED,
+    errno.ECONNREFUSED: REFUSED,
+}
+"""Codes of errors of the system; the others are of the network."""
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class User(NamedTuple):
+    """A user and the groups of one of their processes."""
+
+    uid: int
+    groups: frozenset[int]
+
+    def may(self, found: os.stat_result, bits: int) -> bool:
+        """Return whether the mode grants ``bits``, from 0 to 7."""
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.groups else 0
+        return found.st_mode >> shift & bits == bits
+
+
+def current_user() -> User:
+    """Return the user of this process."""
+    return User(os.geteuid(), frozenset((os.getegid(), *os.getgroups())))
+
+
+def check(
+    endpoint: str, environ: Mapping[str, str] = os.environ, user: User | None = None
+) -> Iterator[Finding]:
+    """Yield what is wrong with an endpoint: connect to it, as an engine with ``environ`` does.
+
+    ``user`` is that of the engine's process; by default the one of this process.
+    """
+    if reason := _malformed(endpoint):
+        yield MALFORMED.on(endpoint, reason)
+        return
+    try:
+        keys = keys_for(endpoint, environ)
+    except ConfigError as error:
+        yield BAD_KEYS.on(endpoint, str(error))
+        return
+    if endpoint.startswith(IPC):
+        yield from _directory(Path(endpoint.removeprefix(IPC)).parent, endpoint)
+    elif keys is None and not is_loopback(endpoint):
+        yield NO_KEYS.on(endpoint, "neither SIDESTEP_SERVER_KEY nor SIDESTEP_CLIENT_KEY is set")
+    path = Path(endpoint.removeprefix(IPC)) if endpoint.startswith(IPC) else None
+    if path is not None and user is not None and user.uid and (closed := _closed(path, user)):
+        yield DENIED.on(endpoint, closed)
+        return
+    try:
+        _connect(endpoint)
+    except OSError as error:
+        yield _failure(endpoint, error, path)
+        return
+    reason = _plain_handshake(endpoint) if keys is None else _curve_handshake(endpoint, keys)
+    if reason:
+        code = KEYS_DENIED if keys is not None or "keys" in reason else NO_HANDSHAKE
+        yield code.on(endpoint, reason)
+
+
+def _malformed(endpoint: str) -> str:
+    if endpoint.startswith(IPC):
+        path = endpoint.removeprefix(IPC)
+        if not path.startswith("/"):
+            return f"the path {path!r} is not absolute: write ipc:///{path.lstrip('@*')}"
+        if len(os.fsencode(path)) > IPC_PATH_CHARS:
+            return f"the path is longer than {IPC_PATH_CHARS} bytes"
+        return ""
+    if not endpoint.startswith(TCP):
+        return "it must begin with ipc:// or tcp://"
+    host, port = host_and_port(endpoint)
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        return "it must be tcp://HOST:PORT"
+    return "* is an address to listen on, not to connect to" if host == "*" else ""
+
+
+def _directory(directory: Path, endpoint: str) -> Iterator[Finding]:
+    try:
+        mode = directory.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        yield OPEN_DIRECTORY.on(endpoint, f"{directory} is {stat.filemode(mode)}")
+
+
+def _connect(endpoint: str) -> None:
+    """Connect and close at once.
+
+    Raises:
+        OSError: Nothing accepts the connection.
+    """
+    if endpoint.startswith(IPC):
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.settimeout(CONNECT_TIMEOUT)
+            opened.connect(endpoint.removeprefix(IPC))
+        return
+    host, port = host_and_port(endpoint)
+    socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+
+
+def _failure(endpoint: str, error: OSError, path: Path | None) -> Finding:
+    cause = error.strerror or str(error) or "no answer"
+    if isinstance(error, socket.gaierror):
+        return UNREACHABLE.on(endpoint, cause)
+    code = _BY_NUMBER.get(error.errno, UNREACHABLE)
+    if code is DENIED and path is not None:
+        cause = _closed(path, current_user()) or cause
+    elif code is NO_SOCKET and path is not None and not path.parent.is_dir():
+        cause = f"the directory {path.parent} does not exist"
+    return code.on(endpoint, cause)
+
+
+def _closed(path: Path, user: User) -> str:
+    """Return which part of ``path`` its mode closes to ``user``; empty if none does."""
+    for part in (*reversed(path.parents), path):
+        try:
+            found = part.stat()
+        except OSError:
+            return ""
+        if not user.may(found, os.W_OK if part == path else os.X_OK):
+            mode = f"{stat.filemode(found.st_mode)} of user {found.st_uid}, group {found.st_gid}"
+            return f"{part} is {mode}; the engine runs as user {user.uid}"
+    return ""
+
+
+def _plain_handshake(endpoint: str) -> str:
+    """Shake hands without keys; return why that failed, or an empty text."""
+    connection = PlainConnection(endpoint, time.monotonic())
+    try:
+        while not connection.ready and not connection.ended:
+            connection.wait(0.05)
+            connection.advance(time.monotonic())
+        return connection.ended.removeprefix("bad_frame: ")
+    finally:
+        connection.close()
+
+
+def _curve_handshake(endpoint: str, keys: Keys) -> str:
+    """Shake hands with keys; return why that failed, or an empty text."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    opened = connect(context, endpoint, keys=keys)
+    monitor = opened.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+    )
+    try:
+        if not monitor.poll(int(HANDSHAKE_TIMEOUT * 1000)):
+            return "no answer to the handshake"
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return ""
+        return "the exporter ends the handshake"
+    finally:
+        opened.disable_monitor()
+        monitor.close(linger=0)
+        opened.close(linger=0)
+        context.term()

@@ -1,0 +1,247 @@
+"""Engines' processes on this machine, from /proc: their command lines, variables and packages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sidestep.diagnosis.finding import Code, Finding
+from sidestep.doctor.endpoint import User
+from sidestep.doctor.environment.packages import (
+    OWN,
+    SGLANG,
+    VLLM,
+    Engine,
+    Packages,
+    allows_plugin,
+)
+
+NOT_READABLE = Code(
+    "SD020",
+    "info",
+    "An engine's variables cannot be read",
+    "The engine's process belongs to another user, so only its command line was checked.",
+    "Run the command as the engine's user, or as root.",
+)
+SCHEDULER = Code(
+    "SD021",
+    "error",
+    "The tap's path is wrong",
+    "vLLM's --scheduler-cls names a class of sidestep that does not exist, so vLLM does not start.",
+    "Write --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
+)
+NO_METRICS = Code(
+    "SD022",
+    "error",
+    "SGLang runs without --enable-metrics",
+    "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
+    "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs.",
+)
+RUST_FRONT_END = Code(
+    "SD023",
+    "error",
+    "vLLM's Rust front end loads no plugins",
+    "VLLM_USE_RUST_FRONTEND is set and the tap is not configured, so nothing is sent.",
+    "Add the tap: --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
+)
+NO_STATISTICS = Code(
+    "SD024",
+    "info",
+    "--disable-log-stats has no effect on the front end",
+    "vLLM computes statistics if a stat-logger plugin is installed, even with --disable-log-stats.",
+    "To save their cost, use the tap (--scheduler-cls) and set VLLM_PLUGINS to a list without sidestep.",
+)
+KILLED = Code(
+    "SD025",
+    "warning",
+    "vLLM kills its processes before they can send their last items",
+    "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills"
+    " them within milliseconds: items of the last moments are lost.",
+    "Start vLLM with --shutdown-timeout 30.",
+)
+WORKERS = Code(
+    "SD026",
+    "warning",
+    "SGLang's tokenizer workers do not load the plugin",
+    "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of"
+    " ended requests are on SGLang's own page only.",
+    "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape).",
+)
+CODES = (
+    NOT_READABLE,
+    SCHEDULER,
+    NO_METRICS,
+    RUST_FRONT_END,
+    NO_STATISTICS,
+    KILLED,
+    WORKERS,
+)
+
+PROC = Path("/proc")
+TAPS = (
+    "sidestep_adapters.vllm.scheduler.SidestepScheduler",
+    "sidestep_adapters.vllm_scheduler.SidestepScheduler",
+)
+_STARTS: Sequence[tuple[Engine, tuple[str, ...]]] = (
+    (VLLM, ("vllm", "serve")),
+    (VLLM, ("-m", "vllm.entrypoints.cli.main", "serve")),
+    (VLLM, ("-m", "vllm.entrypoints.openai.api_server")),
+    (SGLANG, ("sglang", "serve")),
+    (SGLANG, ("-m", "sglang.launch_server")),
+)
+"""How the command lines of servers begin, after Python's own options."""
+
+
+class Process(NamedTuple):
+    """The main process of an engine's server.
+
+    Attributes:
+        options: Options by name, with dashes; a switch has an empty value.
+        environ: Variables; None if they cannot be read.
+        user: User that it runs as.
+        packages: Packages of its Python environment.
+    """
+
+    pid: int
+    engine: Engine
+    options: Mapping[str, str]
+    environ: Mapping[str, str] | None
+    user: User
+    packages: Packages
+
+    @property
+    def subject(self) -> str:
+        """What findings call it."""
+        return f"process {self.pid} ({self.engine.title})"
+
+    @property
+    def is_tapped(self) -> bool:
+        """Whether it runs sidestep's scheduler."""
+        return self.options.get("--scheduler-cls") in TAPS
+
+
+def find() -> Iterator[Process]:
+    """Yield the engines' main processes that are visible in /proc."""
+    for directory in PROC.glob("[0-9]*"):
+        # A process may end at any time.
+        with contextlib.suppress(OSError):
+            arguments = _strings(directory / "cmdline")
+            engine = _engine(arguments)
+            if engine is not None and _engine(_strings(_parent(directory) / "cmdline")) is None:
+                yield _process(directory, engine, arguments)
+
+
+def check(process: Process) -> Iterator[Finding]:
+    """Yield what is wrong with a process's command line."""
+    subject, options, environ = process.subject, process.options, process.environ or {}
+    if process.environ is None:
+        yield NOT_READABLE.on(subject, f"user {process.user.uid} runs it")
+    if process.engine is SGLANG:
+        yield from _sglang(process)
+        return
+    chosen = options.get("--scheduler-cls", "")
+    if "sidestep" in chosen and not process.is_tapped:
+        yield SCHEDULER.on(subject, f"--scheduler-cls is {chosen}")
+    if environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not process.is_tapped:
+        yield RUST_FRONT_END.on(subject, "VLLM_USE_RUST_FRONTEND is 1")
+    if "--disable-log-stats" in options and allows_plugin(VLLM, environ):
+        yield NO_STATISTICS.on(subject, "--disable-log-stats is set, and the plugin is installed")
+    servers = options.get("--api-server-count", "1")
+    if (servers != "1" or process.is_tapped) and options.get("--shutdown-timeout", "0") == "0":
+        what = "the tap is configured" if servers == "1" else f"--api-server-count is {servers}"
+        yield KILLED.on(subject, f"{what}, and --shutdown-timeout is 0")
+
+
+def _sglang(process: Process) -> Iterator[Finding]:
+    if "--enable-metrics" not in process.options:
+        yield NO_METRICS.on(process.subject, "--enable-metrics is not set")
+    workers = process.options.get("--tokenizer-worker-num", "1")
+    if workers != "1":
+        yield WORKERS.on(process.subject, f"--tokenizer-worker-num is {workers}")
+
+
+def _engine(arguments: Sequence[str]) -> Engine | None:
+    """Return the engine that a command line starts; wrappers such as `docker run` start none."""
+    names = [Path(each).name for each in arguments[:1]] + list(arguments[1:])
+    if names and names[0].startswith("python"):
+        while len(names) > 1 and names[1].startswith("-") and names[1] != "-m":
+            del names[1]
+        names = [Path(each).name for each in names[1:2]] + names[2:]
+    for engine, start in _STARTS:
+        if tuple(names[: len(start)]) == start:
+            return engine
+    return None
+
+
+def _process(directory: Path, engine: Engine, arguments: Sequence[str]) -> Process:
+    environ = None
+    with contextlib.suppress(PermissionError):
+        pairs = (each.partition("=") for each in _strings(directory / "environ"))
+        environ = {name: value for name, _, value in pairs}
+    return Process(
+        int(directory.name),
+        engine,
+        _options(arguments),
+        environ,
+        _user(directory),
+        _packages(directory, arguments[0], environ or {}),
+    )
+
+
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options; engines take underscores for dashes in their names."""
+    options = {}
+    for given, following in zip(arguments, (*arguments[1:], "-"), strict=True):
+        if given.startswith("--"):
+            name, equals, value = given.partition("=")
+            own = value if equals else "" if following.startswith("-") else following
+            options[name.replace("_", "-")] = own
+    return options
+
+
+def _user(directory: Path) -> User:
+    lines = (directory / "status").read_text().splitlines()
+    found = {name: values.split() for name, _, values in (line.partition(":") for line in lines)}
+    groups = (found["Gid"][1], *found["Groups"])
+    return User(int(found["Uid"][1]), frozenset(map(int, groups)))
+
+
+def _packages(directory: Path, program: str, environ: Mapping[str, str]) -> Packages:
+    """Return the packages of the environment that ``program``, a Python, belongs to."""
+    if "/" in program:
+        program = str((directory / "cwd").readlink() / program)
+    python = Path(shutil.which(program, path=environ.get("PATH")) or program)
+    prefix = python.parent.parent
+    if prefix == Path(sys.prefix):
+        return OWN
+    places = [prefix, *_base(prefix), Path(environ.get("HOME", "/nowhere"), ".local")]
+    path = [each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    for place in places:
+        path += map(str, place.glob("lib/python3*/*-packages"))
+    return Packages(f"environment {prefix}", path)
+
+
+def _base(prefix: Path) -> Iterator[Path]:
+    """Yield the prefixes whose packages an environment has as well."""
+    if prefix == Path("/usr"):
+        yield Path("/usr/local")
+    with contextlib.suppress(OSError):
+        config = (prefix / "pyvenv.cfg").read_text()
+        if re.search(r"^include-system-site-packages *= *true", config, re.MULTILINE):
+            yield from (Path("/usr"), Path("/usr/local"))
+
+
+def _parent(directory: Path) -> Path:
+    # The name, in parentheses, may contain anything.
+    fields = (directory / "stat").read_text().rpartition(")")[2].split()
+    return directory.with_name(fields[1])
+
+
+def _strings(file: Path) -> list[str]:
+    return file.read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")

@@ -1,0 +1,232 @@
+"""`sidestep doctor --environment`: packages, variables and processes of engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from command_line import sidestep
+from engine_environments import SCRIPT, EngineEnvironment
+from exporters import Start
+from sidestep.diagnosis.finding import Finding
+from sidestep.doctor.environment import packages
+from sidestep.doctor.environment.check import check_process
+from sidestep.doctor.environment.packages import ENGINES, Packages
+
+TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
+NO_EXPORTER = {"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc", "SIDESTEP_VLLM_MODE": "instead"}
+NOTHING = {"SD161"}
+"""The only code where no exporter runs."""
+LIBRARIES = {"msgspec": "0.19.0", "pyzmq": "27.0.0"}
+
+
+def codes(findings: list[Finding]) -> set[str]:
+    """Return the codes of findings."""
+    return {each.code for each in findings}
+
+
+def own(*arguments: str, **environ: str) -> set[str]:
+    """Return the codes of this process's environment and variables; engines of others are left out."""
+    done = sidestep("doctor", "--environment", "--json", *arguments, **environ)
+    assert done.stderr == ""
+    found = json.loads(done.stdout)["findings"]
+    return {each["code"] for each in found if not each["subject"].startswith("process ")}
+
+
+async def test_a_good_engine(start: Start, tmp_path: Path) -> None:
+    """Nothing is wrong with a plugin, or a tap, that reaches its exporter."""
+    made = EngineEnvironment(tmp_path)
+    async with start() as exporter:
+        given = {"SIDESTEP_ENDPOINT": exporter.endpoints[0], "SIDESTEP_VLLM_MODE": "instead"}
+        with made.vllm(**given) as process:
+            assert list(check_process(process)) == []
+        with made.vllm("--scheduler-cls", TAP, "--shutdown-timeout=30", **given) as process:
+            assert list(check_process(process)) == []
+        made.install("sglang", "0.5.23")
+        given["SIDESTEP_SGLANG_MODE"] = "instead"
+        with made.sglang("--enable-metrics", **given) as process:
+            assert list(check_process(process)) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "code"),
+    [
+        ({"vllm": "0.32.0", **LIBRARIES}, "SD001"),
+        ({"vllm": "0.9.2", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
+        ({"sglang": "0.5.10.post1", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
+        ({"vllm": "0.34.0rc1", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
+        ({"sglang": "0.6.0", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
+        ({"torch": "2.14.1"}, "SD006"),
+        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.19.0"}, "SD008"),
+        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.18.5", "pyzmq": "26.4"}, "SD008"),
+        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.19.0", "pyzmq": "24.0.1"}, "SD008"),
+    ],
+)
+def test_packages(versions: dict[str, str], code: str, tmp_path: Path) -> None:
+    """Each fault has its code, and nothing else is found."""
+    made = EngineEnvironment(tmp_path, **versions)
+    assert [each.code for each in packages.check(made.packages)] == [code]
+
+
+@pytest.mark.parametrize("version", ["0.10.0", "0.33.1", "0.33.0+cu129", "0.1.dev9+g1a2b3c"])
+def test_supported_releases(version: str, tmp_path: Path) -> None:
+    """Builds from a checkout have versions that say nothing."""
+    made = EngineEnvironment(tmp_path, vllm=version, sidestep="0.1.0", **LIBRARIES)
+    assert list(packages.check(made.packages)) == []
+
+
+def test_the_documents_name_the_supported_releases() -> None:
+    """README.md has the range that the check has."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for engine in ENGINES:
+        first, last = (".".join(map(str, version)) for version in (engine.first, engine.last))
+        assert f"{engine.title} {first} to {last}" in readme
+
+
+def test_sources_without_metadata(tmp_path: Path) -> None:
+    """A checkout on PYTHONPATH can be imported, but names no plugin."""
+    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    (made.site / "sidestep_adapters").mkdir()
+    assert codes(list(packages.check(made.packages))) == {"SD002"}
+
+
+def test_a_release_without_the_plugin(tmp_path: Path) -> None:
+    """Its metadata have other entry points only."""
+    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    made.install("sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.cli:main\n")
+    assert codes(list(packages.check(made.packages))) == {"SD002"}
+
+
+def test_an_old_python() -> None:
+    """It is recognised by the directory of its packages."""
+    found = packages.check(Packages("old", ["/opt/venv/lib/python3.9/site-packages"]))
+    assert "SD007" in codes(list(found))
+
+
+def test_packages_of_the_running_engine(tmp_path: Path) -> None:
+    """The process's own environment and PYTHONPATH count, not those of this command."""
+    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    elsewhere = EngineEnvironment(tmp_path / "plugin", sidestep="0.1.0")
+    with made.vllm(**NO_EXPORTER) as process:
+        assert codes(list(check_process(process))) == NOTHING | {"SD001"}
+    with made.vllm(**NO_EXPORTER, PYTHONPATH=str(elsewhere.site)) as process:
+        assert codes(list(check_process(process))) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "code"),
+    [
+        ((), {"SIDESTEP_ENDPOINT": ""}, "SD010"),
+        ((), {"SIDESTEP_ENDPOINT": "ipc://run/ingest.ipc"}, "SD160"),
+        ((), {"SIDESTEP_VLLM_MODE": "Instead"}, "SD011"),
+        ((), {"SIDESTEP_STACKS": "no"}, "SD011"),
+        ((), {"SIDESTEP_VLLM_MODE": ""}, "SD012"),
+        ((), {"VLLM_PLUGINS": "lora_resolver"}, "SD003"),
+        ((), {"VLLM_PLUGINS": ""}, "SD003"),
+        ((), {"VLLM_PLUGINS": "lora_resolver, sidestep"}, "SD003"),
+        (("--scheduler-cls", "sidestep_adapters.vllm.Scheduler"), {}, "SD021"),
+        (("--scheduler_cls=sidestep.SidestepScheduler",), {}, "SD021"),
+        ((), {"VLLM_USE_RUST_FRONTEND": "1"}, "SD023"),
+        (("--disable-log-stats",), {}, "SD024"),
+        (("--api-server-count", "4"), {}, "SD025"),
+        (("--scheduler-cls", TAP), {}, "SD025"),
+        ((), {"PROMETHEUS_MULTIPROC_DIR": "/nowhere"}, "SD030"),
+    ],
+)
+def test_vllm(options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path) -> None:
+    """Each fault of a server that runs has its code."""
+    with EngineEnvironment(tmp_path).vllm(*options, **{**NO_EXPORTER, **environ}) as process:
+        found = codes(list(check_process(process))) - NOTHING
+    expected = {code, "SD012"} if environ.get("SIDESTEP_VLLM_MODE") == "Instead" else {code}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "code"),
+    [
+        ((), {}, "SD022"),
+        (("--enable-metrics", "--tokenizer-worker-num", "4"), {}, "SD026"),
+        (("--enable-metrics",), {"SIDESTEP_SGLANG_MODE": "beside"}, "SD012"),
+        (("--enable-metrics",), {"SGLANG_PLUGINS": "other"}, "SD003"),
+    ],
+)
+def test_sglang(
+    options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path
+) -> None:
+    """Each fault of a server that runs has its code."""
+    made = EngineEnvironment(tmp_path, sglang="0.5.23", sidestep="0.1.0", **LIBRARIES)
+    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", **environ}
+    with made.sglang(*options, **given) as process:
+        assert codes(list(check_process(process))) - NOTHING == {code}
+
+
+def test_lists_that_allow_the_plugin(tmp_path: Path) -> None:
+    """SGLang takes an empty list for none; with the tap the plugin is not needed."""
+    made = EngineEnvironment(tmp_path)
+    tapped = ("--scheduler-cls", TAP, "--shutdown-timeout", "30")
+    with made.vllm(*tapped, **NO_EXPORTER, VLLM_PLUGINS="") as process:
+        assert codes(list(check_process(process))) == NOTHING
+    made.install("sglang", "0.5.23")
+    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", "SGLANG_PLUGINS": ""}
+    with made.sglang("--enable-metrics", **given) as process:
+        assert codes(list(check_process(process))) == NOTHING
+
+
+def test_files_of_ended_processes(tmp_path: Path) -> None:
+    """Those of running processes are in order."""
+    made, directory = EngineEnvironment(tmp_path), tmp_path / "metrics"
+    directory.mkdir()
+    (directory / f"counter_{os.getpid()}.db").touch()
+    given = {**NO_EXPORTER, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    with made.vllm(**given) as process:
+        assert codes(list(check_process(process))) == NOTHING
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            pass
+        (directory / f"gauge_livesum_{ended.pid}.db").touch()
+        (finding,) = (each for each in check_process(process) if each.code == "SD032")
+    assert finding.text.endswith(f"has files of 1 ended processes: {ended.pid}")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may start processes of other users")
+def test_an_engine_of_another_user() -> None:
+    """What it may not do is found by its user and groups, not by those of this command."""
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o755)
+        made, directory = EngineEnvironment(Path(root)), Path(root) / "metrics"
+        directory.mkdir()
+        given = {**NO_EXPORTER, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+        vllm = (str(made.root / "bin" / "vllm"), "serve", "MODEL")
+        with made.running(*vllm, user=65534, **given) as process:
+            assert codes(list(check_process(process))) == NOTHING | {"SD031"}
+
+
+def test_command_lines_that_start_no_server(tmp_path: Path) -> None:
+    """Clients, shells and wrappers are no engines."""
+    made = EngineEnvironment(tmp_path)
+    for arguments in (("-c", SCRIPT, "vllm", "serve"), (str(made.root / "bin" / "vllm"), "bench")):
+        with (
+            pytest.raises(AssertionError, match="not taken for an engine"),
+            made.running(*arguments),
+        ):
+            pass
+
+
+def test_this_environment() -> None:
+    """Where no engine runs, the variables of this process count."""
+    assert "SD160" in own(SIDESTEP_ENDPOINT="/run/ingest.ipc")
+    assert "SD011" in own(SIDESTEP_VLLM_MODE="x")
+    assert "SD030" in own(PROMETHEUS_MULTIPROC_DIR="/nowhere")
+
+
+def test_this_environments_packages(tmp_path: Path) -> None:
+    """The command runs in the engine's environment."""
+    made = EngineEnvironment(tmp_path, vllm="0.32.0")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(made.site)])
+    assert "SD003" in own(PYTHONPATH=path, VLLM_PLUGINS="other")
+    assert "SD012" in own(PYTHONPATH=path, SIDESTEP_ENDPOINT="ipc:///nowhere/x")
