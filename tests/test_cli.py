@@ -141,6 +141,30 @@ def test_the_demos_help_shows_its_own_defaults() -> None:
     assert "[SIDESTEP_INGEST_ENDPOINT;unset:anipcpathinatemporarydirectory]" in text
 
 
+@pytest.mark.parametrize("command", ["serve", "demo --once", "record /tmp/x"])
+def test_an_unknown_variable_is_one_line(command: str) -> None:
+    """The line has the nearest known ones, and no value."""
+    done = sidestep(*command.split(), SIDESTEP_LOG_LEVL="debug", SIDESTEP_COLOUR="on")
+
+    one_line(
+        done, 2,
+        "unknown environment variables: SIDESTEP_COLOUR, SIDESTEP_LOG_LEVL (did you mean SIDESTEP_LOG_LEVEL?)",
+    )  # fmt: skip
+
+
+async def test_variables_of_others_are_accepted(tmp_path: Path) -> None:
+    """Those of an engine in the same pod, and those that Kubernetes sets for a Service "sidestep"."""
+    environ = {
+        "SIDESTEP_VLLM_MODE": "instead",
+        "SIDESTEP_ENDPOINT": "ipc:///x",
+        "SIDESTEP_SERVICE_HOST": "10.0.0.1",
+        "SIDESTEP_PORT_9857_TCP": "tcp://10.0.0.1:9857",
+        "SIDESTEP_PORT": "tcp://10.0.0.1:9857",
+    }
+    async with serving(*lingering(tmp_path, linger=0), **environ) as (_, url):
+        assert "sidestep_build_info" in await get(url)
+
+
 def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
     """The line names the address."""
     held, port = taken_port()

@@ -31,11 +31,13 @@ def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[
 
 
 @contextlib.asynccontextmanager
-async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def serving(
+    *arguments: object, **environ: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run a command that serves; yield its process and the URL that it prints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sidestep", *map(str, arguments),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=ENVIRON,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env={**ENVIRON, **environ},
     )  # fmt: skip
     assert process.stdout is not None
     try:

@@ -9,6 +9,7 @@ import os
 import socket
 from pathlib import Path
 
+from sidestep.config import variables
 from sidestep.protocol.limits import printable
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,13 @@ def endpoint() -> str:
 
 @functools.cache
 def usable_endpoint() -> bool:
-    """Return whether ``SIDESTEP_ENDPOINT`` is a supported address; log an invalid one, once."""
+    """Return whether ``SIDESTEP_ENDPOINT`` is a supported address.
+
+    An invalid one is logged, once, and so are variables that nothing reads: one may be a misspelt
+    ``SIDESTEP_ENDPOINT``.
+    """
+    if found := variables.unknown_to_engines(os.environ):
+        log.warning("sidestep: %s", variables.description(found))
     if endpoint() and not endpoint().startswith(("ipc://", "tcp://")):
         log.error("SIDESTEP_ENDPOINT=%s: must begin with ipc:// or tcp://", endpoint())
         return False

@@ -39,9 +39,9 @@ REPORTERS = (
 
 def plugin() -> None:
     """Register the hooks; runs once in each process of SGLang."""
+    set_up_log("sglang")
     if not usable_endpoint():
         return
-    set_up_log("sglang")
     try:
         _register()
     except Exception:

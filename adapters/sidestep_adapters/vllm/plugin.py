@@ -41,8 +41,7 @@ def _base() -> Any:
     return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
 
 
-if endpoint():
-    set_up_log("vllm")
+set_up_log("vllm")
 
 
 class SidestepStatLogger(_base()):  # type: ignore[misc]

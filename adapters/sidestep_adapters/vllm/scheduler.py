@@ -151,12 +151,12 @@ class _Tapped(Base):  # type: ignore[misc]
     _log_to_front_end = True
 
     def __init__(self, *args: Any, log_stats: bool = False, **kwargs: Any) -> None:
+        set_up_log("vllm")
         # The core always records stats; front ends get them only if they asked for them.
         super().__init__(*args, log_stats=log_stats or usable_endpoint(), **kwargs)
         self._log_to_front_end = log_stats
         if not usable_endpoint():
             return
-        set_up_log("vllm")
         try:
             self._core = _Core(self, log_stats=log_stats)
             self._core.close_with(self.structured_output_manager)

@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.slo import Objective
-from sidestep.config import objectives, parsing, scrape_targets, subscriptions, triton_servers
+from sidestep.config import (
+    objectives,
+    parsing,
+    scrape_targets,
+    subscriptions,
+    triton_servers,
+    variables,
+)
 from sidestep.config.config_file import TABLES, read_file
 from sidestep.config.scrape_targets import Target
 from sidestep.config.subscriptions import Subscription
@@ -77,7 +84,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """Name of the environment variable."""
-        return f"SIDESTEP_{self.key.upper()}"
+        return f"{variables.PREFIX}{self.key.upper()}"
 
     @property
     def repeatable(self) -> bool:
@@ -436,6 +443,9 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         variable = Setting(f"--{flag}", "").variable
         if environ.get(variable):
             refuse_removed(flag, variable)
+    settings = (*SETTINGS, CONFIG_FILE)
+    if found := variables.unknown(environ, [setting.variable for setting in settings]):
+        raise ConfigError(variables.description(found))
     file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
     file, tables = read_file(file_name) if file_name else ({}, {})
     known = {setting.flag for setting in SETTINGS}
