@@ -1,7 +1,7 @@
 """A machine as a reader of the documents has it: a clone, an environment, and engines that are stand-ins.
 
-Commands run as they stand in a document, in one shell, with three changes: the port 9857 is a free one, and
-``/tmp/sidestep`` and ``/dev/shm/sidestep`` are directories of the test. Nothing comes from the network: pip finds
+Commands run as they stand in a document, in one shell, with two changes: the port 9857 is a free one, and
+directories of sidestep below ``/tmp``, ``/dev/shm``, ``/run``, ``/opt`` and ``/etc`` are those of the test. Nothing comes from the network: pip finds
 the dependencies that the tests' environment has.
 """
 
@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ports import free_port
@@ -27,8 +27,33 @@ CLONED = (
     "LICENSE", "Makefile", "README.md", "adapters", "deploy", "docs", "exporter", "grafana", "pyproject.toml",
     "tools",
 )  # fmt: skip
-STAND_INS = {"vllm": "stand_in_vllm.py"}
-"""Programs on the path in place of engines."""
+PROGRAMS = {
+    "vllm": """
+PYTHONPATH="$PYTHONPATH:$SUPPORT" exec python "$SUPPORT/stand_in_vllm.py" "$@"
+""",
+    # It starts what the unit of this name starts.
+    "systemctl": """
+test "$1 $2" = "enable --now" || exit 1
+$(sed -n 's/^ExecStart=//p' "$HOME/etc/systemd/system/$3.service") &
+""",
+    # The real client reads the command line, and reaches no daemon: no container is ever started.
+    "docker": """
+said=$(DOCKER_HOST=unix:///nowhere.sock "$DOCKER" "$@" 2>&1)
+case $said in *"Cannot connect to the Docker daemon"*) exit 0 ;; esac
+echo "$said"; exit 1
+""",
+    # The real one renders; the rest reaches no cluster. What is applied is in a file.
+    "kubectl": """
+case $1 in
+kustomize) exec "$KUBECTL" "$@" ;;
+apply) test "$2" = -f && (echo "---"; cat "$3") >> "$HOME/applied.yaml"; exit ;;
+esac
+said=$(KUBECONFIG=/dev/null "$KUBECTL" "$@" 2>&1)
+case $said in *"localhost:8080 was refused"*) exit 0 ;; esac
+echo "$said"; exit 1
+""",
+}
+"""Programs on the path, in place of engines and of what a test cannot have."""
 PATIENCE = 60.0
 """Seconds for a command, and for an output to appear."""
 ENDED = "readers-shell-ended"
@@ -39,17 +64,18 @@ class Machine:
     """A shell whose current directory is a clone of the repository.
 
     Attributes:
+        home: The home directory; files of ``/etc`` and ``/opt`` are below it.
         clone: The clone's directory.
         port: Free port in place of 9857.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.clone = directory / "clone"
+    def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
+        self.home = home
+        self.clone = home / "clone"
         self.port = free_port()
-        self._directory = directory
         self._count = 0
-        self._output = directory / "output"
-        self._make()
+        self._output = home / "output"
+        shutil.rmtree(home / "s", ignore_errors=True)
         with self._output.open("wb") as output:
             self._shell = subprocess.Popen(
                 ["bash", "--noprofile", "--norc"],
@@ -57,7 +83,7 @@ class Machine:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.clone,
-                env=self._environ,
+                env={**environ, "SIDESTEP_WEB_LISTEN_ADDRESS": f"127.0.0.1:{self.port}"},
                 start_new_session=True,
                 text=True,
             )
@@ -109,8 +135,17 @@ class Machine:
 
     def changed(self, text: str) -> str:
         """Return commands with the port and the directories of this machine."""
-        text = re.sub(r"/(?:tmp|dev/shm|run)/sidestep\b", str(self._directory / "s"), text)
+        text = re.sub(r"/(?:tmp|dev/shm|run)/sidestep\b", f"{self.home}/s", text)
+        text = re.sub(r"(?<![\w.])/(?:opt|etc)/(?=sidestep|systemd)", rf"{self.home}\g<0>", text)
         return text.replace("9857", str(self.port))
+
+    def save(self, text: str) -> Path:
+        """Save a file whose first line is a comment with its path, below the clone or ``home``."""
+        text = self.changed(text)
+        path = self.clone / text.partition("\n")[0].removeprefix("# ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
 
     def close(self) -> None:
         """End the shell and all that it has started."""
@@ -123,62 +158,62 @@ class Machine:
         self._shell.stdin.write(f"{text}\n")
         self._shell.stdin.flush()
 
-    def _make(self) -> None:
-        """Make the clone, its environment, and the programs that stand in for engines."""
-        for name in CLONED:
-            source = ROOT / name
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "images")
-                shutil.copytree(source, self.clone / name, ignore=ignored)
-            else:
-                self.clone.mkdir(exist_ok=True)
-                shutil.copy(source, self.clone / name)
-        packages = self._directory / "packages"
-        packages.mkdir()
-        for path in Path(sysconfig.get_path("purelib")).iterdir():
-            if not re.match(r"sidestep|_editable|pip|.*\.pth$", path.name):
-                (packages / path.name).symlink_to(path)
-        subprocess.run([sys.executable, "-m", "venv", self.clone / ".venv"], check=True)
-        programs = self._directory / "programs"
-        programs.mkdir()
-        for name, file in STAND_INS.items():
-            program = programs / name
-            program.write_text(
-                f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{ROOT}/tests/support" exec python {ROOT}/tests/support/{file} "$@"\n'
-            )
-            program.chmod(0o755)
-        (packages / "sglang").mkdir()
-        (packages / "sglang" / "__init__.py").touch()
-        (packages / "sglang" / "launch_server.py").write_text(
-            f"import sys\nsys.path.append({str(ROOT / 'tests' / 'support')!r})\n"
-            "import stand_in_sglang\nstand_in_sglang.main()\n"
-        )
-        self._environ: Mapping[str, str] = {
-            "HOME": str(self._directory),
-            "PATH": f"{self.clone}/.venv/bin:{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(packages),
-            "PIP_NO_INDEX": "1",
-            # pip reads this as --no-build-isolation: hatchling is among the packages.
-            "PIP_NO_BUILD_ISOLATION": "0",
-            "SIDESTEP_WEB_LISTEN_ADDRESS": f"127.0.0.1:{self.port}",
-        }
-        # As `make` does it, which would need packages of the network.
-        subprocess.run(
-            [self.clone / ".venv" / "bin" / "pip", "install", "--quiet", "."],
-            check=True,
-            cwd=self.clone,
-            env=self._environ,
-        )
-        (self.clone / ".venv" / ".installed").touch()
+
+def _install(home: Path) -> dict[str, str]:
+    """Make the clone, its environment and the programs; return the variables of a shell."""
+    clone = home / "clone"
+    for name in CLONED:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "images")
+            shutil.copytree(source, clone / name, ignore=ignored)
+        else:
+            clone.mkdir(exist_ok=True)
+            shutil.copy(source, clone / name)
+    packages = home / "packages"
+    packages.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not re.match(r"sidestep|_editable|pip|.*\.pth$", path.name):
+            (packages / path.name).symlink_to(path)
+    subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True)
+    programs = home / "programs"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}")
+        (programs / name).chmod(0o755)
+    (packages / "sglang").mkdir()
+    (packages / "sglang" / "__init__.py").touch()
+    (packages / "sglang" / "launch_server.py").write_text(
+        f"import sys\nsys.path.append({str(ROOT / 'tests' / 'support')!r})\n"
+        "import stand_in_sglang\nstand_in_sglang.main()\n"
+    )
+    environ = {
+        "HOME": str(home),
+        "PATH": f"{clone}/.venv/bin:{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(packages),
+        "SUPPORT": str(ROOT / "tests" / "support"),
+        "DOCKER": shutil.which("docker") or "",
+        "KUBECTL": shutil.which("kubectl") or "",
+        "PIP_NO_INDEX": "1",
+        # pip reads this as --no-build-isolation: hatchling is among the packages.
+        "PIP_NO_BUILD_ISOLATION": "0",
+    }
+    # As `make` does it, which would need packages of the network.
+    subprocess.run(
+        [clone / ".venv" / "bin" / "pip", "install", "--quiet", "."],
+        check=True,
+        cwd=clone,
+        env=environ,
+    )
+    (clone / ".venv" / ".installed").touch()
+    return environ
 
 
 @contextlib.contextmanager
-def machine() -> Iterator[Machine]:
-    """Make a machine, and end all that was started on it."""
+def machines() -> Iterator[Callable[[], Machine]]:
+    """Install once; yield a function that returns a machine on which nothing has run."""
     # A socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="reader") as name:
-        made = Machine(Path(name))
-        try:
-            yield made
-        finally:
-            made.close()
+        home = Path(name)
+        environ = _install(home)
+        yield lambda: Machine(home, environ)
