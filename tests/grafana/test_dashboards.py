@@ -42,8 +42,11 @@ OTHERS = {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
     "process_start_time_seconds",
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_DEV_POWER_USAGE",
 }
-"""Metrics of Prometheus and of the exporter's process."""
+"""Metrics of Prometheus, of the exporter's process and of dcgm-exporter."""
 COUNTERS = {name for name, kind in FAMILIES.items() if kind == "counter"} | {
     "process_cpu_seconds_total"
 }
@@ -336,10 +339,11 @@ def test_repeated_values_count_once(path: Path) -> None:
 def test_queries_are_filtered(path: Path) -> None:
     """Every selector has the target's variables, and every variable is used."""
     for asked in queries(path):
-        selectors = re.findall(r"\{([^{}]*)\}", asked.expr)
+        selectors = re.findall(r"(\w*)\{([^{}]*)\}", asked.expr)
         assert selectors, asked
-        for selector in selectors:
-            for label in TARGET:
+        for name, selector in selectors:
+            # dcgm-exporter is a target of its own.
+            for label in TARGET[:3] if name.startswith("DCGM") else TARGET:
                 assert f'{label}=~"${label}"' in selector, asked
     named = variables(dashboard(path)).keys() | {"__rate_interval"}
     used = {name for asked in queries(path) for name in re.findall(r"\$(\w+)", asked.expr)}
@@ -435,10 +439,68 @@ def test_rarely_used_rows_are_collapsed() -> None:
         for path in DASHBOARDS
     }
 
-    assert closed["fleet"] >= {"Sources"}
+    assert closed["fleet"] >= {"Sources", "GPUs, from dcgm-exporter"}
     assert closed["kv-cache"] >= {"Other tiers and engines"}
     assert closed["sglang"] >= {"Disaggregated prefill and decode, and HTTP"}
     assert not set.union(*closed.values()) & {"Now", "Load", "Latency", "Engine health"}
+
+
+GPU = "DCGM_FI_DEV_GPU_UTIL"
+UP = "sidestep_engine_up"
+
+
+@needs_promtool
+@pytest.mark.parametrize("board", ["fleet", "vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("series", "wanted"),
+    [
+        (
+            {
+                f'{GPU}{{job="dcgm",namespace="llm",pod="a",Hostname="n1",gpu="0"}}': "90+0x4",
+                f'{GPU}{{job="dcgm",namespace="llm",pod="b",Hostname="n1",gpu="1"}}': "80+0x4",
+                f'{GPU}{{job="dcgm",Hostname="n1",gpu="2"}}': "1+0x4",
+                f'{UP}{{job="j",namespace="llm",pod="a",engine="0",model_name="m"}}': "1+0x4",
+                f'{UP}{{job="j",namespace="llm",pod="a",engine="1",model_name="m"}}': "1+0x4",
+            },
+            {'{namespace="llm",pod="a",Hostname="n1",gpu="0"}': 90.0},
+        ),
+        (
+            {
+                f'{GPU}{{job="dcgm",Hostname="n1",gpu="0"}}': "90+0x4",
+                f'{UP}{{job="j",instance="n1:9857",engine="0",model_name="m"}}': "1+0x4",
+            },
+            {'{Hostname="n1",gpu="0"}': 90.0},
+        ),
+        ({f'{UP}{{job="j",namespace="llm",pod="a",engine="0"}}': "1+0x4"}, {}),
+    ],
+    ids=["pods", "hosts", "no dcgm-exporter"],
+)
+def test_gpus_are_those_of_the_engines_pods(
+    tmp_path: Path, board: str, series: dict[str, str], wanted: dict[str, float]
+) -> None:
+    """GPUs of pods with engines are shown, and all where neither GPUs nor engines have a pod."""
+    (expr,) = (
+        filled(asked.expr)
+        for asked in queries(GRAFANA / f"{board}.json")
+        if asked.panel == "GPU utilization"
+    )
+
+    assert_query(tmp_path, series, expr, wanted)
+
+
+def test_the_kv_cache_board_says_what_to_do() -> None:
+    """The text on the KV cache board names the measurements by their panels, and the decisions."""
+    board = dashboard(GRAFANA / "kv-cache.json")
+    (text,) = (panel for panel in everything(board) if panel["type"] == "text")
+    shown = " ".join(panel["title"] for panel in panels(board)).lower()
+    content = text["options"]["content"]
+
+    for named in ("lifetime", "idle", "reuse gap", "hit rate"):
+        assert named in content.lower()
+        assert named in shown
+    for decision in ("enlarge the cache", "offload to host memory", "route by prefix"):
+        assert decision in content
+    assert text["options"]["mode"] == "markdown"
 
 
 def test_the_fleet_lists_its_alerts() -> None:

@@ -16,6 +16,7 @@ from tools.screens.page import page
 
 import peers_boards
 from boards import DASHBOARDS, PanelQuery, dashboard, everything, families, filled, panels, queries
+from dcgm import dcgm_exporter
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES, rules
@@ -91,7 +92,7 @@ class Scraped:
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """Play all recordings twice, scraped before, between and after; then stop the exporters.
 
-    The recording with LoRA adapters also plays at its own pace, until every server has seen them.
+    GPUs have the labels of the pods of two of them. The recording with LoRA adapters also plays at its own pace, until every server has seen them.
     """
     directory = tmp_path_factory.mktemp("scraped")
     with contextlib.ExitStack() as stack:
@@ -99,9 +100,11 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         async def play() -> Scraped:
             async with fleet(directory, native=NATIVE) as made:
                 urls = made.urls
+                gpus = dict.fromkeys(("vllm-0", "sglang-0"), stack.enter_context(dcgm_exporter()))
                 targets = {
                     "sidestep": {n: url for n, url in urls.items() if not n.endswith("-native")},
                     "native": {n: url for n, url in urls.items() if n.endswith("-native")},
+                    "dcgm": gpus,
                 }
                 servers = {
                     version: stack.enter_context(
@@ -114,7 +117,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
                 for _ in range(3):
                     now = time.time()
                     for server in servers.values():
-                        await asyncio.to_thread(server.scraped, len(urls), now)
+                        await asyncio.to_thread(server.scraped, len(urls) + len(gpus), now)
                     if made.rounds < 2:
                         await made.play()
                     if made.rounds == 1:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.boards.panels import SOURCE, AlertList, Panel, uid
+from tools.boards.panels import SOURCE, AlertList, Panel, Text, uid
 
 TAG = "sidestep"
 COLUMNS = 24
@@ -94,7 +94,7 @@ class Row:
     """
 
     title: str
-    panels: Sequence[Panel | AlertList]
+    panels: Sequence[Panel | Text | AlertList]
     collapsed: bool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events, engine_health
+from tools.boards.gpu import gpus
 from tools.boards.panels import AlertList, DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -307,6 +308,7 @@ BOARD = Dashboard(
         Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),
+        gpus(of),
         Row("Sources", (SOURCES,), collapsed=True),
     ],
     annotations=engine_events(of),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events
-from tools.boards.panels import Query
+from tools.boards.panels import Query, Text
 from tools.boards.queries import (
     PLACE,
     PLACE_NAME,
@@ -177,7 +177,26 @@ USAGE = (
     ),
 )
 
+WHAT_TO_DO = Text(
+    title="What to do",
+    says="How to read block lifetimes, and what to decide.",
+    text="""\
+*Lifetime*: from a block's allocation to its eviction. *Idle*: from its last hit to its eviction. *Reuse gap*: between two hits.
+Blocks are observed when they are evicted: without evictions the panels below stay empty, and the cache is large enough. A use
+after the eviction is a miss, not a gap.
+
+| If | then | and you should |
+|---|---|---|
+| *idle* is many times the *reuse gap* | blocks stay long after their last use | change nothing: more memory would add no hits |
+| *idle* is close to the *reuse gap* or below it, and gaps end where lifetimes end | blocks are evicted just before their next use | enlarge the cache (more GPU memory for it, an FP8 KV cache); if there is no more GPU memory, offload to host memory (vLLM: `--kv-transfer-config`, SGLang: `--enable-hierarchical-cache`) |
+| *lifetimes* are as short as requests, and requests are preempted | running requests alone fill the cache | add engines or memory, or run fewer requests at once (`--max-num-seqs`, `--max-running-requests`); offloading helps little |
+| the *hit rate* is low on all engines although prompts share prefixes | requests with one prefix go to many engines, or prompts begin with something unique | route by prefix or session, and put the constant part of prompts first |
+""",
+    height=9,
+)
+
 LIFETIMES = (
+    WHAT_TO_DO,
     heat(
         "Block lifetime",
         "Lifetimes of sampled blocks: from allocation until the next allocation.",

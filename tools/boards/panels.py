@@ -13,7 +13,9 @@ from sidestep.engines.dialects import DIALECTS
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-FAMILY = re.compile(r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process)_\w+|up)(?=[{\[])")
+FAMILY = re.compile(
+    r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process|DCGM)_\w+|up)(?=[{\[])"
+)
 NAMED = re.compile(r'__name__=~"([^"]+)"')
 
 HISTOGRAMS = {
@@ -269,6 +271,28 @@ def _override(column: str, name: str, value: object) -> dict[str, Any]:
         "matcher": {"id": "byName", "options": column},
         "properties": [{"id": name, "value": value}],
     }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """A panel with a text in Markdown."""
+
+    title: str
+    says: str
+    text: str
+    width: int = 24
+    height: int = 8
+
+    def made(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """Return its JSON at a position."""
+        return {
+            "id": number,
+            "type": "text",
+            "title": self.title,
+            "description": self.says,
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "options": {"mode": "markdown", "content": self.text},
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

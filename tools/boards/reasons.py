@@ -7,6 +7,7 @@ ENGINES = (
 )
 TRITON = "No Triton is polled here: sidestep serve --triton URL (docs/triton.md)."
 EXPORTER = "No sidestep is scraped here: see the filters above and Prometheus' targets."
+GPU = "No GPU of these engines in Prometheus: it needs dcgm-exporter, with the labels namespace and pod of engines."
 NO_SATURATION = (
     "No vLLM engine or SGLang scheduler has reported here for a minute (docs/autoscaling.md)."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events, engine_health
+from tools.boards.gpu import gpus
 from tools.boards.panels import DrillDown, Query
 from tools.boards.queries import (
     PLACE,
@@ -362,6 +363,7 @@ BOARD = Dashboard(
         Row("Memory", MEMORY),
         Row("Scheduler", SCHEDULER),
         Row("Forward passes, from the engine's stream", PASSES, collapsed=True),
+        gpus(of),
         Row("Disaggregated prefill and decode, and HTTP", SEPARATED, collapsed=True),
     ],
     annotations=engine_events(of, engine=PROCESSES),

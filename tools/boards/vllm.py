@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events, engine_health
+from tools.boards.gpu import gpus
 from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -431,6 +432,7 @@ BOARD = Dashboard(
         Row("Lengths", LENGTHS, collapsed=True),
         Row("Steps", STEPS),
         Row("Request states", ABORTS, collapsed=True),
+        gpus(of),
         Row("Work and processes", PROCESS, collapsed=True),
     ],
     annotations=engine_events(of, engine=CORES),

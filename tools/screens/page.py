@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from markdown_it import MarkdownIt
 from tools.screens import charts
 from tools.screens.answers import Series, Span, lines, rows, text
 from tools.screens.units import shown
@@ -21,6 +22,7 @@ CHARTS = {
     "state-timeline": charts.timeline,
 }
 """Functions that draw the panels with an axis of time, by the type of the panel."""
+MARKDOWN = MarkdownIt().enable("table")
 STYLE = """
 body { margin: 0; background: #f4f5f7; font: 11px 'DejaVu Sans', sans-serif; color: #24292e; }
 h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
@@ -39,6 +41,7 @@ table { border-collapse: collapse; width: 100%; font-size: 11px; } tr { height: 
 .bar { display: flex; padding: 3px 10px; align-items: center; } .bar span { width: 90px; } .bar u { display: block; height: 12px; background: #3274d9; margin-right: 8px; }
 .row small { font-weight: normal; color: #56606b; }
 .alert { height: 26px; margin: 2px 8px 4px; padding-left: 6px; border-left: 4px solid; font-size: 9.5px; line-height: 13px; white-space: nowrap; overflow: hidden; }
+.text { padding: 0 8px; } .text p { margin: 4px 0; } .text td { white-space: normal; max-width: none; padding: 3px 8px; }
 .none { color: #56606b; padding: 18px 14px; text-align: center; }
 """
 
@@ -70,7 +73,12 @@ def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
         if panel["type"] == "row":
             drawn.append(f"<div class=row {place}>{heading(panel)}</div>")
             continue
-        inside = body(server, panel, span, width, height - TITLE)
+        if panel["type"] == "text":
+            inside = f"<div class=text>{MARKDOWN.render(panel['options']['content'])}</div>"
+        elif panel["type"] == "alertlist":
+            inside = alerts(panel, server.get("alerts")["alerts"], height - TITLE)
+        else:
+            inside = body(server, panel, span, width, height - TITLE)
         if not inside:
             empty.append(panel["title"])
             inside = f"<div class=none>{escape(panel['fieldConfig']['defaults']['noValue'])}</div>"
@@ -98,8 +106,6 @@ def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, heig
     kind = panel["type"]
     if kind == "table":
         return table(panel, rows(server, panel, span), height)
-    if kind == "alertlist":
-        return alerts(panel, server.get("alerts")["alerts"], height)
     if kind == "heatmap":
         span = dataclasses.replace(span, step=span.step * 2)
     found = lines(server, panel, span)
