@@ -125,6 +125,18 @@ FAULTS = [
         lambda old: {**old, "securityContext": {"runAsUser": 2000}},
     ),
     Fault("SD528", f"{SIDECAR}.args.[--ingest.ipc-group=65532]", "--ingest.ipc-group=2000"),
+    Fault("SD530", f"{ENGINE}.env.[PYTHONPATH]", GONE),
+    Fault("SD530", f"{ENGINE}.env.[PYTHONPATH].value", "/opt/plugin"),
+    Fault("SD530", f"{ENGINE}.volumeMounts.[sidestep-plugin]", GONE),
+    Fault("SD531", f"{TEMPLATE}.initContainers.[sidestep-plugin]", GONE),
+    Fault("SD531", f"{TEMPLATE}.initContainers.[sidestep-plugin].volumeMounts", GONE),
+    Fault("SD534", f"{ENGINE}.env", more({"name": "VLLM_PLUGINS", "value": "lora"})),
+    Fault(
+        "SD536",
+        "StatefulSet: spec.template.spec.containers.0.args.[--enable-metrics]",
+        GONE,
+        "sglang",
+    ),
     Fault("SD540", f"{SIDECAR}.args", more("--web.listen-address=127.0.0.1:9857")),
     Fault("SD540", f"{SIDECAR}.ports.0.containerPort", 9858),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
@@ -137,7 +149,7 @@ FAULTS = [
     Fault("SD560", f"{SIDECAR}.args.[--shutdown.linger=16]", "--shutdown.linger=60"),
     Fault("SD561", f"{SIDECAR}.args.[--limits.memory-hard=192]", GONE),
     Fault("SD561", f"{SIDECAR}.resources.limits.memory", "128Mi"),
-    Fault("SD563", f"{TEMPLATE}.volumes.[sidestep-state].emptyDir", {}),
+    Fault("SD562", f"{TEMPLATE}.volumes.[sidestep-state].emptyDir", {}),
     Fault(
         "SD564", "Deployment: spec.replicas", 2, "leaderworkerset-forward"
     ),

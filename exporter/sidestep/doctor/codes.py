@@ -9,7 +9,7 @@ from sidestep.diagnosis import own_codes
 from sidestep.diagnosis.finding import Code
 from sidestep.doctor import endpoint, exporter
 from sidestep.doctor.environment import check as environment
-from sidestep.doctor.manifests import check as manifests
+from sidestep.doctor.manifests import codes as manifests
 
 
 class Section(NamedTuple):
