@@ -331,6 +331,26 @@ def top(
     metavar="ENDPOINT",
     help="Check an exporter's ingest endpoint, by connecting as an engine does; repeatable.",
 )
+@click.option(
+    "--dashboard",
+    "dashboards",
+    multiple=True,
+    metavar="FILE",
+    help="Check the queries of a dashboard of Grafana or Perses; repeatable.",
+)
+@click.option(
+    "--rules",
+    multiple=True,
+    metavar="FILE",
+    help="Check the queries of a rule file of Prometheus; repeatable.",
+)
+@click.option(
+    "--engine-page",
+    "pages",
+    multiple=True,
+    metavar="URL|FILE",
+    help="Compare the queries with a metrics page; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -346,6 +366,9 @@ def doctor(
     manifests: tuple[str, ...],
     environment: bool,
     endpoints: tuple[str, ...],
+    dashboards: tuple[str, ...],
+    rules: tuple[str, ...],
+    pages: tuple[str, ...],
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -364,6 +387,9 @@ def doctor(
         environment=("this environment",) if environment else (),
         endpoints=endpoints,
         manifests=manifests,
+        dashboards=dashboards,
+        rules=rules,
+        pages=pages,
     )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 

@@ -10,6 +10,7 @@ from sidestep.diagnosis.finding import Code
 from sidestep.doctor import endpoint, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests import codes as manifests
+from sidestep.doctor.queries import codes as queries
 
 
 class Section(NamedTuple):
@@ -55,5 +56,12 @@ SECTIONS = (
         "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Other resources than"
         " pods and what scrapes them are ignored.",
         manifests.CODES,
+    ),
+    Section(
+        "Dashboards and rule files",
+        "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also"
+        " in ConfigMaps and operators' objects. Metrics are compared with the catalogue; with"
+        " `--engine-page URL|FILE` with a metrics page, too.",
+        queries.CODES,
     ),
 )

@@ -16,6 +16,7 @@ from sidestep.diagnosis.finding import Finding, Severity, sort_findings
 from sidestep.doctor import endpoint, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests.check import check as check_manifests
+from sidestep.doctor.queries import check as queries
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
 
@@ -31,12 +32,18 @@ class Sources(NamedTuple):
         environment: Whether the engine's environment is checked; if so, what the report calls it.
         endpoints: Ingest endpoints of exporters.
         manifests: Files and directories of Kubernetes manifests; ``-`` is standard input.
+        dashboards: Files of dashboards.
+        rules: Files of rules.
+        pages: Addresses or files of metrics pages.
     """
 
     exporters: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
+    dashboards: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
 
 
 async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Severity) -> int:
@@ -72,3 +79,5 @@ async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncItera
     if sources.manifests:
         for each in check_manifests(sources.manifests):
             yield each
+    async for each in queries.check(session, sources.dashboards + sources.rules, sources.pages):
+        yield each

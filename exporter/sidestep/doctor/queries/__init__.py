@@ -1,0 +1,1 @@
+"""Checks of the PromQL queries of dashboards and rule files."""
