@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import secrets
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import Collector
 
@@ -47,6 +48,8 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
+from sidestep.otlp.page_families import PageFamilies
+from sidestep.otlp.resource import resource
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
@@ -57,6 +60,9 @@ from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
+
+if TYPE_CHECKING:
+    from sidestep.otlp.sender import OtlpSender
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +118,7 @@ class Exporter:
             objectives=Objectives(objectives),
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
+            wall=time.time,
         )
         self.passthrough = PassthroughRegistry(self.registry.names)
         allowed = access(config)
@@ -183,6 +190,10 @@ class Exporter:
                 stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
             snapshots = self._recover()
+            sender = self._otlp_sender(snapshots)
+            if sender is not None:
+                # As the forwarder: everything has been saved.
+                stack.push_async_callback(sender.finish)
             forwarder = self._forwarder(snapshots)
             if forwarder is not None:
                 # Runs after the last snapshot and acknowledgement, so everything may be forwarded.
@@ -207,6 +218,9 @@ class Exporter:
             if forwarder is not None:
                 forwarding = _background(forwarder.run(self.config.forward_interval))
                 stack.push_async_callback(_cancelled, forwarding)
+            if sender is not None:
+                pushing = _background(sender.run(self.config.otlp_interval))
+                stack.push_async_callback(_cancelled, pushing)
             yield self
 
     @contextlib.asynccontextmanager
@@ -268,6 +282,35 @@ class Exporter:
         records = CurrentRecords() if snapshots is None else snapshots.records
         labels = dict(config.forward_label)
         return Forwarder(self.intake.federation, self.metrics, config.forward, records, labels)
+
+    def _otlp_sender(self, snapshots: Snapshots | None) -> OtlpSender | None:
+        """Return the sender to the OTLP receiver; None without one.
+
+        Raises:
+            ConfigError: The messages of OTLP are not installed.
+        """
+        config = self.config
+        if not config.otlp_endpoint:
+            return None
+        # Only this feature needs the messages, which take 50 ms to load.
+        from sidestep.otlp.encoder import Encoder  # noqa: PLC0415
+        from sidestep.otlp.sender import OtlpSender  # noqa: PLC0415
+
+        port = self.addresses[0][1] if self.addresses else 0
+        return OtlpSender(
+            PageFamilies(
+                self.registry,
+                self.passthrough,
+                self.collectors,
+                self.series_filter,
+                exponential=config.otlp_histograms == "exponential",
+            ),
+            Encoder(resource(os.environ, port, dict(config.otlp_resource))),
+            self.metrics,
+            config.otlp_endpoint,
+            {header.name: header.text for header in config.otlp_header},
+            snapshots=snapshots,
+        )
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:

@@ -202,7 +202,7 @@ async def test_two_processes_forward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ({"web_listen_address": ("",)}, "set --web.listen-address or --forward"),
+        ({"web_listen_address": ("",)}, "set --web.listen-address, --forward or --otlp.endpoint"),
         ({"forward": "http://x"}, "'http://x': must begin with ipc:// or tcp://"),
         ({"forward_label": ("a=b",)}, "requires --forward"),
         ({"forward_label": ("a",)}, "must be NAME=VALUE"),

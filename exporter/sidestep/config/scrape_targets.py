@@ -86,6 +86,8 @@ class Form:
         options: Names of options beside the common ones.
         reserved: Label names that a user cannot give.
         interval: Seconds between polls, where a target has none.
+        usage: What an error line says that the value must be.
+        login: What an error line says to use instead of a password in the URL.
     """
 
     schemes: tuple[str, ...] = ("http", "https")
@@ -93,6 +95,8 @@ class Form:
     options: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset({"le", "quantile"})
     interval: float = INTERVAL
+    usage: str = FORM
+    login: str = "header.Authorization=@/FILE"
 
 
 SCRAPE = Form(path="/metrics")
@@ -139,7 +143,9 @@ def address(text: str, form: Form) -> str:
     Raises:
         ValueError: It is no such URL, or contains a password; completes an error line.
     """
-    complaint = f"must be {FORM}, with {' or '.join(f'{s}://' for s in form.schemes)}HOST[:PORT]"
+    complaint = (
+        f"must be {form.usage}, with {' or '.join(f'{s}://' for s in form.schemes)}HOST[:PORT]"
+    )
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(complaint)
     try:
@@ -148,9 +154,7 @@ def address(text: str, form: Form) -> str:
     except ValueError:
         raise ValueError(complaint) from None
     if "@" in parts.netloc:
-        raise ValueError(
-            "must have no user or password in the URL; use header.Authorization=@/FILE"
-        )
+        raise ValueError(f"must have no user or password in the URL; use {form.login}")
     if parts.scheme not in form.schemes or not has_place:
         raise ValueError(complaint)
     if len(text) > MAX_LABEL_CHARS - len(form.path):
@@ -179,8 +183,13 @@ def without_secrets(value: object) -> str:
     return _QUERY.sub("?***", _USER.sub("//***@", _VALUES.sub(r"\1***", str(value))))
 
 
+def is_header_name(name: str) -> bool:
+    """Return whether a request may have a header of this name."""
+    return _HEADER_NAME.fullmatch(name) is not None and name.lower() not in _OWN_HEADERS
+
+
 def _check_header(name: str, text: str) -> None:
-    if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
+    if not is_header_name(name):
         raise ValueError(f"{name!r} cannot be a header of a request")
     if len(text) > MAX_HEADER_CHARS or not HEADER_TEXT.fullmatch(text):
         raise ValueError(f"{HEADER}{name}= must be ASCII, {MAX_HEADER_CHARS} characters at most")

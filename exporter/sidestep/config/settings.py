@@ -13,6 +13,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.slo import Objective
 from sidestep.config import (
     objectives,
+    otlp_options,
     parsing,
     scrape_targets,
     subscriptions,
@@ -20,7 +21,7 @@ from sidestep.config import (
     variables,
 )
 from sidestep.config.config_file import TABLES, read_file
-from sidestep.config.scrape_targets import Target
+from sidestep.config.scrape_targets import Header, Target
 from sidestep.config.subscriptions import Subscription
 from sidestep.config.topics import topic_of
 from sidestep.config.triton_servers import Server
@@ -121,7 +122,7 @@ class Config:
     web_listen_address: tuple[tuple[str, int], ...] = option(
         "--web.listen-address HOST:PORT",
         "Address to serve metrics on; repeatable. An empty host means all addresses; an empty value"
-        " disables the HTTP server, for an exporter that only forwards.",
+        " disables the HTTP server, for an exporter that only forwards or pushes.",
         parsing.optional_address,
         ("127.0.0.1:9857",),
         collect=lambda addresses: tuple(filter(None, addresses)),
@@ -204,6 +205,46 @@ class Config:
         " restarts.",
         parsing.source,
         unset="the host name",
+    )
+    otlp_endpoint: str = option(
+        "--otlp.endpoint URL",
+        "Receiver of OpenTelemetry (OTLP over HTTP) to push all metrics to, such as"
+        " http://collector:4318; a URL with a path is used as it is. Needs sidestep[otlp]. See"
+        " opentelemetry.md.",
+        otlp_options.endpoint,
+        unset="metrics are not pushed",
+    )
+    otlp_header: tuple[Header, ...] = option(
+        "--otlp.header NAME=VALUE",
+        "Header of every request to the receiver, such as Authorization=Bearer TOKEN; repeatable,"
+        " comma-separated in the variable, which keeps a secret out of the process list.",
+        otlp_options.header,
+        (),
+        unset="none",
+        collect=otlp_options.headers,
+        shown=otlp_options.without_value,
+    )
+    otlp_interval: float = option(
+        "--otlp.interval SECONDS",
+        "Seconds between pushes to the receiver.",
+        otlp_options.interval,
+        15.0,
+    )
+    otlp_resource: tuple[tuple[str, str], ...] = option(
+        "--otlp.resource NAME=VALUE",
+        "Resource attribute to add to all pushed metrics, such as deployment.environment.name=prod;"
+        " an empty value removes one. Repeatable, comma-separated in the variable.",
+        otlp_options.attribute,
+        (),
+        unset="none",
+        collect=otlp_options.attributes,
+    )
+    otlp_histograms: Literal["classic", "exponential"] = option(
+        "--otlp.histograms KIND",
+        "Buckets of pushed histograms. exponential needs --histograms native or both, and a receiver"
+        " that accepts them: others may refuse whole requests.",
+        parsing.one_of("classic", "exponential"),
+        "classic",
     )
     subscribe: tuple[Subscription, ...] = option(
         f"--subscribe {subscriptions.FORM}",
@@ -460,6 +501,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         for setting in SETTINGS
     }
     _check_forwarding(values)
+    _check_otlp(values)
     _check_thresholds(values)
     return Config(**values, **tables)
 
@@ -524,6 +566,20 @@ def _check_thresholds(values: Mapping[str, Any]) -> None:
         )
 
 
+def _check_otlp(values: Mapping[str, Any]) -> None:
+    """Check the settings of OTLP together.
+
+    Raises:
+        ConfigError: There is no receiver, or there are no native buckets to send.
+    """
+    if not values["otlp_endpoint"]:
+        for name in ("header", "resource"):
+            if values[f"otlp_{name}"]:
+                raise ConfigError(f"--otlp.{name}: requires --otlp.endpoint")
+    if values["otlp_histograms"] == "exponential" and values["histograms"] == "classic":
+        raise ConfigError("--otlp.histograms exponential: requires --histograms native or both")
+
+
 def _check_forwarding(values: Mapping[str, Any]) -> None:
     """Check the forwarding settings together.
 
@@ -532,9 +588,10 @@ def _check_forwarding(values: Mapping[str, Any]) -> None:
     """
     endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
     if not endpoint:
-        if not values["web_listen_address"]:
+        if not values["web_listen_address"] and not values["otlp_endpoint"]:
             raise ConfigError(
-                "metrics are neither served nor forwarded: set --web.listen-address or --forward"
+                "metrics are neither served nor sent: set --web.listen-address, --forward or"
+                " --otlp.endpoint"
             )
         if names:
             raise ConfigError("--forward.label: requires --forward")

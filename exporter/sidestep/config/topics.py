@@ -10,6 +10,7 @@ TOPICS = {
     "Connections of engines": ("ingest",),
     "Engines without the plugin": ("subscribe", "scrape", "triton"),
     "Forwarding to another exporter": ("forward",),
+    "OpenTelemetry": ("otlp",),
     "Restarts": ("state", "shutdown"),
     "Exposed metrics": ("metrics", "histograms"),
     "Service-level objectives": ("slo",),

@@ -167,7 +167,8 @@ def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | No
         check_update(registry, info)
     else:
         check_engines(registry, 0, [info])
-    engine = Engine(registry.layouts[info.dialect], info, registry.overrides, registry.native)
+    layout = registry.layouts[info.dialect]
+    engine = Engine(layout, info, registry.overrides, registry.native, created=registry.wall())
     engine.federated, engine.live = True, False
     if known is not None:
         engine.created, engine.seen_at = known.engine.created, known.engine.seen_at

@@ -103,7 +103,7 @@ class Engine:
         saturation: The engine's saturation estimate; None where it is not tracked.
         health: Progress of the engine's processes, where they report it.
         computed: Computed gauges that do not follow from this state alone, by name.
-        created: Unix time at which the counters began, where native histograms are on.
+        created: Unix time at which the counters began.
         restarts: How often another process has continued the engine.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
         last_seen: Unix time at which the exporter received the engine's last item.
@@ -161,6 +161,8 @@ class Engine:
         overrides: Mapping[str, Bounds],
         native: NativeSettings | None = None,
         objectives: Objectives | None = None,
+        *,
+        created: float = 0.0,
     ) -> None:
         self.id = info.id
         self.layout = layout
@@ -170,7 +172,7 @@ class Engine:
         self.info: Mapping[str, Mapping[str, str]] = {}
         self.native = native
         self.objectives = objectives
-        self.created = 0.0 if native is None else native.wall()
+        self.created = created
         self.clear_series()
         self.held_tokens = self.version = self.label_version = 0
         self.statistics: Polled | None = None

@@ -92,7 +92,14 @@ def restore_engine(registry: Registry, record: Record) -> Engine:
     layout = registry.layouts.get(head.engine.dialect)
     if layout is None:
         raise WireError("unknown_dialect", head.engine.dialect)
-    engine = Engine(layout, head.engine, registry.overrides, registry.native, registry.objectives)
+    engine = Engine(
+        layout,
+        head.engine,
+        registry.overrides,
+        registry.native,
+        registry.objectives,
+        created=registry.wall(),
+    )
     if record.totals.created:
         engine.created = min(engine.created, record.totals.created)
     for children, row in zip(engine.keyed, layout.keyed, strict=True):

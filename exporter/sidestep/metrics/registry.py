@@ -67,6 +67,8 @@ class Registry:
         quota: Limits on self-described families, and their current use.
         reserved: Names that the exporter's own collectors use.
         is_exposed: Returns whether pages contain a family.
+        wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
+            that is not needed.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Registry:
         objectives: Objectives | None = None,
         reserved: frozenset[str] = frozenset(),
         is_exposed: Callable[[str], bool] = lambda _: True,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
@@ -97,6 +100,7 @@ class Registry:
         self.quota = OpenFamilyQuota()
         self.reserved = reserved
         self.is_exposed = is_exposed
+        self.wall = wall or (native.wall if native is not None else float)
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
 
@@ -147,7 +151,9 @@ class Registry:
             self._forget(engine)
             engine = None
         if engine is None:
-            engine = Engine(layout, info, self.overrides, self.native, self.objectives)
+            engine = Engine(
+                layout, info, self.overrides, self.native, self.objectives, created=self.wall()
+            )
         else:
             engine.update(info, self.overrides)
         if info.id not in self.engines:

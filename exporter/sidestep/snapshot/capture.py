@@ -83,7 +83,7 @@ class ObsoleteEngines(msgspec.Struct, array_like=True, gc=False, tag="w"):
 
 
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
-    """The exporter's own counters, and its epoch as a source of records."""
+    """The exporter's own counters, when they began, and its epoch as a source of records."""
 
     release: str
     items: int
@@ -91,6 +91,7 @@ class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     counters: list[tuple[str, tuple[str, ...], float]]
     epoch: int = 0
     run: int = 0
+    created: float = 0.0
 
 
 State = tuple[int, int]
@@ -169,7 +170,15 @@ class Capture:
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         own = intake.federation.own
-        process = SavedProcess(__version__, intake.items, limited, counters, own.epoch, own.run)
+        process = SavedProcess(
+            __version__,
+            intake.items,
+            limited,
+            counters,
+            own.epoch,
+            own.run,
+            intake.metrics.created,
+        )
         yield _encoder.encode(process)
 
     def _engine_pieces(self, engine: Engine) -> Iterator[bytes]:
@@ -233,7 +242,7 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
             case SavedProcess():
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
-                intake.metrics.restore(piece.counters)
+                intake.metrics.restore(piece.counters, piece.created)
                 if piece.epoch:
                     # The maximum also covers an earlier process that restored a later snapshot.
                     epoch, run = piece.epoch, max(piece.run + 1, own.epoch >> EPOCH_BITS)

@@ -267,6 +267,29 @@ ROWS: tuple[SelfRow, ...] = (
         " one --forward.source.",
     ),
     SelfRow(
+        "sidestep_otlp_requests_total",
+        "counter",
+        "Requests sent to the OTLP receiver, by status: that of HTTP, or timeout or connection.",
+        ("status",),
+    ),
+    SelfRow(
+        "sidestep_otlp_points_total",
+        "counter",
+        "Data points that the OTLP receiver accepted; a histogram is one.",
+    ),
+    SelfRow(
+        "sidestep_otlp_rejected_points_total",
+        "counter",
+        "Data points that the OTLP receiver rejected: as a part of a request, or a whole request with"
+        " a status that no repetition changes.",
+    ),
+    SelfRow(
+        "sidestep_otlp_last_success_timestamp_seconds",
+        "gauge",
+        "Unix time at which the OTLP receiver last accepted all requests of a push, 0 before; no"
+        " sample without --otlp.endpoint.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest delay of a timer of the event loop in the last second.",

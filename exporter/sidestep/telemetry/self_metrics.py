@@ -26,9 +26,13 @@ class SelfMetrics(Collector):
 
     Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
     page is rendered.
+
+    Attributes:
+        created: Unix time at which the counters began.
     """
 
     def __init__(self) -> None:
+        self.created = time.time()
         self._values: dict[str, defaultdict[Labels, float]] = {
             name: defaultdict(float) for name in BY_NAME
         }
@@ -60,8 +64,14 @@ class SelfMetrics(Collector):
             if row.kind == "counter":
                 yield from ((name, labels, n) for labels, n in self._values[name].items() if n)
 
-    def restore(self, counters: Iterable[tuple[str, Labels, float]]) -> None:
-        """Set counters from a snapshot; ignore those that this release does not have."""
+    def restore(self, counters: Iterable[tuple[str, Labels, float]], created: float) -> None:
+        """Set counters from a snapshot; ignore those that this release does not have.
+
+        Args:
+            counters: Name, labels and value of each.
+            created: When they began; 0.0 where unknown.
+        """
+        self.created = min(self.created, created or self.created)
         for name, labels, value in counters:
             row = BY_NAME.get(name)
             if row is not None and len(row.labels) == len(labels):

@@ -1,0 +1,1 @@
+"""Export of the page's families by OTLP, OpenTelemetry's protocol, to a receiver."""

@@ -1,0 +1,304 @@
+"""Pushes by OTLP to receivers that misbehave: bounded, counted, and the exporter is unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+from aiohttp import web
+
+from exporters import MAIN_RUN, Start, until
+from intakes import Fed
+from otlp_receiver import KIND, Receiver, accepted, hang, metrics_of, points_of, receiver, stamps_of
+from pages import get, parse
+from ports import free_port
+from sidestep.app import Exporter
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.otlp import sender as module
+from sidestep.otlp.encoder import Encoder
+from sidestep.otlp.page_families import PageFamilies
+from sidestep.otlp.sender import OtlpSender
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
+from sidestep_adapters.recording.replay import Replay
+
+INFO = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+TOKENS = "vllm:generation_tokens_total"
+
+
+class Clock:
+    """Monotonic seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the present time."""
+        return self.now
+
+
+class Pushing:
+    """A sender of one engine's series, with its metrics and clock."""
+
+    def __init__(self, url: str, **headers: str) -> None:
+        fed = Fed()
+        fed.send_hello("s", [INFO])
+        self.metrics, self.clock = SelfMetrics(), Clock()
+        families = PageFamilies(
+            fed.intake.registry,
+            PassthroughRegistry(fed.intake.registry.names),
+            own_registry(self.metrics, ()),
+            SeriesFilter(),
+            exponential=False,
+        )
+        self.sender = OtlpSender(
+            families, Encoder({}), self.metrics, f"{url}/v1/metrics", headers, clock=self.clock
+        )
+
+    def requests(self) -> dict[str, float]:
+        """Return the requests by status."""
+        name = "sidestep_otlp_requests_total"
+        return {labels[0]: value for labels, value in self.metrics._values[name].items()}
+
+    def value(self, name: str) -> float:
+        """Return a metric without labels."""
+        return self.metrics.value(f"sidestep_otlp_{name}")
+
+
+@asynccontextmanager
+async def pushing(**headers: str) -> AsyncIterator[tuple[Pushing, Receiver]]:
+    """Run a receiver and a sender to it."""
+    async with receiver() as found:
+        made = Pushing(found.url, **headers)
+        try:
+            yield made, found
+        finally:
+            await made.sender.close()
+
+
+async def test_a_push_is_counted() -> None:
+    """Points, request and time; the body is compressed, and the headers are sent."""
+    async with pushing(Authorization="Bearer x") as (made, found):
+        await made.sender.push()
+
+    (request,) = found.requests
+    points = sum(1 for metric in metrics_of(request) for _ in points_of(metric))
+    assert made.value("points_total") == points > 50
+    assert made.requests() == {"200": 1}
+    assert made.value("last_success_timestamp_seconds") > 1e9
+    assert made.value("rejected_points_total") == 0
+    (headers,) = found.headers
+    assert headers["Content-Encoding"] == "gzip"
+    assert headers["Content-Type"] == KIND
+    assert headers["Authorization"] == "Bearer x"
+
+
+async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """What the receiver rejects is counted and logged with its reason."""
+
+    async def reject(_: web.Request) -> web.StreamResponse:
+        return accepted(3, "three are\ntoo old")
+
+    async with pushing() as (made, found):
+        await made.sender.push()
+        points = made.value("points_total")
+        found.answer = reject
+        await made.sender.push()
+        await made.sender.push()
+        found.answer = None
+
+    assert made.value("rejected_points_total") == 6
+    assert points < made.value("points_total") < 3 * points
+    lines = [record.getMessage() for record in caplog.records if "rejects" in record.message]
+    assert len(lines) == 1
+    assert lines[0].endswith("/v1/metrics rejects 3 points: three are too old")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("form", ["seconds", "date", "endless", "garbage", ""])
+async def test_retry_after_is_honoured(status: int, form: str) -> None:
+    """No push is made before; an endless time is bounded, and one that is none is ignored."""
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=90), usegmt=True)
+    after = {"seconds": "60", "date": date, "endless": "1e30", "garbage": "soon"}.get(form)
+
+    async def busy(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Retry-After": after} if after else {})
+
+    async with pushing() as (made, found):
+        found.answer = busy
+        await made.sender.push()
+        pause = made.sender._resume_at - made.clock.now
+        found.answer = None
+
+    assert made.requests() == {str(status): 1}
+    assert made.value("rejected_points_total") == made.value("points_total") == 0
+    least, most = {"seconds": (60, 60), "date": (80, 90), "endless": (300, 300)}.get(form, (0, 0))
+    assert least <= pause <= most
+
+
+async def test_a_pause_delays_the_next_push() -> None:
+    """The push after it has the newest values; nothing was queued."""
+
+    async def busy(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, headers={"Retry-After": "1000"})
+
+    async with pushing() as (made, found):
+        found.answer = busy
+        running = asyncio.create_task(made.sender.run(0.01))
+        await until(lambda: made.requests() == {"429": 1})
+        found.answer = None
+        await asyncio.sleep(0.1)
+        assert len(found.headers) == 1
+        made.clock.now += module.MAX_PAUSE
+        await until(lambda: len(found.requests) > 0)
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(
+    ("status", "rejects"), [(400, True), (401, True), (500, False), (302, False)]
+)
+async def test_refusals_are_counted_and_logged_once(
+    status: int, rejects: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal that no repetition changes counts its points; a redirect is not followed."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="out of\norder", headers={"Location": request.path})
+
+    async with pushing() as (made, found):
+        await made.sender.push()
+        points = made.value("points_total")
+        found.answer = refuse
+        await made.sender.push()
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {"200": 1, str(status): 2}
+    assert made.value("points_total") == points
+    assert (made.value("rejected_points_total") > points) is rejects
+    lines = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.getMessage().partition(" answers ")[2] for line in lines] == [
+        f"{status}: out of order"
+    ]
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 100, b"\x00", b"<html>", b"\x0a\xff\xff\xff\xff\x0f"])
+async def test_an_unreadable_answer_is_a_success(body: bytes) -> None:
+    """The status says that the points were accepted."""
+
+    async def garbage(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=KIND)
+
+    async with pushing() as (made, found):
+        found.answer = garbage
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {"200": 1}
+    assert made.value("points_total") > 0
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    """A receiver cannot fill the exporter's memory."""
+    written = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(1 << 16))
+            written += 1 << 16
+
+    async with pushing() as (made, found):
+        found.answer = endless
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {"200": 1}
+    assert written < 16 << 20
+
+
+async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the receiver closes it or does not listen."""
+
+    async def close(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    async with pushing() as (made, found):
+        found.answer = close
+        await made.sender.push()
+        found.answer = None
+    nobody = Pushing(f"http://127.0.0.1:{free_port()}")
+    await nobody.sender.push()
+    await nobody.sender.close()
+
+    assert made.requests() == nobody.requests() == {"connection": 1}
+    assert "cannot be reached: " in caplog.text
+    assert "Connection refused" in caplog.text or "Connect call failed" in caplog.text
+
+
+async def test_a_silent_receiver_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request takes a bounded time."""
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+    async with pushing() as (made, found):
+        found.answer = hang
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {"timeout": 1}
+
+
+async def test_times_never_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver refuses a whole request with older times, so a clock that steps back is not followed."""
+    async with pushing() as (made, found):
+        for nanos in (2_000, 1_000, 3_000):
+            monkeypatch.setattr(made.sender, "_wall", functools.partial(int, nanos))
+            await made.sender.push()
+
+    assert [stamps_of(request) for request in found.requests] == [{2_000}, {2_001}, {3_000}]
+
+
+async def test_ingest_goes_on_while_a_receiver_hangs(start: Start) -> None:
+    """One push is in flight, nothing is queued, and every item is applied."""
+    async with receiver() as found:
+        found.answer = hang
+        async with start(otlp_endpoint=found.url, otlp_interval="1") as exporter:
+            await until(lambda: found.in_flight == 1)
+            await replay(exporter)
+            page = parse(await get(exporter.url))
+            assert found.most_in_flight == len(found.headers) == 1
+            found.answer = None
+        async with start() as other:
+            await replay(other)
+            expected = parse(await get(other.url))
+
+    for name, family in expected.items():
+        if name.startswith("vllm:") and family.kind in ("counter", "histogram"):
+            assert page[name].samples == family.samples
+
+
+async def test_the_last_push_has_the_last_counts(start: Start) -> None:
+    """An exporter that stops sends what it has drained."""
+    async with receiver() as found:
+        async with start(otlp_endpoint=found.url, otlp_interval="3600") as exporter:
+            await until(lambda: len(found.requests) > 0)
+            await replay(exporter)
+            page = parse(await get(exporter.url))[TOKENS.removesuffix("_total")]
+        assert {key: found.samples[key] for key in page.samples} == page.samples
+
+
+async def replay(exporter: Exporter) -> None:
+    """Replay a recorded run."""
+    player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
