@@ -225,7 +225,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "SD401 error: missing.json: No such file or directory",
         "chart.yaml: it is neither JSON nor YAML, line 2",
         "other.json: it has no PromQL query",
-        "page.txt: it is no metrics page",
+        "page.txt: line 1 is none of a metrics page",
         "metrics: cannot connect: Connection refused",
     ]
     assert done.returncode == 2

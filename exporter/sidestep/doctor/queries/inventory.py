@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sidestep.doctor.queries.promql import Selector
-
-PROMETHEUS = ("up", "scrape_", "ALERTS")
-"""Beginnings of names that every Prometheus has."""
+from sidestep.errors import WireError
+from sidestep.exposition.passthrough.parser import parse_comment, parse_head, unescape_labels
 
 
 @dataclasses.dataclass
@@ -18,7 +15,7 @@ class Inventory:
 
     Attributes:
         names: Values by label, by name of a sample.
-        kinds: Kinds by name of a sample.
+        kinds: Kinds by name of a family.
     """
 
     names: dict[str, dict[str, set[str]]] = dataclasses.field(default_factory=dict)
@@ -30,23 +27,22 @@ class Inventory:
         Raises:
             ValueError: It is no such page.
         """
-        try:
-            families = list(text_string_to_metric_families(text))
-        except ValueError:
-            raise ValueError("it is no metrics page") from None
-        for family in families:
-            for sample in family.samples:
-                self.kinds[sample.name] = family.type
-                labels = self.names.setdefault(sample.name, {})
-                for label, value in sample.labels.items():
-                    labels.setdefault(label, set()).add(value)
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                if line.startswith("#"):
+                    comment = parse_comment(line.encode())
+                    if comment is not None and comment.is_type:
+                        self.kinds[comment.name] = comment.text
+                elif line.strip():
+                    head = parse_head(line.encode())
+                    labels = self.names.setdefault(head.name, {})
+                    for label, value in unescape_labels(head.labels).items():
+                        labels.setdefault(label, set()).add(value)
+            except WireError as error:
+                if error.reason != "unknown_kind":  # OpenMetrics has more of them
+                    raise ValueError(f"line {number} is none of a metrics page") from None
 
     def matching(self, selector: Selector) -> list[str]:
         """Return the names that the selector's conditions on the name accept."""
         named = [each for each in selector.matchers if each.label == "__name__"]
         return [name for name in self.names if all(each.accepts(name) for each in named)]
-
-    def labels_of(self, prefix: str) -> set[str]:
-        """Return all labels of names with this beginning."""
-        found = (labels for name, labels in self.names.items() if name.startswith(prefix))
-        return {label for labels in found for label in labels}

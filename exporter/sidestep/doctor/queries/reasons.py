@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sidestep.diagnosis.finding import Code
 from sidestep.doctor.queries import codes
-from sidestep.doctor.queries.inventory import PROMETHEUS, Inventory
+from sidestep.doctor.queries.inventory import Inventory
 from sidestep.doctor.queries.known_metrics import (
     LEGACY,
     SUFFIXES,
@@ -25,6 +25,8 @@ from sidestep.doctor.queries.known_metrics import (
 from sidestep.doctor.queries.promql import Matcher, Selector
 from sidestep.engines.dialects import DIALECTS
 
+PROMETHEUS = ("up", "scrape_", "ALERTS")
+"""Beginnings of names that every Prometheus has."""
 MOST_VALUES = 6
 """Most values of a label that a text names."""
 
