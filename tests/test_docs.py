@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tools import docs
 
+from boards import family
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines.common_names import TOKEN_TYPE
@@ -40,7 +41,8 @@ def test_generated_documents_are_current() -> None:
 def test_documents_name_families_that_exist(path: Path) -> None:
     """Every name that looks like a metric is one, or the beginning of one."""
     text = path.read_text()
-    named = set(re.findall(r"\b(?:vllm:|sglang:|gen_ai_|nv_|sidestep_)[a-z0-9_]+", text))
+    found = re.findall(r"\b(?:vllm:|sglang:|gen_ai_|nv_|sidestep_)[a-z0-9_]+", text)
+    named = {family(name) for name in found}
     # Prefixes of several names, and names that a document says do not exist.
     unknown = {
         name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)

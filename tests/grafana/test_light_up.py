@@ -15,9 +15,20 @@ from tools.screens.answers import Span
 from tools.screens.page import page
 
 import peers_boards
-from boards import DASHBOARDS, PanelQuery, dashboard, everything, families, filled, panels, queries
+from boards import (
+    DASHBOARDS,
+    ROOT,
+    PanelQuery,
+    dashboard,
+    everything,
+    families,
+    filled,
+    panels,
+    queries,
+)
 from dcgm import dcgm_exporter
 from fleet import fleet
+from markdown_blocks import Block, blocks
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES, rules
 
@@ -220,6 +231,27 @@ def test_queries_have_data_with_native_histograms(scraped: Scraped, version: str
     assert not any(name.endswith("_bucket") for name in there)
     assert len(asked) > 100
     assert [str(one) for one in asked if not scraped.answers(version, one.expr, job="native")] == []
+
+
+QUERIES = [
+    (block, query)
+    for name in ("kv-residency", "questions")
+    for block in blocks(ROOT / "docs" / f"{name}.md")
+    if block.language == "promql"
+    for query in block.text.strip().split("\n\n")
+]
+"""Queries of documents."""
+
+
+@pytest.mark.parametrize(("block", "query"), QUERIES, ids=str)
+def test_queries_of_documents_have_data(
+    scraped: Scraped, version: str, block: Block, query: str
+) -> None:
+    """Every query of these documents has data, over classic histograms as over native ones.
+
+    Queries of a KV connector have none, as no recorded vLLM had one.
+    """
+    assert scraped.answers(version, query) == ("kv_offload" not in query), f"{block}: {query}"
 
 
 def selectors(expr: str) -> list[str]:
