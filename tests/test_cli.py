@@ -324,6 +324,7 @@ async def test_sighup_reloads_the_configuration(tmp_path: Path) -> None:
     async with serving(*arguments) as (process, url), contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, engine.close)
         await until(lambda: engine.kv_sample_rate == 0.25)
+        assert "engine e has connected: " in await next_line(process)
         (line,) = await reload("[kv]\nsample-rate = 0.5\n")
         assert line.endswith(" INFO configuration reloaded: kv.sample-rate 0.5")
         await until(lambda: engine.kv_sample_rate == 0.5)

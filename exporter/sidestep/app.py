@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ABSENT_AFTER = 15.0
+"""Seconds without an engine after which a line says how to connect one."""
 NOT_DURABLE = (
     "counters start at 0 with this process, and a restart is a counter reset"
     " (--state.dir keeps them across restarts)"
@@ -213,6 +215,7 @@ class Exporter:
                 self.config.log_stats_interval
             )
             stack.callback(_background(lines).cancel)
+            stack.callback(_background(self._explain_absence()).cancel)
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
             if forwarder is not None:
@@ -266,13 +269,29 @@ class Exporter:
                 for task in background:
                     await _cancelled(task)
 
+    async def _explain_absence(self) -> None:
+        """Log how to connect an engine, if none has connected."""
+        await asyncio.sleep(ABSENT_AFTER)
+        if not (self.registry.engines or self._has_sources):
+            log.warning(
+                "no engine has connected for %.0f s: start engines with SIDESTEP_ENDPOINT=%s and sidestep in"
+                " their environment, whose logs then say more; `sidestep doctor` checks an installation",
+                ABSENT_AFTER,
+                " or ".join(self.endpoints),
+            )
+
+    @property
+    def _has_sources(self) -> bool:
+        """True if sources in this process feed engines."""
+        return bool(self.config.subscribe or self.config.scrape or self.config.triton)
+
     def _installation(self) -> Installation:
         config = self.config
         return Installation(
             self.endpoints,
             config.state_dir,
             config.limits_memory_soft,
-            has_sources=bool(config.subscribe or config.scrape or config.triton),
+            has_sources=self._has_sources,
         )
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:

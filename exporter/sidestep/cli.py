@@ -33,6 +33,7 @@ REMOVED_COMMANDS = {
     "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
 }
 """Commands of earlier versions, and what to use instead."""
+DEMO_LOG_LEVEL = "warning"
 DEMO_STATS_INTERVAL = "0"
 """The demo shows a status line of its own."""
 
@@ -176,6 +177,7 @@ def serve(**flags: Any) -> None:
 @_speed
 @_settings(
     ingest_endpoint="unset: an ipc path in a temporary directory",
+    log_level=f"default: {DEMO_LOG_LEVEL}",
     log_stats_interval=f"default: {DEMO_STATS_INTERVAL}",
 )
 def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
@@ -188,7 +190,11 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     """
     from sidestep.demo import run_demo
 
-    environ = {"SIDESTEP_LOG_STATS_INTERVAL": DEMO_STATS_INTERVAL, **os.environ}
+    environ = {
+        "SIDESTEP_LOG_LEVEL": DEMO_LOG_LEVEL,
+        "SIDESTEP_LOG_STATS_INTERVAL": DEMO_STATS_INTERVAL,
+        **os.environ,
+    }
     own = Path(tempfile.mkdtemp(prefix="sidestep-demo-"))
     if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
         flags["ingest_endpoint"] = (f"ipc://{own}/ingest.ipc",)

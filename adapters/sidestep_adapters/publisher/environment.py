@@ -7,10 +7,13 @@ import hashlib
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 
+from sidestep import __version__
 from sidestep.config import variables
 from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import VERSIONS
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,12 @@ def identity(namespace: str, model: str, suffix: str) -> str:
         digest = hashlib.sha256(prefix.encode()).hexdigest()[:16]
         prefix = f"{prefix[:MAX_PREFIX_CHARS]}~{digest}"
     return printable(f"{prefix}/{suffix}")
+
+
+def versions(engine: str) -> dict[str, dict[str, str]]:
+    """Return the releases of the package ``engine`` and of sidestep, as info of an engine."""
+    release = printable(getattr(sys.modules.get(engine), "__version__", "of an unknown release"))
+    return {VERSIONS: {engine: release, "sidestep": __version__}}
 
 
 def set_up_log(engine: str) -> None:

@@ -21,7 +21,7 @@ from sidestep.engines.sglang.rows import DEAD
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import CORE, FRONT_END, EngineInfo
 from sidestep.protocol.progress import Progress
-from sidestep_adapters.publisher.environment import identity
+from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import MetricStub
@@ -115,7 +115,10 @@ class Process:
             index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
             if index is None:
                 index = len(self._infos)
-                self._infos.append(EngineInfo(name, "sglang", own, role=ROLES.get(role, "")))
+                described = EngineInfo(
+                    name, "sglang", own, versions("sglang"), role=ROLES.get(role, "")
+                )
+                self._infos.append(described)
             info = self._infos[index]
             info.features = sorted({*info.features, *(features or ())})
             info.bounds = {**info.bounds, **(bounds or {})}

@@ -17,7 +17,7 @@ from sidestep.protocol.messages import (
     LIMITS,
     EngineInfo,
 )
-from sidestep_adapters.publisher.environment import identity, namespace
+from sidestep_adapters.publisher.environment import identity, namespace, versions
 from sidestep_adapters.vllm.connectors import FEATURES
 from sidestep_adapters.vllm.ownership import Role, is_tapped
 
@@ -139,7 +139,8 @@ def describe(
 
 
 def _info(lora: Any, observability: Any, scheduler: Any) -> dict[str, dict[str, str]]:
-    info = {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
+    info = versions("vllm")
+    info |= {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
     slots = getattr(scheduler, "max_num_seqs", None)
     info |= {} if slots is None else {LIMITS: {"max_running_requests": str(slots)}}
     if getattr(observability, "kv_cache_metrics", False):

@@ -23,13 +23,14 @@ from sidestep.federation.messages import is_forward, new_epoch
 from sidestep.federation.receiver import RecordReceiver, Replies
 from sidestep.federation.store import OwnSource, Store
 from sidestep.ingest.bindings import EngineBindings, Work
+from sidestep.ingest.connection_log import ConnectionLog
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.limits import MAX_ITEM_BYTES, printable
+from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import (
     FromSender,
     Heartbeat,
@@ -116,6 +117,7 @@ class Intake:
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
+        self._connections = ConnectionLog(registry, self.receiver, clock)
         self.health = HealthMonitor(registry, self.receiver, limits or Thresholds(), clock)
         read_metrics(metrics, registry, self.receiver, self.health)
         metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
@@ -154,7 +156,7 @@ class Intake:
         except WireError as error:
             # Of all that a peer can send, only what its operator can change is worth a line.
             if error.reason in FIXABLE:
-                self._log_refusal("a message", error.reason, str(error))
+                self._connections.refused("a message", error.reason, str(error))
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
@@ -162,7 +164,7 @@ class Intake:
                 self.bindings.check(message)
                 self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
-                self._log_refusal(f"stream {message.stream}", error.reason, str(error))
+                self._connections.refused(f"stream {message.stream}", error.reason, str(error))
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
             if self.bindings.must_wait(message, now):
@@ -179,7 +181,7 @@ class Intake:
                 for _, reply in received.replies:
                     if isinstance(reply, Nack):
                         text = reply.detail or reply.code
-                        self._log_refusal(f"stream {message.stream}", reply.code, text)
+                        self._connections.refused(f"stream {message.stream}", reply.code, text)
             return received.replies
         if received.opened:
             self._work.extend(self.bindings.attach(stream, received.retired, now))
@@ -293,13 +295,10 @@ class Intake:
     def expire(self, now: float) -> None:
         """Expire silent streams, sources and engines; call about once a second."""
         self.bindings.expire(now)
+        self._connections.update()
         self.federation.expire(now)
         self.registry.expire(now)
         self._log_refused_blocks()
-
-    def _log_refusal(self, what: str, reason: str, text: str) -> None:
-        """Log why a sender cannot connect, once a minute for each reason."""
-        self._lines.warning(f"refused {reason}", "refused %s: %s", what, printable(text))
 
     def _log_refused_blocks(self) -> None:
         for name, count in self.registry.refused_blocks.items():
@@ -315,6 +314,7 @@ class Intake:
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""
         self.health.restored(streams, now)
+        self._connections.restored(streams)
         for stream in streams:
             stream.seen_at = now
             stream.silent = True

@@ -45,6 +45,8 @@ CORE, FRONT_END = "core", "front_end"
 CORE_INFO = "core:"
 KV_SAMPLING = "kv_sampling"
 """Info key that is not a metric: the ``rate`` at which the engine itself samples KV blocks."""
+VERSIONS = "versions"
+"""Info key that is not a metric: the releases of the engine and of sidestep, by package."""
 LIMITS = "limits"
 """Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch."""
 

@@ -6,10 +6,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
+
+Fields = Mapping[str, object]
 
 PACKAGES = ("sidestep", "sidestep_adapters")
 """Packages whose lines appear; sources of the second run in the exporter."""
@@ -20,7 +23,7 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "ts": round(record.created, 3),
+            "time": _rfc3339(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
@@ -29,6 +32,11 @@ class _Json(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def set_up(level: str, form: str) -> None:
@@ -76,20 +84,33 @@ class RateLimitedLog:
         self._clock = clock
         self._known: dict[str, tuple[float, int]] = {}
 
-    def info(self, kind: str, message: str, *arguments: object) -> None:
-        """Log a line of ``kind`` unless one was logged within the interval."""
-        self._log(logging.INFO, kind, message, *arguments)
+    def info(
+        self, kind: str, message: str, *arguments: object, fields: Fields | None = None
+    ) -> None:
+        """Log a line of ``kind`` unless one was logged within the interval.
 
-    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        ``fields`` become members of a line in JSON.
+        """
+        self._log(logging.INFO, kind, message, *arguments, fields=fields)
+
+    def warning(
+        self, kind: str, message: str, *arguments: object, fields: Fields | None = None
+    ) -> None:
         """Log a warning of ``kind`` unless one was logged within the interval."""
-        self._log(logging.WARNING, kind, message, *arguments)
+        self._log(logging.WARNING, kind, message, *arguments, fields=fields)
 
     def error(self, kind: str, message: str, *arguments: object, trace: object = None) -> None:
         """Log an error, with the traceback of ``trace``, unless one was logged within the interval."""
         self._log(logging.ERROR, kind, message, *arguments, trace=trace)
 
     def _log(
-        self, level: int, kind: str, message: str, *arguments: object, trace: Any = None
+        self,
+        level: int,
+        kind: str,
+        message: str,
+        *arguments: object,
+        trace: Any = None,
+        fields: Fields | None = None,
     ) -> None:
         """Log a line at ``level``; a line below the logger's level does not count."""
         if not self._logger.isEnabledFor(level):
@@ -100,7 +121,8 @@ class RateLimitedLog:
         if left_out:
             message += " (%d more like this since the last)"
             arguments = (*arguments, left_out)
-        self._logger.log(level, message, *arguments, exc_info=trace)
+        extra = {"fields": fields or {}}
+        self._logger.log(level, message, *arguments, exc_info=trace, extra=extra)
 
     def _suppressed(self, kind: str) -> int:
         """Count a line of ``kind``.

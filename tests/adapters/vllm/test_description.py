@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sidestep import __version__
 from sidestep_adapters.vllm.description import describe
 
 
@@ -58,8 +60,20 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert description.stream.endswith("/engine2/api3")
     assert info.closed == {"position": ["0", "1"]}
+    assert info.info.pop("versions") == {
+        "vllm": "of an unknown release",
+        "sidestep": __version__,
+    }
     assert info.info == {"lora": {"max_lora": "4"}, "limits": {"max_running_requests": "128"}}
     assert info.bounds["request_latency"] == [1.0, 2.0]
+
+
+def test_the_engines_release_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter logs it, so that an upgrade can be followed."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0+cu128"))
+    (info,) = describe(config(), [0]).engine_infos
+
+    assert info.info["versions"]["vllm"] == "0.32.0+cu128"
 
 
 def test_long_names_do_not_merge_engines() -> None:

@@ -1,0 +1,271 @@
+"""Log lines on engines that connect, leave, return or are refused; time is data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from exporters import Start, until
+from intakes import Fed
+from peers import count, publisher
+from sidestep import app
+from sidestep.protocol import sender
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import VERSIONS, Bye, EngineInfo, Heartbeat, Hello
+from sidestep.telemetry.logs import _Json
+from socket_peers import connect
+
+NAMES = "sidestep.ingest.connection_log", "sidestep.ingest.health"
+RELEASES = {"vllm": "0.32.0", "sidestep": "0.1.0"}
+ENGINE = EngineInfo("ns/m/0", "vllm", {"engine": "0", "model_name": "m"}, {VERSIONS: RELEASES})
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sidestep")
+
+
+def records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return the lines on engines since the last call."""
+    found = [record for record in caplog.records if record.name in NAMES]
+    caplog.clear()
+    return found
+
+
+def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return their texts."""
+    return [record.getMessage() for record in records(caplog)]
+
+
+def beat(fed: Fed, stream: str = "s") -> None:
+    """Send a heartbeat of ``stream``, and let a second pass."""
+    fed.send(stream, Heartbeat(fed.incarnation(stream), 0, 0))
+    fed.advance(1.0)
+
+
+def connected() -> Fed:
+    """Return an exporter with an engine that was connected more than a minute ago."""
+    fed = Fed()
+    fed.send_hello("s", [ENGINE])
+    for _ in range(61):
+        beat(fed)
+    return fed
+
+
+def test_an_engine_that_connects_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """With its model, the releases, its streams, and that its counters are new."""
+    fed = connected()
+    fed.send_hello("s", [ENGINE])
+    beat(fed)
+    (record,) = records(caplog)
+
+    assert record.levelno == logging.INFO
+    assert record.getMessage() == (
+        "engine ns/m/0 has connected: model m, vllm 0.32.0, sidestep 0.1.0, stream s;"
+        " its counters start at 0"
+    )
+    line = json.loads(_Json().format(record))
+    assert line.pop("time").endswith("Z")
+    assert line.pop("msg") == record.getMessage()
+    assert line == {
+        "level": "info",
+        "logger": NAMES[0],
+        "event": "connected",
+        "id": "ns/m/0",
+        "engine": "0",
+        "model": "m",
+        "dialect": "vllm",
+        "versions": RELEASES,
+        "streams": ["s"],
+        "counters": "its counters start at 0",
+    }
+
+
+def test_an_engine_that_stays_for_less_than_a_second_has_no_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as one of a recording at full speed."""
+    fed = Fed()
+    fed.send_hello("s", [ENGINE])
+    fed.send("s", Bye(fed.incarnation("s"), 0))
+    fed.advance(2.0)
+
+    assert texts(caplog) == []
+
+
+def test_a_sender_of_an_older_release_has_no_versions(caplog: pytest.LogCaptureFixture) -> None:
+    """Its line is without."""
+    fed = Fed()
+    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    fed.advance(1.0)
+
+    assert texts(caplog) == ["engine e has connected: model m, stream s; its counters start at 0"]
+
+
+def test_an_engine_that_leaves_and_returns(caplog: pytest.LogCaptureFixture) -> None:
+    """It returns as another process."""
+    fed = connected()
+    texts(caplog)
+    fed.send("s", Bye(fed.incarnation("s"), 0))
+    fed.advance(1.0)
+    left = texts(caplog)
+    fed.restart("s")
+    fed.send_hello("s", [ENGINE])
+    fed.advance(1.0)
+    (returned,) = texts(caplog)
+
+    assert left == ["engine ns/m/0 has left: its process has closed the connection"]
+    assert returned.startswith("engine ns/m/0 has connected: model m, vllm 0.32.0")
+    assert returned.endswith("; a new process, its counters go on")
+
+
+def test_an_engine_that_falls_silent_and_returns(caplog: pytest.LogCaptureFixture) -> None:
+    """The lines of its health are enough, unless another process returns."""
+    fed = connected()
+    texts(caplog)
+    fed.advance(60.0)
+    assert [text.partition(":")[0] for text in texts(caplog)] == ["engine ns/m/0 is unreachable"]
+    beat(fed)
+    beat(fed)
+    (same,) = texts(caplog)
+    fed.advance(60.0)
+    texts(caplog)
+    fed.restart("s")
+    fed.send_hello("s", [ENGINE])
+    fed.advance(1.0)
+    fed.advance(1.0)
+
+    assert same.startswith("engine ns/m/0 is no longer unreachable")
+    assert "a new process, its counters go on" in "".join(texts(caplog))
+
+
+def test_a_process_that_is_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Before its predecessor was silent for long."""
+    fed = connected()
+    texts(caplog)
+    fed.restart("s")
+    fed.send_hello("s", [ENGINE])
+    fed.advance(1.0)
+
+    assert texts(caplog) == ["engine ns/m/0: stream s has a new process; streams that feed it: 1"]
+
+
+def test_further_streams_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as those of more front ends."""
+    fed = connected()
+    texts(caplog)
+    for name in ("t", "u"):
+        fed.send_hello(name, [ENGINE])
+    fed.advance(1.0)
+    come = texts(caplog)
+    for _ in range(61):
+        for name in "stu":
+            beat(fed, name)
+    fed.send("t", Bye(fed.incarnation("t"), 0))
+    fed.advance(1.0)
+
+    assert come == ["engine ns/m/0: streams t, u has connected; streams that feed it: 3"]
+    assert texts(caplog) == ["engine ns/m/0: stream t has left; streams that feed it: 2"]
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["same", "new"])
+def test_counters_from_a_snapshot_go_on(is_new: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The exporter has restarted, and perhaps the engine as well."""
+    fed = connected()
+    texts(caplog)
+    if is_new:
+        pieces = fed.snapshot()
+        fed.restart("s")
+        other = fed.restarted(pieces)
+    else:
+        other = fed.restarted(fed.snapshot())
+    other.advance(1.0)
+    (line,) = texts(caplog)
+
+    start = "a new process, " if is_new else ""
+    assert line.endswith(f"; {start}its counters go on from the saved state")
+
+
+def test_an_engine_that_flaps_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A peer may connect and leave as often as it likes."""
+    fed = Fed()
+    for _ in range(300):
+        fed.send_hello("s", [ENGINE])
+        fed.advance(1.0)
+        fed.send("s", Bye(fed.incarnation("s"), 0))
+        fed.advance(1.0)
+        fed.restart("s")
+
+    assert 10 <= len(texts(caplog)) <= 2 * 11
+
+
+def test_a_refusal_says_what_to_do_once_a_minute_and_peer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another peer with the same problem has its own line."""
+    fed = Fed()
+    for _ in range(90):
+        for name in ("s", "t"):
+            fed.send(name, Hello(VERSION, name, 1, 1, 1, [EngineInfo("e", "no-such-dialect")]))
+        fed.advance(1.0)
+    first, other, again, _ = records(caplog)
+
+    assert first.levelno == logging.WARNING
+    assert first.getMessage() == (
+        "refused stream s: unknown_dialect: no-such-dialect; install the same release of sidestep"
+        " here and in the engine's environment"
+    )
+    assert other.getMessage().startswith("refused stream t: ")
+    assert again.getMessage().endswith(" (59 more like this since the last)")
+    line = json.loads(_Json().format(first))
+    assert (line["event"], line["reason"], line["sender"]) == (
+        "refused", "unknown_dialect", "stream s",
+    )  # fmt: skip
+
+
+async def test_a_sender_of_another_protocol_is_seen_at_both_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its release is not this exporter's."""
+    monkeypatch.setattr(sender, "VERSION", VERSION + 1)
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        one.push(count())
+        await until(lambda: "refuses the stream: version" in caplog.text)
+        (line,) = texts(caplog)
+        await asyncio.to_thread(one.close, 0.1)
+
+    text = f"sender uses version {VERSION + 1}, this exporter {VERSION}; install the same release"
+    assert text in line
+
+
+async def test_an_exporter_without_engines_says_how_to_connect_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plugin may not be loaded, of which neither end sees anything else."""
+    assert app.ABSENT_AFTER == 15.0
+    monkeypatch.setattr(app, "ABSENT_AFTER", 0.1)
+    async with start() as exporter:
+        expected = f"SIDESTEP_ENDPOINT={exporter.endpoints[0]} and sidestep in their environment"
+        await until(lambda: expected in caplog.text)
+
+    assert "`sidestep doctor`" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["engine", "source"])
+async def test_an_exporter_with_engines_has_no_such_line(
+    way: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor one whose engines need no plugin."""
+    monkeypatch.setattr(app, "ABSENT_AFTER", 0.5)
+    flags: dict[str, Any] = {"subscribe": ("load=tcp://127.0.0.1:1",)} if way == "source" else {}
+    async with start(**flags) as exporter, connect(exporter) as peer:
+        if way == "engine":
+            await peer.send_hello()
+        await asyncio.sleep(1.0)
+
+    assert "no engine has connected" not in caplog.text
