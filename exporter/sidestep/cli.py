@@ -355,7 +355,8 @@ def top(
     "pages",
     multiple=True,
     metavar="URL|FILE",
-    help="Compare the queries with a metrics page; repeatable.",
+    help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
+    " queries with it. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sidestep.diagnosis import own_codes
 from sidestep.diagnosis.finding import Code
-from sidestep.doctor import endpoint, exporter
+from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests import codes as manifests
 from sidestep.doctor.queries import codes as queries
@@ -50,6 +50,12 @@ SECTIONS = (
         "`sidestep doctor --endpoint ENDPOINT`: by a connection as an engine makes it, with the keys of"
         " `SIDESTEP_SERVER_KEY` and `SIDESTEP_CLIENT_KEY`.",
         endpoint.CODES,
+    ),
+    Section(
+        "A metrics page",
+        "`sidestep doctor --engine-page URL|FILE`: the page of an engine, or of an exporter, as Prometheus"
+        " scrapes it. With several, also whether an engine is on two of them.",
+        engine_page.CODES,
     ),
     Section(
         "Kubernetes manifests",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import aiohttp
@@ -13,7 +13,7 @@ import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
-from sidestep.doctor import endpoint, exporter
+from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests.check import check as check_manifests
 from sidestep.doctor.queries import check as queries
@@ -67,17 +67,24 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
 
 
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncIterator[Finding]:
+    for each in await asyncio.to_thread(lambda: list(_check_here(sources))):
+        yield each
     for url in sources.exporters:
         async for each in exporter.check(session, url):
             yield each
+    if files := sources.dashboards + sources.rules:
+        async for each in queries.check(session, files, sources.pages):
+            yield each
+    else:
+        async for each in engine_page.check(session, sources.pages):
+            yield each
+
+
+def _check_here(sources: Sources) -> Iterator[Finding]:
+    """Check what needs no HTTP; endpoints are waited for."""
     if sources.environment:
-        for each in await asyncio.to_thread(environment.check):
-            yield each
+        yield from environment.check()
     for address in sources.endpoints:
-        for each in await asyncio.to_thread(list, endpoint.check(address)):
-            yield each
+        yield from endpoint.check(address)
     if sources.manifests:
-        for each in check_manifests(sources.manifests):
-            yield each
-    async for each in queries.check(session, sources.dashboards + sources.rules, sources.pages):
-        yield each
+        yield from check_manifests(sources.manifests)

@@ -11,15 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
 from sidestep.transport.access import is_loopback
 from sidestep.transport.addresses import IPC, TCP, host_and_port
 from sidestep.transport.client_keys import Keys, keys_for
-from sidestep.transport.dealer import connect
+from sidestep.transport.connect_problems import KEYS, UNANSWERED
+from sidestep.transport.curve_connection import CurveConnection
 from sidestep.transport.endpoint import IPC_PATH_CHARS
 from sidestep.transport.plain_connection import HANDSHAKE_TIMEOUT, PlainConnection
 
@@ -125,11 +123,6 @@ _BY_NUMBER: Mapping[int | None, Code] = {
     errno.ECONNREFUSED: REFUSED,
 }
 """Codes of errors of the system; the others are of the network."""
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 class User(NamedTuple):
@@ -177,9 +170,8 @@ def check(
     except OSError as error:
         yield _failure(endpoint, error, path)
         return
-    reason = _plain_handshake(endpoint) if keys is None else _curve_handshake(endpoint, keys)
-    if reason:
-        code = KEYS_DENIED if keys is not None or "keys" in reason else NO_HANDSHAKE
+    if reason := _handshake(endpoint, keys):
+        code = KEYS_DENIED if KEYS in reason else NO_HANDSHAKE
         yield code.on(endpoint, reason)
 
 
@@ -248,33 +240,18 @@ def _closed(path: Path, user: User) -> str:
     return ""
 
 
-def _plain_handshake(endpoint: str) -> str:
-    """Shake hands without keys; return why that failed, or an empty text."""
-    connection = PlainConnection(endpoint, time.monotonic())
-    try:
-        while not connection.ready and not connection.ended:
-            connection.wait(0.05)
-            connection.advance(time.monotonic())
-        return connection.ended.removeprefix("bad_frame: ")
-    finally:
-        connection.close()
-
-
-def _curve_handshake(endpoint: str, keys: Keys) -> str:
-    """Shake hands with keys; return why that failed, or an empty text."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    opened = connect(context, endpoint, keys=keys)
-    monitor = opened.get_monitor_socket(
-        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+def _handshake(endpoint: str, keys: Keys | None) -> str:
+    """Shake hands as an engine does; return why that failed, or an empty text."""
+    now = time.monotonic()
+    deadline = now + HANDSHAKE_TIMEOUT + 1.0
+    connection = (
+        PlainConnection(endpoint, now) if keys is None else CurveConnection(endpoint, keys, now)
     )
     try:
-        if not monitor.poll(int(HANDSHAKE_TIMEOUT * 1000)):
-            return "no answer to the handshake"
-        if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            return ""
-        return "the exporter ends the handshake"
+        while now < deadline and not connection.ready and not connection.problem:
+            connection.wait(0.05)
+            now = time.monotonic()
+            connection.advance(now)
+        return "" if connection.ready else connection.problem or UNANSWERED
     finally:
-        opened.disable_monitor()
-        monitor.close(linger=0)
-        opened.close(linger=0)
-        context.term()
+        connection.close()

@@ -1,0 +1,185 @@
+"""`sidestep doctor --engine-page`: recorded pages of engines, as they are and with a fault each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from command_line import one_line, sidestep
+from exporters import DATA, MAIN_RUN, Start, page_of_engine
+from ports import free_port
+from sidestep.diagnosis.finding import Finding
+from sidestep.doctor.engine_page import check_page, parse
+from sidestep_adapters.recording.replay import Replay
+from web_servers import server
+
+RECORDED = sorted(path.name.removesuffix(".txt.gz") for path in DATA.glob("page_*.txt.gz"))
+SHARED = Path("/work/shared/reference")
+
+
+def found(text: str) -> list[Finding]:
+    """Check a page."""
+    return list(check_page(parse("page", text)))
+
+
+def codes(text: str) -> set[str]:
+    """Return the codes of a page's findings that are not of recorded pages, too."""
+    return {each.code for each in found(text)} - {"SD211"}
+
+
+async def command(*pages: object) -> list[tuple[str, str]]:
+    """Run the command beside the servers of the test; return codes and texts."""
+    options = [f"--engine-page={page}" for page in pages]
+    done = await asyncio.to_thread(sidestep, "doctor", "--json", *options)
+    assert done.stderr == ""
+    return [(each["code"], each["text"]) for each in json.loads(done.stdout)["findings"]]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_pages(name: str) -> None:
+    """Nothing is wrong with the pages of real engines; one has nothing but metrics of a model's own."""
+    severities = {each.severity for each in found(page_of_engine(name))}
+    assert severities <= ({"warning"} if name == "page_triton_custom" else {"info"})
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("page_main", ["speculative decoding (--speculative-config)", "LoRA (--enable-lora)"]),
+        ("page_spec", ["KV block residency (--kv-cache-metrics)", "LoRA (--enable-lora)"]),
+        ("page_sglang", ["LoRA (--enable-lora)", "KV cache (--enable-hierarchical-cache)"]),
+    ],
+)
+def test_options(name: str, missing: list[str]) -> None:
+    """Families that are not there are named with the flag that brings them."""
+    (finding,) = found(page_of_engine(name))
+    assert finding.code == "SD211"
+    assert all(each in finding.text for each in missing)
+    assert len(missing) == finding.text.count("(--")
+
+
+async def test_an_exporter(start: Start, tmp_path: Path) -> None:
+    """Its page is good; Prometheus should not scrape the engine's own as well."""
+    (tmp_path / "own.txt").write_text(page_of_engine("page_main"))
+    async with start() as exporter:
+        assert [code for code, _ in await command(exporter.url)] == ["SD206"]
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="replay")
+        await asyncio.to_thread(player.run)
+        alone = {code for code, _ in await command(exporter.url)}
+        both = dict(await command(tmp_path / "own.txt", exporter.url))
+    assert alone <= {"SD211", "SD215"}
+    assert "engine=0" in both["SD210"]
+
+
+def edited(pattern: str, text: str = "", name: str = "page_main") -> str:
+    """Return a recorded page with what ``pattern`` matches replaced."""
+    page = page_of_engine(name)
+    changed = re.sub(pattern, text, page, flags=re.MULTILINE)
+    assert changed != page
+    return changed
+
+
+def repeated(page: str) -> str:
+    """Return a page twice."""
+    return page + page
+
+
+def of_two_models(page: str) -> str:
+    """Return a page with the series of an engine a second time, from another source."""
+    lines = [line for line in page.splitlines() if line.startswith("vllm:")]
+    more = [line.replace("{", '{origin="other",') for line in lines]
+    return page + "\n".join([*more, ""])
+
+
+FAULTS: dict[str, list[Callable[[], str]]] = {
+    "SD206": [lambda: "# TYPE up gauge\nup 1\n"],
+    "SD207": [
+        lambda: edited(r"^(# .... )?vllm:.*\n"),
+        lambda: edited(r"^(# .... )?vllm:num_requests_running.*\n"),
+        lambda: edited(r"^(# .... )?sglang:(?!scheduler|http).*\n", name="page_sglang"),
+    ],
+    "SD208": [lambda: repeated(page_of_engine("page_spec"))],
+    "SD209": [lambda: of_two_models(page_of_engine("page_spec"))],
+    "SD212": [
+        lambda: edited("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        lambda: edited("sglang:inter_token_latency", "sglang:time_per_output_token", "page_sglang"),
+    ],
+    "SD213": [
+        lambda: edited(r"\Z", "# TYPE vllm:gpu_cache_usage_perc gauge\n"),
+    ],
+    "SD214": [lambda: edited('enable_prefix_caching="True"', 'enable_prefix_caching="False"')],
+    "SD215": [lambda: edited(r"^vllm:cache_config_info.*\n")],
+    "SD216": [lambda: edited(r"^(# .... )?process_.*\n")],
+    "SD217": [
+        lambda: edited(r'^(vllm:generation_tokens_total{)engine="\d",', r"\1", "page_dp"),
+    ],
+    "SD218": [
+        lambda: edited(r"^(# .... )?vllm:time_to_first_token_seconds.*\n"),
+        lambda: edited(r"^(# .... )?sglang:time_to_first.*\n", name="page_sglang"),
+    ],
+    "SD219": [
+        lambda: edited("vllm:", "ray_vllm_"),
+        lambda: edited("sglang:", "sglang_", "page_sglang"),
+    ],
+    "SD220": [
+        lambda: edited(
+            r"\Z",
+            "".join(f'http_paths_total{{handler="/{number}"}} 1\n' for number in range(10_001)),
+        ),
+    ],
+    "SD221": [lambda: edited(r"^(# .... )?nv_inference_.*\n", name="page_triton")],
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "page"), [(code, page) for code, pages in FAULTS.items() for page in pages]
+)
+def test_faults(code: str, page: Callable[[], str]) -> None:
+    """A fault of a page has its code; some bring others along."""
+    also = {"SD217": {"SD208"}, "SD208": {"SD209"}}
+    text = page()
+    assert code in codes(text)
+    assert codes(text) - {code} <= also.get(code, set()) | {"SD216"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ("[]", 200, "SD204"),
+        ('[{"iter": 1}]', 200, "SD204"),
+        ('{"detail": "Not Found"}', 404, "SD203"),
+        ("Internal Server Error", 500, "SD203"),
+        ("denied", 401, "SD202"),
+        ("denied", 403, "SD202"),
+        ("<!doctype html><title>Sign in</title>", 200, "SD205"),
+        ("", 200, "SD205"),
+    ],
+)
+async def test_answers_that_are_no_page(body: str, status: int, code: str) -> None:
+    """Each has its code; without a path, /metrics is asked for."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=body, status=status)
+
+    async with server(answer) as url:
+        assert [found for found, _ in await command(url)] == [code]
+
+
+async def test_no_answer(tmp_path: Path) -> None:
+    """A server that does not run; a path that is neither a file nor an address is a usage error."""
+    assert [code for code, _ in await command(f"http://127.0.0.1:{free_port()}")] == ["SD201"]
+    one_line(sidestep("doctor", "--engine-page", tmp_path / "page.txt"), 2, "must be a URL")
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the recordings are elsewhere")
+def test_more_recorded_pages() -> None:
+    """Pages of other runs and flags."""
+    pages = sorted(SHARED.glob("*/recordings/page*.txt"))
+    assert pages
+    assert {each.severity for page in pages for each in found(page.read_text())} == {"info"}
