@@ -166,13 +166,29 @@ async def test_variables_of_others_are_accepted(tmp_path: Path) -> None:
 
 
 def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
-    """The line names the address."""
+    """The line names the port, and the flag to choose another."""
     held, port = taken_port()
     done = sidestep("serve", "--web.listen-address", f"127.0.0.1:{port}",
                     "--ingest.endpoint", f"ipc://{tmp_path}/i")  # fmt: skip
     held.close()
 
-    one_line(done, 2, f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    one_line(
+        done, 2, f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+    )
+
+
+def test_a_busy_ingest_port_is_one_line() -> None:
+    """The line names the endpoint, and the flag to choose another."""
+    held, port = taken_port()
+    endpoint = f"tcp://127.0.0.1:{port}"
+    done = sidestep("serve", "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint)
+    held.close()
+
+    one_line(
+        done,
+        2,
+        f"ingest endpoint {endpoint} is in use by another process: choose another with --ingest.endpoint",
+    )
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -189,9 +205,11 @@ async def test_a_busy_endpoint_leaves_an_old_recording_alone(start: Start, tmp_p
     file = tmp_path / "old"
     file.write_text("precious")
     async with start() as exporter:
-        done = await asyncio.to_thread(sidestep, "record", file, "--listen", exporter.endpoints[0])
+        (endpoint,) = exporter.endpoints
+        done = await asyncio.to_thread(sidestep, "record", file, "--listen", endpoint)
 
-    one_line(done, 2, "another exporter uses it")
+    one_line(done, 2, f"ingest endpoint {endpoint} is in use by another process")
+    assert "choose another with --ingest.endpoint (sidestep record: --listen)" in done.stderr
     assert file.read_text() == "precious"
 
 
@@ -203,7 +221,7 @@ async def test_a_second_exporter_does_not_steal_the_path(start: Start) -> None:
             "--ingest.endpoint", exporter.endpoints[0],
         )  # fmt: skip
 
-        one_line(done, 2, "another exporter uses it")
+        one_line(done, 2, f"ingest endpoint {exporter.endpoints[0]} is in use by another process")
 
 
 def test_replay_without_an_exporter_fails_at_run_time(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_a_busy_port_is_one_line() -> None:
     done = sidestep("demo", "--once", "--web.listen-address", f"127.0.0.1:{port}")
     held.close()
 
-    one_line(done, 2, f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    one_line(
+        done, 2, f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+    )
 
 
 async def test_it_ends_on_ctrl_c() -> None:

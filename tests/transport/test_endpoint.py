@@ -249,7 +249,7 @@ async def test_a_path_that_another_exporter_uses_is_not_taken_back(
     async with start(ingest_endpoint=(f"ipc://{path}", "tcp://127.0.0.1:*")) as exporter:
         wipe(path)
         with bound(path) as other:
-            await until(lambda: "another exporter uses it" in caplog.text)
+            await until(lambda: "is in use by another process" in caplog.text)
             async with connect(exporter.endpoints[1]) as peer:
                 await peer.send_hello()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from sidestep.errors import ConfigError
@@ -26,5 +27,10 @@ def listen(host: str, port: int) -> socket.socket:
             address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
         )
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is in use at {host or 'all addresses'}: choose another with"
+                " --web.listen-address"
+            ) from None
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen on {shown}: {reason}") from None

@@ -130,6 +130,8 @@ def _bind(socket: zmq.Socket[bytes], claim: Claim) -> Claim:
             return dataclasses.replace(claim, endpoint=bound)
         _listen(socket, claim)
     except (OSError, zmq.ZMQError) as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(claim.endpoint) from None
         raise ConfigError(
             f"cannot bind ingest endpoint {claim.endpoint}: {error.strerror}"
         ) from None
@@ -179,10 +181,15 @@ def _lock(path: Path, endpoint: str, group: int | None) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise ConfigError(
-            f"cannot bind ingest endpoint {endpoint}: another exporter uses it"
-        ) from None
+        raise _in_use(endpoint) from None
     return lock
+
+
+def _in_use(endpoint: str) -> ConfigError:
+    return ConfigError(
+        f"ingest endpoint {endpoint} is in use by another process: choose another with"
+        " --ingest.endpoint (sidestep record: --listen)"
+    )
 
 
 def _lock_path(path: Path) -> Path:
