@@ -558,6 +558,7 @@ def test_annotations_mark_restarts_and_stalls(path: Path) -> None:
         assert each["enable"]
         assert each["datasource"] == SOURCE
         assert each["titleFormat"] == each["name"]
+        assert each["target"]["expr"] == each["expr"]
         assert set(re.findall(r"\{\{(\w+)\}\}", each["textFormat"])) == set(labels.split(", "))
 
 

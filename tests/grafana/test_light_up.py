@@ -48,7 +48,7 @@ NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
     ("Prefix-cache hit rate", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
     ("Prefix-cache hit rate", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
-    ("Cached block lifetimes, median", "sidestep_kv_cached_block_reuse_gap_seconds"): (
+    ("Cached block lifetimes, p50", "sidestep_kv_cached_block_reuse_gap_seconds"): (
         "SGLang does not tell of hits"
     ),
     ("KV offload traffic", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,

@@ -113,7 +113,9 @@ class Annotation:
             "name": self.title,
             "datasource": SOURCE,
             "enable": True,
+            # Grafana 10 and 11 read the first, later versions the second.
             "expr": self.expr,
+            "target": {"expr": self.expr, "refId": "Anno"},
             "iconColor": self.color,
             "tagKeys": "",
             "textFormat": self.text,

@@ -56,7 +56,7 @@ TILES = (
         Query(most(of("vllm:kv_cache_usage_perc")), "vLLM"),
         Query(most(sglang("sglang:token_usage")), "SGLang"),
         unit="percentunit",
-        width=6,
+        width=5,
         most=1,
         limits=(0.8, 0.95),
     ),
@@ -67,7 +67,7 @@ TILES = (
         Query(hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"), "vLLM"),
         Query(SGLANG_HITS, "SGLang"),
         unit="percentunit",
-        width=6,
+        width=5,
         most=1,
     ),
     tile(
@@ -80,7 +80,7 @@ TILES = (
         width=6,
     ),
     tile(
-        "Block lifetime, median",
+        "Block lifetime, p50",
         (
             "From a block's allocation until it was allocated again. When the cache thrashes, it "
             "falls to the time between two requests."
@@ -88,15 +88,15 @@ TILES = (
         reasons.KV_METRICS,
         LIFETIME.quantile(0.5),
         unit="s",
-        width=3,
+        width=4,
     ),
     tile(
-        "Idle before eviction, median",
+        "Idle before eviction, p50",
         "From a block's last hit until it was allocated again: a later hit would have missed.",
         reasons.KV_METRICS,
         IDLE.quantile(0.5),
         unit="s",
-        width=3,
+        width=4,
     ),
 )
 
@@ -216,7 +216,7 @@ LIFETIMES = (
         REUSE,
     ),
     lines(
-        "Block lifetimes, median",
+        "Block lifetimes, p50",
         "Lifetime, idle time before eviction, and time between two hits.",
         reasons.KV_METRICS,
         Query(LIFETIME.quantile(0.5), "lifetime"),
@@ -253,7 +253,7 @@ CACHE_EVENTS = (
         CACHED["idle"],
     ),
     lines(
-        "Cached block lifetimes, median",
+        "Cached block lifetimes, p50",
         "From the engine's KV events.",
         reasons.KV_EVENTS,
         Query(CACHED["lifetime"].quantile(0.5), "lifetime"),

@@ -85,14 +85,14 @@ TILES = (
         most=1,
     ),
     tile(
-        "Running adapters",
+        "Running LoRA adapters",
         "LoRA adapters that have requests in a batch.",
         reasons.LORA,
         f"count ({total(of('sidestep_lora_requests', state='running'), 'adapter')} > 0) or 0 * {total(of('sidestep_lora_requests'))}",
         width=4,
     ),
     tile(
-        "Requests waiting with an adapter",
+        "Waiting LoRA requests",
         "Waiting requests that use an adapter; complete only if the core is tapped.",
         reasons.LORA,
         total(of("sidestep_lora_requests", state="waiting")),

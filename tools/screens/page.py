@@ -16,6 +16,8 @@ from prometheus_server import Prometheus
 
 WIDTH, COLUMN, LINE, GAP, TITLE, HEAD = 1248, 52, 27, 6, 22, 66
 ROW, ALERT = 20, 32
+OF_ALERT = ("model_name", "engine", "slo", "reason", "instance")
+"""Labels of an alert that are shown."""
 CHARTS = {
     "timeseries": charts.lines,
     "heatmap": charts.heatmap,
@@ -30,7 +32,7 @@ h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
 .choice b { background: #fff; border: 1px solid #d5d9de; padding: 2px 6px; margin-right: 10px; font-weight: normal; }
 .row { position: absolute; font-size: 13px; font-weight: bold; padding: 6px 4px; }
 .panel { position: absolute; background: #fff; border: 1px solid #dfe3e8; overflow: hidden; }
-.panel h2 { font-size: 11px; margin: 0; padding: 4px 8px; height: 14px; white-space: nowrap; }
+.panel h2 { font-size: 11px; margin: 0; padding: 4px 6px; height: 14px; white-space: nowrap; letter-spacing: -0.2px; }
 .line { padding-left: 10px; height: 14px; white-space: nowrap; overflow: hidden; font-size: 9.5px; }
 .line span { margin-right: 10px; } .line i { display: inline-block; width: 9px; height: 3px; margin: 0 4px 3px 0; }
 svg { display: block; } svg polyline { fill: none; stroke-width: 1.3; } svg line { stroke: #e4e7eb; } svg text { font: 9.5px 'DejaVu Sans', sans-serif; fill: #56606b; }
@@ -76,7 +78,7 @@ def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
         if panel["type"] == "text":
             inside = f"<div class=text>{MARKDOWN.render(panel['options']['content'])}</div>"
         elif panel["type"] == "alertlist":
-            inside = alerts(panel, server.get("alerts")["alerts"], height - TITLE)
+            inside = alerts(active(server, panel, span), height - TITLE)
         else:
             inside = body(server, panel, span, width, height - TITLE)
         if not inside:
@@ -170,22 +172,28 @@ def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height
     return f"<table><tr>{head}</tr>{lines_}{more}</table>"
 
 
-def alerts(panel: dict[str, Any], found: Sequence[dict[str, Any]], height: int) -> str:
-    """Return the alerts that the panel names, each on a line, and how many are left out."""
-    named = sorted(
-        (alert["state"], alert["labels"]["alertname"], alert["annotations"]["summary"])
-        for alert in found
-        if panel["options"]["alertName"] in alert["labels"]["alertname"]
-    )
-    if not named:
+def active(server: Prometheus, panel: dict[str, Any], span: Span) -> list[dict[str, str]]:
+    """Return the labels of the alerts that a panel names, the firing ones first."""
+    query = f'ALERTS{{alertname=~".*{panel["options"]["alertName"]}.*"}}'
+    found = [each["metric"] for each in server.get("query", query=query, time=span.end)["result"]]
+    return sorted(found, key=lambda labels: (labels["alertstate"], labels["alertname"]))
+
+
+def alerts(found: Sequence[dict[str, str]], height: int) -> str:
+    """Return a line for each alert, and how many are left out."""
+    if not found:
         return "<div class=none>No alerts matching filters</div>"
     room = height // ALERT
-    left_out = len(named) - room + 1 if len(named) > room else 0
-    lines_ = "".join(
-        f"<div class=alert style='border-color:{charts.STATES['red' if state == 'firing' else 'orange']}'>"
-        f"<b>{escape(name)}</b> {state}<br>{escape(summary)}</div>"
-        for state, name, summary in named[: len(named) - left_out]
-    )
+    left_out = len(found) - room + 1 if len(found) > room else 0
+    lines_ = ""
+    for labels in found[: len(found) - left_out]:
+        state = labels["alertstate"]
+        color = charts.STATES["red" if state == "firing" else "orange"]
+        others = ", ".join(labels[name] for name in OF_ALERT if name in labels)
+        lines_ += (
+            f"<div class=alert style='border-color:{color}'>"
+            f"<b>{escape(labels['alertname'])}</b> {state}<br>{escape(others)}</div>"
+        )
     return lines_ + (f"<div class=line>and {left_out} more</div>" if left_out else "")
 
 
