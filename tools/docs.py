@@ -1,6 +1,6 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
+docs/metrics.md, docs/metrics/ and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
 README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
 compares, follows every link inside the repository and refuses the words of tools/private_words.txt.
 """
@@ -60,36 +60,35 @@ FIGURES = (
 )
 """Rows of README.md: their topic and name in docs/performance.md, and their name in README.md."""
 CORE = (
-    "Only with the tap, see [vllm-core.md](vllm-core.md). The core reports `sidestep_engine_process_*`\n"
+    "Only with the tap, see [vllm-core.md](../vllm-core.md). The core reports `sidestep_engine_process_*`\n"
     "of itself and of its workers, and each API server its own.\n\n"
 )
 STREAMS = (
-    "Only with `--subscribe`, see [streams.md](streams.md), for any engine. Plugins have no family of\n"
+    "Only with `--subscribe`, see [streams.md](../streams.md), for any engine. Plugins have no family of\n"
     "these names: an engine with both sources has the families of both, under the same labels.\n\n"
 )
 TRITON = (
-    "Only with `--triton`, see [triton.md](triton.md); [triton-fields.md](triton-fields.md) lists\n"
+    "Only with `--triton`, see [triton.md](../triton.md); [triton-fields.md](../triton-fields.md) lists\n"
     "them by field of the statistics. The model's `metric_tags` and the `label.` options add labels\n"
     "to those of the model and its version.\n\n"
 )
 SLO = (
-    "Only with `--slo`, see [slo.md](slo.md). Series of an SGLang scheduler also have its rank labels;\n"
+    "Only with `--slo`, see [slo.md](../slo.md). Series of an SGLang scheduler also have its rank labels;\n"
     "in the pod view one rank counts. The second family has a sample only if it is above 0.\n\n"
 )
 OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
 """Families of the objectives, which every dialect with latencies has."""
-WHOLE = {
-    "stream": ("Streams that engines publish by themselves", STREAMS),
-    "triton": ("triton: statistics of the server and of each version of its models", TRITON),
-}
-"""Dialects with one table for all families: title and note."""
+WHOLE = {"stream": STREAMS, "triton": TRITON}
+"""Notes of dialects with one table for all families."""
+PAGES = {"stream": "streams"}
+"""Names of dialects' pages in docs/metrics/, where they are not those of the dialects."""
 SAMPLED = {
     "vllm": (
         "KV connectors and front end",
         "The sender describes these families itself. A connector's appear if it is configured.\n\n",
     ),
     "sglang": (
-        "values that the engine passes to its collectors one by one",
+        "Values that the engine passes to its collectors one by one",
         (
             "Each appears with its first data, with the labels of its collector: a scheduler's have its\n"
             "ranks, a tokenizer's none. A scheduler's `dp_rank` and labels that an administrator\n"
@@ -98,38 +97,56 @@ SAMPLED = {
     ),
 }
 """Title and note of the self-described families of a dialect."""
+LISTED = {
+    "vllm": "the engine's own; the tap's; what vLLM collects and does not expose; removed names",
+    "sglang": "the same of its schedulers, tokenizers and caches",
+    "triton": "statistics of the server and of each version of its models",
+    "streams": "KV events, forward passes and load",
+    "common": "OpenTelemetry's names, and objectives",
+    "exporter": "engines' states, delivery, scrapes, snapshots",
+}
+"""Contents of the pages in docs/metrics/."""
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
-def metrics() -> str:
-    """Return docs/metrics.md."""
-    text = NOTE.format(source="the rows in exporter/sidestep/engines") + "# Metrics\n\n"
-    text += (
-        "All families that sidestep can expose. Labels are sorted as on the page; `engine` and\n"
-        "`model_name` identify the engine. *Combined* is how series of several engines are aggregated: in\n"
-        "the [pod view](views.md), if a label is dropped, and if a family has no `engine` label. *Of one\n"
-        "rank* means that all ranks of a replica report the same values and one of them counts. A family with\n"
-        "an option in *Shown* appears at 0 if the engine reports that the option is on, otherwise with its\n"
-        "first data.\n\n"
+def metrics() -> dict[Path, str]:
+    """Return docs/metrics.md and the pages in docs/metrics/."""
+    note = NOTE.format(source="the rows in exporter/sidestep/engines")
+    pages = {}
+    contents: dict[str, tuple[str, int]] = {}
+    for dialect in DIALECTS.values():
+        name = PAGES.get(dialect.name, dialect.name)
+        pages[f"{name}.md"] = f"# Metrics: {dialect.title}\n\n{dialect_text(dialect)}"
+        families = {row.name for row in dialect.rows} - {*OBJECTIVES}
+        contents[name] = dialect.title, len(families)
+    pages["common.md"] = (
+        "# Metrics: names that are the same for all engines\n\n"
+        "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
+        "engine's labels; names and other labels are OpenTelemetry's if it has them.\n\n"
+        f"{common()}## Objectives\n\n{SLO}{objectives()}"
+    )
+    contents["common"] = "Common names", len(common_names.FAMILIES) + len(OBJECTIVES)
+    pages["exporter.md"] = (
+        "# Metrics: the exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
+    )
+    for row in SELF_ROWS:
+        text = f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
+        pages["exporter.md"] += text
+    contents["exporter"] = "The exporter itself", len(SELF_ROWS)
+    index = "All families that sidestep can expose, by engine:\n\n| Page | Families | |\n|---|---|---|\n"
+    for name, (title, count) in contents.items():
+        index += f"| [{title}](metrics/{name}.md) | {count} | {LISTED[name]} |\n"
+    index += (
+        "\nLabels are sorted as on the page; `engine` and `model_name` identify the engine. *Combined* is how\n"
+        "series of several engines are aggregated: in the [pod view](views.md), if a label is dropped, and if a\n"
+        "family has no `engine` label. *Of one rank* means that all ranks of a replica report the same values and\n"
+        "one of them counts. A family with an option in *Shown* appears at 0 if the engine reports that the\n"
+        "option is on, otherwise with its first data.\n\n"
         "Not exposed: the API server's own `http_*` families, which stay on the engine's port. The\n"
         "`process_*` and `python_*` families on the page are the exporter's. `vllm:tokens_total` has no row\n"
         "because no release of vLLM ever counted it. `vllm:request_params_best_of` and\n"
         "`vllm:prompt_tokens_recomputed_total` have none because vLLM no longer reports them.\n\n"
-    )
-    for dialect in DIALECTS.values():
-        text += dialect_text(dialect)
-    text += "## Names that are the same for all engines\n\n"
-    text += (
-        "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
-        "engine's labels; names and other labels are OpenTelemetry's if it has them.\n\n"
-    )
-    text += common()
-    text += "## Objectives\n\n" + SLO + objectives()
-    text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
-    for row in SELF_ROWS:
-        text += f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
-    text += "\n## Bucket families\n\n"
-    text += (
+        "## Bucket families\n\n"
         "Default bounds of the classic histograms. An engine's own bounds replace them, and the exporter's\n"
         "configuration file (`[buckets]`) replaces both. `request_tokens` ends at the model's maximum length.\n"
         "*Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
@@ -137,33 +154,31 @@ def metrics() -> str:
     )
     for name, bounds in DEFAULTS.items():
         schema = SCHEMAS.get(name, SCHEMA)
-        text += f"| `{name}` | {schema} | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
-    return text
+        index += f"| `{name}` | {schema} | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
+    found = {DOCS / "metrics" / name: f"{note}{text.rstrip()}\n" for name, text in pages.items()}
+    return {DOCS / "metrics.md": f"{note}# Metrics\n\n{index}", **found}
 
 
 def dialect_text(dialect: Dialect) -> str:
     """Return the tables of one dialect, by origin of the families."""
     live = [row for row in dialect.rows if row.status != "hidden" and row.name not in OBJECTIVES]
     if dialect.name in WHOLE:
-        title, note = WHOLE[dialect.name]
-        return f"## {title}\n\n{note}{table(live)}"
+        return f"{WHOLE[dialect.name]}{table(live)}"
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
     core = [row for row in live if row not in [*own, *sampled, *tapped]]
     hidden = [row for row in dialect.rows if row.status == "hidden"]
-    title, note = SAMPLED.get(dialect.name, ("self-described", ""))
+    title, note = SAMPLED.get(dialect.name, ("Self-described", ""))
     parts = (
-        ("the engine's own", "", table(core)),
+        ("The engine's own", "", table(core)),
         (title, note, table(sampled)),
-        ("collected by the engine, but not on its own page", "", table(own)),
-        ("from events of the engine's core", CORE, table(tapped)),
-        ("names that the engine has removed", "Only with `--metrics.legacy`.\n\n", legacy(hidden)),
+        ("Collected by the engine, but not on its own page", "", table(own)),
+        ("From events of the engine's core", CORE, table(tapped)),
+        ("Names that the engine has removed", "Only with `--metrics.legacy`.\n\n", legacy(hidden)),
     )
     found = zip(parts, (core, sampled, own, tapped, hidden), strict=True)
-    return "".join(
-        f"## {dialect.name}: {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_
-    )
+    return "".join(f"## {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_)
 
 
 def objectives(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
@@ -538,7 +553,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
     args = parser.parse_args()
     documents = {
-        DOCS / "metrics.md": metrics(),
+        **metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "doctor.md": doctor(),
         DOCS / "triton-fields.md": fields_page(),

@@ -113,7 +113,7 @@ def test_its_documents_are_generated() -> None:
     families = docs.dialect_text(DIALECT)
     common = docs.common(WITH_TOY)
 
-    assert "## toy: the engine's own" in families
+    assert "## The engine's own" in families
     for row in DIALECT.rows:
         assert row.name in docs.OBJECTIVES or f"| `{row.name}` | {row.kind} |" in families
     assert "| From toy |" in common
