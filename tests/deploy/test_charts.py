@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from charts import CHART, ENGINE, LIBRARY, VALUES, rendered
 from manifests import (
     ROOT,
     Resource,
@@ -24,24 +25,6 @@ from manifests import (
 )
 from schemas import validate
 from sidestep import __version__
-
-CHARTS = ROOT / "deploy" / "helm"
-LIBRARY = CHARTS / "sidestep-lib"
-CHART = CHARTS / "sidestep"
-ENGINE = ROOT / "tests" / "data" / "charts" / "engine"
-VALUES = sorted(CHART.glob("ci/*-values.yaml"))
-
-
-def rendered(
-    chart: Path, *values: Path, library: Path | None = None, name: str = "release"
-) -> list[Resource]:
-    """Render a chart as Helm does."""
-    more = [f"-name={name}", *([f"-library={library}"] if library else [])]
-    done = subprocess.run(
-        [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return resources(done.stdout)
 
 
 def of_kind(found: list[Resource], kind: str) -> list[Resource]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sidestep.diagnosis.finding import Finding
-from sidestep.doctor.manifests import codes, engine, pods, reading, sidecar
+from sidestep.doctor.manifests import codes, engine, pods, reading, scraping, sidecar
 from sidestep.doctor.manifests.pods import Pod
 from sidestep.doctor.manifests.reading import Resource
 
@@ -23,5 +23,6 @@ def check(sources: Iterable[str]) -> Iterator[Finding]:
         yield from sidecar.check(found)
         for pod in found:
             yield from engine.check(pod)
+        yield from scraping.check(found, resources)
     elif not unreadable:
         yield codes.NOTHING.on(", ".join(names), f"{len(resources)} resources were read")

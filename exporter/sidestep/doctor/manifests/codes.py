@@ -9,7 +9,7 @@ UNREADABLE = Code(
     "Correct the file; render charts by `helm template` and kustomizations by `kubectl kustomize`.",
 )
 NOTHING = Code(
-    "SD502", "warning", "The manifests have neither an engine nor an exporter",
+    "SD502", "info", "The manifests have neither an engine nor an exporter",
     "No container runs vLLM, SGLang, Triton or `sidestep serve`, as far as command, image and variables show.",
     "Give the manifests of the engines' pods, or those of the cluster: `kubectl get deploy,sts,podmonitor -o yaml | sidestep doctor --manifest -`.",
 )

@@ -16,7 +16,7 @@ import msgspec
 from sidestep.config.settings import CONFIG_FILE, SETTINGS, Config, read
 from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.manifests.codes import UNREADABLE
-from sidestep.doctor.manifests.reading import Resource, mapping
+from sidestep.doctor.manifests.reading import Resource, mapping, mappings
 from sidestep.errors import ConfigError
 
 IMAGE = "sidestep"
@@ -112,7 +112,7 @@ class Container(_Fields, frozen=True):
     liveness_probe: Probe | None = None
     readiness_probe: Probe | None = None
     security_context: SecurityContext = SecurityContext()
-    resources: dict[str, Any] = {}
+    resources: dict[str, dict[str, Any]] = {}
 
     @property
     def words(self) -> list[str]:
@@ -293,10 +293,10 @@ def find(resources: Iterable[Resource]) -> Iterator[Pod | Finding]:
     Of the pods and replica sets of one owner, only the owner is read if it is among the resources, else the first.
     """
     known = list(resources)
-    owners = {(each.namespace, each.kind, each.metadata.get("name")) for each in known}
+    owners = {(each.namespace, each.kind, str(each.metadata.get("name"))) for each in known}
     for resource in known:
-        references = resource.metadata.get("ownerReferences", ())
-        keys = {(resource.namespace, each["kind"], each["name"]) for each in references}
+        references = mappings(resource.metadata.get("ownerReferences"))
+        keys = {(resource.namespace, str(e.get("kind")), str(e.get("name"))) for e in references}
         if owners.isdisjoint(keys):
             owners |= keys
             try:

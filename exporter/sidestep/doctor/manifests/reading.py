@@ -70,9 +70,14 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def items(value: object) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def mappings(value: object) -> list[Mapping[str, Any]]:
     """Return the mappings in ``value`` if it is a list, else none."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [each for each in items(value) if isinstance(each, dict)]
 
 
 def read(source: str) -> Iterator[Resource | Finding]:

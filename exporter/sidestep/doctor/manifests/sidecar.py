@@ -144,7 +144,7 @@ def _limits(pod: Pod, exporter: Exporter, settings: Config) -> Iterator[tuple[Co
     if (given := pod.spec.termination_grace_period_seconds) < needed:
         yield codes.NO_TIME, f"terminationGracePeriodSeconds is {given}, {needed:g} s are needed"
     memory = exporter.container.resources.get("limits", {}).get("memory")
-    quantity = re.fullmatch(r"([\d.]+)(\D*)", str(memory))
+    quantity = re.fullmatch(r"(\d+\.?\d*)(\D*)", str(memory))
     hard = settings.limits_memory_hard
     if quantity and hard * UNITS["Mi"] > float(quantity[1]) * UNITS.get(quantity[2], UNITS["Gi"]):
         yield codes.OUT_OF_MEMORY, f"its limit is {memory}, --limits.memory-hard is {hard} MiB"
@@ -164,7 +164,7 @@ def _shared_state(pods: Iterable[Pod]) -> Iterator[Finding]:
             volume = pod.volume(found)
             if found is None or volume is None:
                 continue
-            claim = (volume.persistent_volume_claim or {}).get("claimName")
+            claim = str((volume.persistent_volume_claim or {}).get("claimName", ""))
             key = (pod.namespace, claim or (number, volume.name), found.path)
             if claim and pod.replicas > 1:
                 text = f"{pod.replicas} replicas use the claim {claim}"
