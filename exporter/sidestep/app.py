@@ -50,6 +50,9 @@ from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import resource
+from sidestep.requests.conditions import parse as parse_condition
+from sidestep.requests.log_file import line_sink
+from sidestep.requests.request_log import RequestLog
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
@@ -111,6 +114,7 @@ class Exporter:
         self.series_filter = series_filter(config)
         self.metrics = SelfMetrics()
         self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
+        self.request_log = request_log(config, self.metrics)
         self.registry = Registry(
             layouts,
             config.buckets,
@@ -121,6 +125,7 @@ class Exporter:
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
             wall=time.time,
+            request_sink=None if self.request_log is None else self.request_log.sink_of,
         )
         self.passthrough = PassthroughRegistry(self.registry.names)
         allowed = access(config)
@@ -139,6 +144,7 @@ class Exporter:
             guard=PeerGuard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
             limits=Thresholds(config.health_min_threshold, config.health_max_threshold),
             dialects=dialects,
+            request_log=self.request_log,
         )
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
         check_forward_labels(config, layouts)
@@ -203,6 +209,10 @@ class Exporter:
             stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
+            if self.request_log is not None:
+                self.request_log.start()
+                # Runs before the last snapshot, which then need not hold the records.
+                stack.push_async_callback(asyncio.to_thread, self.request_log.close)
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
@@ -339,6 +349,24 @@ class Exporter:
         found = snapshots.recover()
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
+
+
+def request_log(config: Config, metrics: SelfMetrics) -> RequestLog | None:
+    """Return the log of requests; None if there is none.
+
+    Raises:
+        ConfigError: Its file cannot be opened, or its condition is malformed.
+    """
+    if not config.requests_log:
+        return None
+    try:
+        condition = parse_condition(config.requests_log_if) if config.requests_log_if else None
+    except ValueError as error:
+        raise ConfigError(f"--requests.log.if: {error}") from None
+    lines = line_sink(
+        config.requests_log, config.requests_log_size * MIB, config.requests_log_files
+    )
+    return RequestLog(lines, metrics, condition, config.requests_log_share)
 
 
 def forward_source(config: Config) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
 import resource
 import shutil
 import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from exporter_processes import process
 from exporters import MAIN_RUN, Start, until
 from pages import get, parse
 from sidestep.app import Exporter
@@ -79,29 +77,6 @@ async def test_log_says_that_counters_do_not_survive(start: Start) -> None:
     async with start() as exporter:
         assert "counter reset" in exporter.durability
         assert "sidestep_snapshot_healthy" not in await get(exporter.url)
-
-
-@contextlib.asynccontextmanager
-async def process(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """Run an exporter process; yield it and the URL of its page."""
-    exporter = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sidestep", "serve",
-        "--web.listen-address", "127.0.0.1:0", "--state.dir", str(folder / "state"),
-        "--ingest.endpoint", f"ipc://{folder}/i.ipc", "--log.stats-interval", "0",
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert exporter.stderr is not None
-    try:
-        url = None
-        while url is None:
-            line = (await asyncio.wait_for(exporter.stderr.readline(), 30)).decode()
-            assert line, "the exporter has ended"
-            url = re.search(r"http://\S+/metrics", line)
-        yield exporter, url[0]
-    finally:
-        if exporter.returncode is None:
-            exporter.kill()
-        await exporter.wait()
 
 
 def item(latency: float = 0.01) -> VllmStep:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
 
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, with_cache
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
@@ -27,6 +30,12 @@ from sidestep_adapters.vllm.stats import VllmTap
 log = logging.getLogger(__name__)
 
 Base: Any = object
+
+
+def _has_suffix() -> bool:
+    """Return whether this release adds a random suffix to its clients' request ids."""
+    is_new = "external_req_id" in getattr(EngineCoreRequest, "__struct_fields__", ())
+    return is_new and os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0") in ("", "0")
 
 
 class _Core:
@@ -44,7 +53,11 @@ class _Core:
         self._dropped = 0
         self._resync = False
         self.requests = SchedulerTap(
-            self._push, self._fail, nan_check="nan_check" in description.features
+            self._push,
+            self._fail,
+            nan_check="nan_check" in description.features,
+            identities=identity_maker(),
+            has_suffix=_has_suffix(),
         )
         self.stats = VllmTap(
             self._push,

@@ -23,6 +23,7 @@ from sidestep.protocol.request_events import (
     Alive,
     Event,
     Finished,
+    Identity,
     Iteration,
     Output,
     Preempted,
@@ -31,6 +32,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep_adapters.publisher.request_identity import NONE, IdentityMaker
 from sidestep_adapters.vllm.ended_steps import EndedSteps
 
 DeferredEvent = tuple[Callable[..., Event | None], Any]
@@ -38,6 +40,7 @@ DeferredEvent = tuple[Callable[..., Event | None], Any]
 
 _SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """Id of a parallel sample: its number, and the id of the original request."""
+_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 _STATES = {"RUNNING": RUNNING, "PREEMPTED": PREEMPTED}
 """vLLM's names of states; a request in any other waits."""
 STOP = FINISH_REASONS.index("stop")
@@ -50,13 +53,24 @@ class SchedulerEvents:
     Args:
         fail: Called inside ``except`` with a description of the problem.
         nan_check: Whether outputs report NaNs in logits.
+        identities: What of a request's identity is sent; None: nothing.
+        has_suffix: Whether the engine has added a random suffix to its clients' ids.
 
     Attributes:
         steps: Counts of the steps with tokens.
     """
 
-    def __init__(self, fail: Callable[[str], None], *, nan_check: bool = False) -> None:
+    def __init__(
+        self,
+        fail: Callable[[str], None],
+        *,
+        nan_check: bool = False,
+        identities: IdentityMaker | None = None,
+        has_suffix: bool = False,
+    ) -> None:
         self.steps = EndedSteps()
+        self._identities = identities or IdentityMaker(NONE)
+        self._has_suffix = has_suffix
         self._fail = fail
         self._nan_check = nan_check
         self._source = secrets.randbits(40)
@@ -74,7 +88,7 @@ class SchedulerEvents:
         """Return the scheduler's requests, for an exporter that did not receive their events."""
         stamp = _monotonic()
         deferred = [
-            (_alive, (number, request, stamp)) for number, request in self._requests.items()
+            (self._alive, (number, request, stamp)) for number, request in self._requests.items()
         ]
         return self.items(deferred)
 
@@ -83,15 +97,19 @@ class SchedulerEvents:
 
         A new source discards the requests that the exporter tracks; it then gets the current ones.
         """
+        unseen = 0
         for number, request in list(self._requests.items()):
             if request.is_finished():
+                unseen += 1
                 del self._requests[number]
                 self._numbers.pop(request.request_id, None)
                 self._awaiting_output.discard(request.request_id)
                 self._corrupted.discard(number)
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
         self._source = secrets.randbits(40)
-        return self.current_state() or [self.tick()]
+        items = self.current_state() or [self.tick()]
+        items[0].unseen = unseen
+        return items
 
     def items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents]:
         """Return the items of the recorded events; unreadable events are counted and left out."""
@@ -132,7 +150,34 @@ class SchedulerEvents:
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
         group, sample = _parallel_sample(request.request_id)
-        return Queued(number, stamp, arrival, tokens, _adapter(request), group, sample)
+        identity = self._identity(request)
+        return Queued(number, stamp, arrival, tokens, _adapter(request), group, sample, identity)
+
+    def _identity(self, request: Any) -> Identity | None:
+        if not self._identities.is_on:
+            return None
+        found = _SAMPLE.fullmatch(request.request_id)
+        name = request.request_id if found is None else found[2]
+        return self._identities.make(
+            _SUFFIX.sub("", name) if self._has_suffix else name,
+            getattr(request, "cache_salt", None),
+            getattr(request, "trace_headers", None),
+            getattr(request, "priority", 0),
+        )
+
+    def _alive(self, number: int, request: Any, stamp: float) -> Alive:
+        state = _STATES.get(getattr(request.status, "name", ""), WAITING)
+        if state == WAITING and request.num_preemptions:
+            state = PREEMPTED
+        return Alive(
+            number,
+            stamp,
+            state,
+            request.arrival_time,
+            request.num_prompt_tokens,
+            _adapter(request),
+            self._identity(request),
+        )
 
     def scheduled(self, request_id: str, stamp: float) -> Scheduled:
         """Return the event of a request that joined the batch."""
@@ -264,17 +309,3 @@ def _parallel_sample(request_id: str) -> tuple[int, int]:
         return 0, 0
     digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
     return int.from_bytes(digest, "big") or 1, int(found[1])
-
-
-def _alive(number: int, request: Any, stamp: float) -> Alive:
-    state = _STATES.get(getattr(request.status, "name", ""), WAITING)
-    if state == WAITING and request.num_preemptions:
-        state = PREEMPTED
-    return Alive(
-        number,
-        stamp,
-        state,
-        request.arrival_time,
-        request.num_prompt_tokens,
-        _adapter(request),
-    )

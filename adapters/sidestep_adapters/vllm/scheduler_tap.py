@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
+from sidestep_adapters.publisher.request_identity import IdentityMaker
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
 LONG_STEP = 0.05
@@ -33,6 +34,8 @@ class SchedulerTap:
         push: ``Publisher.push``; takes a function that makes items.
         fail: Called inside ``except`` with a description of the problem.
         nan_check: Whether outputs report NaNs in logits.
+        identities: What of a request's identity is sent; None: nothing.
+        has_suffix: Whether the engine has added a random suffix to its clients' ids.
 
     Attributes:
         events: Converter of the recorded events to items.
@@ -48,6 +51,8 @@ class SchedulerTap:
         fail: Callable[[str], None],
         *,
         nan_check: bool = False,
+        identities: IdentityMaker | None = None,
+        has_suffix: bool = False,
     ) -> None:
         self._push = push
         self._fail = fail
@@ -61,7 +66,9 @@ class SchedulerTap:
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
-        self.events = SchedulerEvents(fail, nan_check=nan_check)
+        self.events = SchedulerEvents(
+            fail, nan_check=nan_check, identities=identities, has_suffix=has_suffix
+        )
 
     def queued(self, request: Any) -> None:
         """Record a request that entered the queue, or a session that continues.

@@ -413,6 +413,35 @@ class Config:
         parsing.positive_seconds,
         parsing.DAY,
     )
+    requests_log: str = option(
+        "--requests.log FILE",
+        "File to write a JSON line to for each request that ends, where the tap sends events; - is the"
+        " standard output. See requests.md.",
+        unset="no lines are written",
+    )
+    requests_log_if: str = option(
+        "--requests.log.if CONDITION",
+        "Condition on the requests that get a line, such as 'ttft > 2s or reason = abort'.",
+        unset="every request gets one",
+    )
+    requests_log_share: float = option(
+        "--requests.log.share SHARE",
+        "Share of the requests that get a line, chosen by a hash of their ids.",
+        parsing.share,
+        1.0,
+    )
+    requests_log_size: int = option(
+        "--requests.log.size MIB",
+        "Size from which on the file is renamed to FILE.1, and so on.",
+        parsing.positive,
+        100,
+    )
+    requests_log_files: int = option(
+        "--requests.log.files NUMBER",
+        "Files kept, the present one included.",
+        parsing.positive,
+        5,
+    )
     health_min_threshold: float = option(
         "--health.min-threshold SECONDS",
         "Least seconds for which a step may last before the engine counts as stalled, however short its"

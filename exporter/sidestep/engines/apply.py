@@ -10,7 +10,8 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
@@ -86,6 +87,7 @@ class Applier:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
         check_record(engine, record)
         totals = record.totals
+        ended = _ended(engine)
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
             handlers = self._handlers[engine.layout.dialect]
@@ -95,8 +97,17 @@ class Applier:
                 handlers.leave_to_front_ends(engine, record)
         if totals.blocks:
             self.abandon_blocks(engine)
-        return add_record(self.registry, engine, record)
+        moved = add_record(self.registry, engine, record)
+        if engine.requests is not None and engine.requests.sink is not None:
+            engine.requests.sink.lose(int(_ended(engine) - ended))
+        return moved
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking the engine's blocks, since later events do not continue earlier ones."""
         self._handlers[engine.layout.dialect].abandon_blocks(engine)
+
+
+def _ended(engine: Engine) -> Number:
+    """Return how many requests of ``engine`` have ended."""
+    finished = engine.layout.tables.live_series.finished
+    return sum(scalar(engine, series.family) for series in finished)

@@ -41,6 +41,7 @@ from sidestep.protocol.messages import (
 )
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
+from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.health.step_times import Thresholds
@@ -74,6 +75,7 @@ class Intake:
         guard: Authorization and throttling of peers; by default everything is allowed.
         limits: Seconds without progress after which engines count as stalled.
         dialects: Those of the registry's layouts.
+        request_log: Log of the requests that end; None: there is none.
 
     Attributes:
         bindings: Streams and the engines that they feed.
@@ -98,9 +100,11 @@ class Intake:
         guard: PeerGuard | None = None,
         limits: Thresholds | None = None,
         dialects: Dialects = DIALECTS,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
+        self.request_log = request_log
         self.receiver = Receiver(boot, settings, durable=durable)
         self.applier = Applier(registry, dialects)
         self._decode = dialects.decode

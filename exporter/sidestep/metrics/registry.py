@@ -20,6 +20,7 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
 from sidestep.tracking.requests.rules import Rules
 
@@ -69,6 +70,7 @@ class Registry:
         is_exposed: Returns whether pages contain a family.
         wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
             that is not needed.
+        request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Registry:
         reserved: frozenset[str] = frozenset(),
         is_exposed: Callable[[str], bool] = lambda _: True,
         wall: Callable[[], float] | None = None,
+        request_sink: Callable[[Engine], RequestSink] | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
@@ -101,6 +104,7 @@ class Registry:
         self.reserved = reserved
         self.is_exposed = is_exposed
         self.wall = wall or (native.wall if native is not None else float)
+        self.request_sink = request_sink
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
 
@@ -285,7 +289,8 @@ class Registry:
         if engine.requests is None:
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
-            engine.requests = RequestTracker(self.rules, self.sample_groups, deployment)
+            sink = None if self.request_sink is None else self.request_sink(engine)
+            engine.requests = RequestTracker(self.rules, self.sample_groups, deployment, sink)
         return engine.requests
 
     def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:

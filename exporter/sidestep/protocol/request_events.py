@@ -1,6 +1,6 @@
 """Raw request events of a scheduler with their times; all intervals are computed in the exporter.
 
-Requests are identified by numbers that the sending process assigns, never by the users' ids. ``stamp`` is that process's monotonic clock in seconds,
+Requests are identified by numbers that the sending process assigns; users' ids are in an ``Identity`` alone. ``stamp`` is that process's monotonic clock in seconds,
 ``arrival`` and ``wall`` are Unix times of its host.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.limits import Count, Seconds, Text, Tokens
+from sidestep.protocol.limits import COUNT_LIMIT, Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
 """Maximum events of one item; an iteration is one event, regardless of its batch size."""
@@ -25,6 +25,24 @@ WAITING, PREEMPTED, RUNNING = range(3)
 """States of a request that is not finished."""
 
 
+class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Whose request it is; sent only where the engine's administrator has allowed that.
+
+    Attributes:
+        id: The request's id as its client knows it, or its hash.
+        prefix: Hash of the id's part before the last hyphen; empty where the id is sent itself.
+        salt: The cache salt, or its hash; empty: none.
+        trace: The W3C ``traceparent``; empty: none.
+        priority: As the client gave it.
+    """
+
+    id: Text = ""
+    prefix: Text = ""
+    salt: Text = ""
+    trace: Text = ""
+    priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
+
+
 class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     """The request entered the scheduler's queue.
 
@@ -32,6 +50,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
         adapter: Its LoRA adapter, or empty.
         group: Number that the parallel samples of one prompt share; 0 for a single request.
         sample: Index of this sample, from 0.
+        identity: None where the sender does not say whose request it is.
     """
 
     request: Count
@@ -41,6 +60,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     adapter: Text = ""
     group: Count = 0
     sample: Count = 0
+    identity: Identity | None = None
 
 
 class Scheduled(msgspec.Struct, array_like=True, gc=False, tag=2):
@@ -160,6 +180,7 @@ class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):
     arrival: Seconds = 0.0
     prompt_tokens: Count = 0
     adapter: Text = ""
+    identity: Identity | None = None
 
 
 Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
@@ -168,7 +189,8 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
     """Events of one engine's scheduler until ``stamp``, in order; without events, only the time advances.
 
-    ``source`` changes with the sending process. Requests that reached the scheduler before the Unix
+    ``source`` changes with the sending process. If ``unseen`` is not None, it is the same process, which
+    has dropped events: as many of its requests ended in them, the others go on. Requests that reached the scheduler before the Unix
     time ``known_until`` are in this item or an earlier one; 0: the item does not say.
     """
 
@@ -177,6 +199,7 @@ class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
     source: Count
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
     known_until: Seconds = 0.0
+    unseen: Count | None = None
 
 
 ALL_KNOWN = 1e11

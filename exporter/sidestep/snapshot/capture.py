@@ -26,6 +26,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.records import TOTAL_LIMIT
 from sidestep.protocol.stream import Stream, StreamState
+from sidestep.requests.request_log import LOST
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.parallel_samples import EngineSamples
@@ -94,8 +95,16 @@ class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     created: float = 0.0
 
 
+class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
+    """Records of requests that are not written yet, as lines."""
+
+    lines: list[bytes]
+
+
 State = tuple[int, int]
-SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | ObsoleteEngines | SavedProcess
+SavedPart = (
+    SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | ObsoleteEngines | SavedProcess
+)
 Piece = SavedPart | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
@@ -167,6 +176,8 @@ class Capture:
             yield _encoder.encode(self._federated_piece(federated))
         groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
         yield from map(_encoder.encode, groups)
+        if intake.request_log is not None:
+            yield _encoder.encode(SavedRecords(intake.request_log.pending))
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         own = intake.federation.own
@@ -228,15 +239,12 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 _restore_engine(registry, piece, now)
             case SavedFederatedEngine():
                 _restore_federated(intake, piece, now)
-            case TrackerState():
-                inflight_state.restore_tracker(
-                    registry.requests_of(registry.engines[piece.engine]), piece
-                )
-            case RequestsState():
-                lifecycle = registry.requests_of(registry.engines[piece.engine])
-                inflight_state.restore_requests(lifecycle, piece)
+            case TrackerState() | RequestsState():
+                inflight_state.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case GroupState():
                 groups.append(piece)
+            case SavedRecords():
+                _restore_records(intake, piece)
             case SavedStream():
                 streams.append(_stream(piece))
             case SavedProcess():
@@ -250,6 +258,14 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
     own.epoch, own.run = epoch, run
+
+
+def _restore_records(intake: Intake, piece: SavedRecords) -> None:
+    if intake.request_log is None:
+        # The option is gone.
+        intake.metrics.add(LOST, len(piece.lines), "full")
+    else:
+        intake.request_log.restore(piece.lines)
 
 
 def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:

@@ -290,6 +290,23 @@ ROWS: tuple[SelfRow, ...] = (
         " sample without --otlp.endpoint.",
     ),
     SelfRow(
+        "sidestep_request_records_total",
+        "counter",
+        "Records of ended requests made for --requests.log; no sample without it.",
+    ),
+    SelfRow(
+        "sidestep_request_records_lost_total",
+        "counter",
+        "Ended requests without a record, by reason: unseen (their engine folded or dropped their events)"
+        " or full (the log takes records too slowly, or not at all).",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_request_records_pending",
+        "gauge",
+        "Records of requests that are not written yet; no sample without --requests.log.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest delay of a timer of the event loop in the last second.",

@@ -20,6 +20,7 @@ from sidestep.protocol.request_events import (
     Alive,
     Event,
     Finished,
+    Identity,
     Iteration,
     Preempted,
     Prompt,
@@ -27,6 +28,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_mode
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 E = TypeVar("E", bound=Event)
@@ -463,3 +465,79 @@ def test_a_step_is_timed_by_its_own_batch() -> None:
     first, second = bench.of(Iteration)
 
     assert (started + 1, second.stamp) == (first.started, second.started)
+
+
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
+WHOSE: dict[str, Any] = {
+    "cache_salt": "acme-secret",
+    "trace_headers": {"traceparent": TRACE, "tracestate": "x=y"},
+    "priority": 3,
+}
+
+
+def identity(mode: str, name: str, **options: Any) -> Identity | None:
+    """Return what the tap sends of a request's identity."""
+    bench = Bench(identities=IdentityMaker(mode, "key"), **options)
+    bench.ask(name, **WHOSE)
+    (event,) = bench.of(Queued)
+    (alive,) = bench.tap.events.current_state()[0].events
+    assert isinstance(alive, Alive)
+    assert alive.identity == event.identity
+    return event.identity
+
+
+def test_by_default_nothing_of_an_identity_is_sent() -> None:
+    """Neither id, salt nor trace is in the bytes of any item."""
+    bench = Bench()
+    bench.ask("chatcmpl-acme-1", **WHOSE)
+    bench.tap.flush()
+    sent = b"".join(encode_item(item) for make in bench.pushed for item in make())
+    sent += b"".join(map(encode_item, bench.tap.events.current_state()))
+    for text in ("acme", "a" * 32, "b" * 16):
+        assert text.encode() not in sent
+
+
+def test_a_whole_identity() -> None:
+    """As the client knows it: without the sample's number and the engine's suffix."""
+    whole = Identity("chatcmpl-acme-1", "", "acme-secret", TRACE, 3)
+    assert identity("full", "chatcmpl-acme-1") == whole
+    assert identity("full", "2_chatcmpl-acme-1-0123abcd", has_suffix=True) == whole
+    # A release that adds none may have such ids of clients.
+    kept = identity("full", "chatcmpl-0123abcd")
+    assert kept is not None
+    assert kept.id == "chatcmpl-0123abcd"
+
+
+def test_hashed_identities() -> None:
+    """Requests of one prefix or salt can be grouped; no text is sent, and the key matters."""
+    one, two = identity("hash", "acme-1"), identity("hash", "acme-2")
+    assert one is not None
+    assert two is not None
+    assert (one.prefix, one.salt) == (two.prefix, two.salt)
+    assert one.id != two.id
+    assert "acme" not in f"{one}{two}"
+    assert IdentityMaker("hash", "other").make("acme-1") != IdentityMaker("hash", "key").make(
+        "acme-1"
+    )
+
+
+def test_a_malformed_trace_context_is_left_out() -> None:
+    """Whatever a client sends, only a W3C traceparent leaves the process."""
+    made = IdentityMaker("full").make("a", None, {"traceparent": "00-secret"})
+    assert made == Identity("a")
+
+
+@pytest.mark.parametrize(
+    ("value", "mode", "warns"), [("", "none", 0), ("full", "full", 0), ("all", "none", 1)]
+)
+def test_the_variable(
+    value: str,
+    mode: str,
+    warns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An unknown value sends nothing, and is logged."""
+    monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", value)
+    assert identity_mode() == mode
+    assert len(caplog.records) == warns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidestep.protocol.iteration_stats import FINISH_REASONS, FinishedRequestStats
 from sidestep.protocol.request_events import Finished
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import AbortedRequest, Outcomes
+from sidestep.tracking.requests.outcomes import AbortedRequest, EndedRequest, Outcomes
 
 STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
 
@@ -45,3 +45,25 @@ def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
     if decode is not None:
         more = request.tokens - 1
         finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
+
+
+def ended(event: Finished, source: int, request: Request | None, *, aborted: bool) -> EndedRequest:
+    """Return the request with its finish reason; ``aborted`` is False for a stop string."""
+    reason = "unknown"
+    if event.refused:
+        reason = "refused"
+    elif event.reason < len(FINISH_REASONS):
+        reason = FINISH_REASONS[STOP if event.reason == ABORT and not aborted else event.reason]
+    return EndedRequest(
+        event.request,
+        source,
+        request,
+        reason,
+        event.stamp,
+        event.wall,
+        event.prompt_tokens,
+        event.generation_tokens,
+        event.preemptions,
+        event.max_tokens,
+        event.refused,
+    )

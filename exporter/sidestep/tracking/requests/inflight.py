@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
-from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING
+from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
 from sidestep.tracking.requests.capacity import RequestCapacity
 
 UNKNOWN = -1
@@ -40,6 +40,14 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         fresh: Whether it certainly had no output yet.
         lone: Whether it certainly is its request's only sample.
         whole: Whether its events are known from the start.
+        identity: Whose request it is; None where the sender does not say.
+        sample: Index among the parallel samples of its request.
+        ttft: Seconds from its arrival to its first output.
+        external: Those of ``cached`` that came from another engine or an external cache.
+        preemptions: How often it was preempted.
+        preempted_seconds: Time that it spent preempted.
+        longest_gap: Longest time between two outputs, where records are made.
+        extra_tokens: Tokens beyond the first of each output, where records are made.
     """
 
     since: float
@@ -59,6 +67,14 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     fresh: bool = False
     lone: bool = False
     whole: bool = False
+    identity: Identity | None = None
+    sample: int = 0
+    ttft: float | None = None
+    external: int = 0
+    preemptions: int = 0
+    preempted_seconds: float = 0.0
+    longest_gap: float = 0.0
+    extra_tokens: int = 0
 
 
 class InFlight:
@@ -160,7 +176,7 @@ class InFlight:
             self._count_unknown()
         return request
 
-    def expire(self, now: float, most: int) -> Iterator[Request]:
+    def expire(self, now: float, most: int) -> Iterator[tuple[int, Request]]:
         """Give up, and yield, up to ``most`` requests that are unfinished for too long."""
         if now < self._check_at or not most:
             return
@@ -179,7 +195,7 @@ class InFlight:
             self._shared_capacity.used -= 1
             self._uncount(number, request)
             self._give_up(number, "age")
-            yield request
+            yield number, request
 
     @property
     def whole(self) -> int:

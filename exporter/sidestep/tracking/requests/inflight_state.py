@@ -111,23 +111,20 @@ def capture_groups(
             )
 
 
-def restore_tracker(tracker: RequestTracker, state: TrackerState) -> None:
-    """Restore the state of a tracker, except its requests."""
+def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> None:
+    """Restore the state of a tracker except its requests, or some of its requests."""
+    requests = tracker.requests
+    if isinstance(state, RequestsState):
+        for number, request in zip(state.numbers, state.requests, strict=True):
+            requests.restore(number, request)
+        return
     tracker.source = state.source
     tracker.steps = Steps(state.step)
-    requests = tracker.requests
     requests.prefilling.update(state.prefilling)
     requests.given_up.update(state.given_up)
     requests.cut_off = state.cut_off
     tracker.samples.known_until = state.known_until
     tracker.samples.interrupted_until = state.interrupted_until
-
-
-def restore_requests(tracker: RequestTracker, state: RequestsState) -> None:
-    """Restore requests, and the counts that follow from their states."""
-    requests = tracker.requests
-    for number, request in zip(state.numbers, state.requests, strict=True):
-        requests.restore(number, request)
 
 
 def sort_preempted(tracker: RequestTracker) -> None:

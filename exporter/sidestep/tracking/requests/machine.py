@@ -9,6 +9,8 @@ the first token, but never the queue time. An interval whose start is unknown is
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from sidestep.errors import WireError
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats, Run
 from sidestep.protocol.request_events import (
@@ -27,10 +29,10 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.endings import ABORT, abort, complete
+from sidestep.tracking.requests.endings import ABORT, abort, complete, ended
 from sidestep.tracking.requests.front_end_hops import FrontEndHops
 from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
-from sidestep.tracking.requests.outcomes import Outcomes
+from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
 from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
@@ -66,11 +68,13 @@ class RequestTracker:
         source: Identifies the process that numbers the requests.
         steps: The engine's steps.
         hops: First tokens on their way to the front end.
+        sink: Receiver of the requests that end; None: nobody needs them.
 
     Args:
         rules: Settings for the interpretation of events.
         sample_groups: The groups of all engines.
         deployment: The engines that may have samples of the same request.
+        sink: See the attribute.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class RequestTracker:
         rules: Rules | None = None,
         sample_groups: SampleGroups | None = None,
         deployment: str = "",
+        sink: RequestSink | None = None,
     ) -> None:
         self.rules = rules or Rules()
         sample_groups = sample_groups or SampleGroups()
@@ -86,6 +91,7 @@ class RequestTracker:
         self.source: int | None = None
         self.steps = Steps()
         self.hops = FrontEndHops()
+        self.sink = sink
         self._now = 0.0
         self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
@@ -102,7 +108,7 @@ class RequestTracker:
         self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:
-            self._restart(item.source)
+            self._restart(item.source, item.unseen)
         for event in item.events:
             self._apply_event(event)
             self._expire(event.stamp)
@@ -116,11 +122,21 @@ class RequestTracker:
         self.samples.observed.clear()
         return out
 
-    def _restart(self, source: int) -> None:
+    def _restart(self, source: int, unseen: int | None = None) -> None:
         """Drop all requests of an earlier process, since the new one numbers its requests itself."""
         if self.source is not None:
+            if unseen is None:
+                for number, request in self.requests.live.items():
+                    self._end(number, request, "engine_died")
+            elif self.sink is not None:
+                self.sink.lose(unseen)
             self._drop_all("restart", 0)
         self.source = source
+
+    def _end(self, number: int, request: Request | None, reason: str) -> None:
+        """Pass on a request that ended without an event."""
+        if self.sink is not None:
+            self.sink.end(EndedRequest(number, self.source or 0, request, reason, self._now))
 
     def _drop_all(self, reason: str, more: int) -> None:
         self.steps = Steps()
@@ -171,8 +187,9 @@ class RequestTracker:
     def _expire(self, now: float) -> None:
         self._now = now
         self.samples.expire(now)
-        for request in self.requests.expire(now, self._max_expired):
+        for number, request in self.requests.expire(now, self._max_expired):
             self._max_expired -= 1
+            self._end(number, request, "expired")
             self._leave(request, now, 0.0, aborted=True)
 
     def _apply_event(self, event: Event) -> None:
@@ -202,9 +219,12 @@ class RequestTracker:
             request.whole = True
             request.adapter = self.requests.adapter(event.adapter)
             request.lone = not event.group
+            request.sample = event.sample
             if event.group and self.samples.join(event.group, event.sample, event.arrival):
                 request.group = event.group
         request.fresh = True
+        if self.sink is not None:
+            request.identity = event.identity
         request.queued = event.stamp
         request.arrival = event.arrival or None
         request.prompt_tokens = event.prompt_tokens
@@ -225,6 +245,7 @@ class RequestTracker:
         waited = self._out.between(request.preempted, now)
         if waited is not None:
             self._out.preempted_seconds.append(waited)
+            request.preempted_seconds += waited
         request.preempted = None
 
     def _preempted(self, event: Preempted) -> None:
@@ -232,6 +253,7 @@ class RequestTracker:
         request = self.requests.find_or_track(event.request, event.stamp)
         if request is not None:
             request.preempted = event.stamp
+            request.preemptions += 1
             self.requests.move(event.request, request, PREEMPTED)
 
     def _alive(self, event: Alive) -> None:
@@ -240,6 +262,8 @@ class RequestTracker:
         if request is None or request.state != UNKNOWN:
             return
         request.adapter = self.requests.adapter(event.adapter)
+        if self.sink is not None:
+            request.identity = event.identity
         request.arrival = event.arrival or None
         # A waiting request was never scheduled, so it had no output.
         request.fresh = event.state == WAITING and request.last is None
@@ -265,6 +289,7 @@ class RequestTracker:
         request = self.requests.find_or_track(prompt.request, stamp)
         if request is not None:
             request.cached = cached
+            request.external = prompt.external
             # The next output is its first, whether or not its queueing is known.
             request.fresh = request.last is None
         prompts = self._out.iteration.prompt_token_stats
@@ -280,7 +305,7 @@ class RequestTracker:
         """Observe each request's first output, or the latency since its previous output."""
         stamp, live = output.stamp, self.requests.live
         gaps: list[float] = []
-        if output.tokens:
+        if output.tokens or self.sink is not None:
             self._uneven(output, wall, gaps)
         else:
             for number in output.requests:
@@ -298,9 +323,10 @@ class RequestTracker:
             stats.inter_token_latencies_iter.extend(gaps)
 
     def _uneven(self, output: Output, wall: float, gaps: list[float]) -> None:
-        """Observe outputs with any number of tokens, including none."""
+        """Observe outputs with any number of tokens, including none; note what records need."""
         runs = self._out.iteration.inter_token_latencies_iter_runs
-        for number, count in zip(output.requests, output.tokens, strict=True):
+        tokens = output.tokens or repeat(1, len(output.requests))
+        for number, count in zip(output.requests, tokens, strict=True):
             request = self.requests.live.get(number)
             if request is None or request.last is None or output.stamp <= request.last:
                 self._begin(number, output.stamp, wall, count)
@@ -312,6 +338,8 @@ class RequestTracker:
                 gaps.append(gap)
             request.last = output.stamp
             request.tokens += count
+            request.longest_gap = max(request.longest_gap, gap)
+            request.extra_tokens += max(count - 1, 0)
 
     def _begin(self, number: int, stamp: float, wall: float, tokens: int) -> None:
         """Apply an output that has no known earlier output."""
@@ -330,6 +358,7 @@ class RequestTracker:
         request.first = stamp
         waited = self._out.between(request.arrival, wall)
         if waited is not None:
+            request.ttft = waited
             self._out.iteration.time_to_first_tokens_iter.append(waited)
             if request.lone and request.arrival is not None:
                 self._out.first_outputs.append((request.arrival, wall))
@@ -349,6 +378,8 @@ class RequestTracker:
             abort(event, request, self._out)
         else:
             complete(event, request, self._out)
+        if self.sink is not None:
+            self.sink.end(ended(event, self.source or 0, request, aborted=aborted))
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)
 

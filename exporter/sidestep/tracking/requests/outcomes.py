@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.tracking.requests.inflight import Request
 
 
 class AbortedRequest(msgspec.Struct, gc=False):
@@ -13,6 +16,43 @@ class AbortedRequest(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     seconds: float | None = None
+
+
+class EndedRequest(msgspec.Struct, gc=False):
+    """A request that ended, with all that is known of it.
+
+    Attributes:
+        number: As its sender numbered it.
+        source: Identifies the process that numbered it.
+        request: Its state before it ended; None if no earlier event is known.
+        reason: One of vLLM's finish reasons, ``refused``, ``engine_died`` (the process that had it
+            sends no more) or ``expired``.
+        stamp: Time of its end in the sender's monotonic clock.
+        wall: Unix time of its end; None: unknown.
+        refused: Why it was rejected.
+    """
+
+    number: int
+    source: int
+    request: Request | None
+    reason: str
+    stamp: float
+    wall: float | None = None
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    max_tokens: int | None = None
+    refused: str = ""
+
+
+class RequestSink(Protocol):
+    """Receiver of the requests of one engine that end."""
+
+    def end(self, ended: EndedRequest) -> None:
+        """Receive a request that ended."""
+
+    def lose(self, count: int) -> None:
+        """Receive the number of requests that ended unseen."""
 
 
 class IterationShape(msgspec.Struct, gc=False):

@@ -1,0 +1,78 @@
+"""Whose request it is, as far as ``SIDESTEP_REQUEST_IDENTITY`` lets it leave the engine's process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Mapping
+
+from sidestep.protocol.limits import printable
+from sidestep.protocol.request_events import Identity
+
+log = logging.getLogger(__name__)
+
+NONE, HASH, FULL = MODES = ("none", "hash", "full")
+VARIABLE = "SIDESTEP_REQUEST_IDENTITY"
+KEY_VARIABLE = "SIDESTEP_REQUEST_IDENTITY_KEY"
+DIGEST_BYTES = 12
+MAX_KEY_BYTES = 64
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def identity_mode() -> str:
+    """Return ``SIDESTEP_REQUEST_IDENTITY``; an unknown value is logged and read as none."""
+    chosen = os.environ.get(VARIABLE) or NONE
+    if chosen not in MODES:
+        log.warning("%s=%s: must be one of %s; taking none", VARIABLE, chosen, ", ".join(MODES))
+        return NONE
+    return chosen
+
+
+class IdentityMaker:
+    """Maker of identities; with ``hash``, texts are replaced by keyed digests.
+
+    Args:
+        mode: One of ``MODES``.
+        key: Secret of the digests, the same for all engines whose tenants are to be the same.
+    """
+
+    def __init__(self, mode: str, key: str = "") -> None:
+        self.is_on = mode != NONE
+        self._hashes = mode == HASH
+        self._key = key.encode()[:MAX_KEY_BYTES]
+
+    def make(
+        self,
+        request_id: str,
+        salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Identity | None:
+        """Return the identity of a request; None if none may be sent."""
+        if not self.is_on:
+            return None
+        trace = (trace_headers or {}).get("traceparent", "")
+        if not _TRACEPARENT.fullmatch(trace):
+            trace = ""
+        if not self._hashes:
+            return Identity(printable(request_id), "", printable(salt or ""), trace, priority)
+        prefix = request_id.rpartition("-")[0]
+        return Identity(
+            self._digest(request_id),
+            self._digest(prefix),
+            self._digest(salt or ""),
+            trace,
+            priority,
+        )
+
+    def _digest(self, text: str) -> str:
+        if not text:
+            return ""
+        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, key=self._key).hexdigest()
+
+
+def identity_maker() -> IdentityMaker:
+    """Return the maker that the environment describes."""
+    return IdentityMaker(identity_mode(), os.environ.get(KEY_VARIABLE, ""))

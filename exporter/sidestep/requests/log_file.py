@@ -1,0 +1,102 @@
+"""The file of ``--requests.log``: lines are appended; a full file is renamed, the oldest deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from sidestep.errors import ConfigError
+
+STANDARD_OUTPUT = "-"
+
+
+class LineSink(Protocol):
+    """Where lines are written to, in a thread that may block."""
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines.
+
+        Raises:
+            OSError: They could not be written.
+        """
+
+
+class LogFile:
+    """A file with a limit on its size, and as many former ones as ``files`` allows.
+
+    Args:
+        path: The file; former ones have ``.1``, ``.2`` and so on appended, the youngest first.
+        size: Bytes from which on the file is renamed.
+        files: Number of files, the present one included.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
+
+    def __init__(self, path: Path, size: int, files: int) -> None:
+        self._path = path
+        self._size = size
+        self._files = files
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise ConfigError(f"--requests.log {path}: {error.strerror}") from None
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines; they are in the file, or nothing is."""
+        if self._written and self._written + len(lines) > self._size:
+            self._rotate()
+        begin = self._written
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            # A line that was cut would be taken for a whole one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, begin)
+            raise
+        self._written += len(lines)
+
+    def _open(self) -> int:
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._written = os.fstat(file).st_size
+        if self._written and os.pread(file, 1, self._written - 1) != b"\n":
+            # The process was killed while it wrote; its successor writes the record again.
+            self._written += os.write(file, b"\n")
+        return file
+
+    def _rotate(self) -> None:
+        for number in range(self._files - 1, 0, -1):
+            older = self._former(number)
+            younger = self._former(number - 1) if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                younger.replace(older)
+        if self._files == 1:
+            self._path.unlink(missing_ok=True)
+        former, self._file = self._file, self._open()
+        os.close(former)
+
+    def _former(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+class StandardOutput:
+    """The process's standard output."""
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines."""
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+
+
+def line_sink(path: str, size: int, files: int) -> LineSink:
+    """Return where ``--requests.log PATH`` writes to.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
+    return StandardOutput() if path == STANDARD_OUTPUT else LogFile(Path(path), size, files)

@@ -1,0 +1,165 @@
+"""The record of one request that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+import msgspec
+
+from sidestep.catalog.slo import AVAILABILITY
+from sidestep.metrics.engine import Engine
+from sidestep.protocol.request_events import Identity
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.outcomes import EndedRequest
+
+FAILED = frozenset({"abort", "error", "refused", "engine_died", "expired"})
+"""Reasons of requests that have not been served."""
+UNIDENTIFIED = Identity()
+TRACEPARENT_PARTS = 4
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request that has ended, as a line of ``--requests.log``; null is unknown.
+
+    Attributes:
+        key: Identity of the engine, of the process that numbered the request, and its number. A record
+            that is written twice has the same key twice.
+        time: When the request ended; RFC 3339, UTC.
+        engine: The label ``engine``, or the engine's identity.
+        id: The request's id as the engine sent it, or its hash; empty if engines send none.
+        sample: Index among the parallel samples of one request.
+        reason: ``stop``, ``length``, ``abort``, ``error``, ``repetition``; ``refused``; ``engine_died`` if
+            the engine's process ended before the request; ``expired`` after --requests.max-age.
+        refused: Why the engine refused it.
+        arrival: When the front end received it; RFC 3339, UTC.
+        queue_seconds: From the queue's entry to the first time in the batch.
+        prefill_seconds: From there to the first output.
+        decode_seconds: From the first output to the last.
+        preempted_seconds: Time spent out of the batch after preemptions, included in the above.
+        ttft_seconds: From arrival to the first output.
+        mean_itl_seconds: ``decode_seconds`` for each output token after the first.
+        max_itl_seconds: Longest time between two outputs.
+        cached_tokens: Prompt tokens whose KV was not computed, ``external_tokens`` of them loaded
+            from another engine or an external cache.
+        extra_tokens: Output tokens beyond one a step: accepted drafts of speculative decoding.
+        max_tokens: Limit on output tokens.
+        objectives: Whether it met each objective of ``--slo`` that can be decided.
+    """
+
+    key: str
+    time: str
+    engine: str
+    model: str
+    adapter: str
+    id: str
+    trace_id: str
+    parent_span_id: str
+    priority: int
+    sample: int
+    reason: str
+    refused: str
+    arrival: str | None
+    e2e_seconds: float | None
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    preempted_seconds: float
+    preemptions: int
+    ttft_seconds: float | None
+    mean_itl_seconds: float | None
+    max_itl_seconds: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    external_tokens: int
+    output_tokens: int
+    extra_tokens: int
+    max_tokens: int | None
+    objectives: dict[str, bool]
+
+
+def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecord:
+    """Return the record of a request.
+
+    Args:
+        engine: The engine that had it.
+        ended: The request.
+        now: Unix time, for a request that ended without an event.
+    """
+    request = ended.request or Request(ended.stamp)
+    identity = request.identity or UNIDENTIFIED
+    trace_id, parent = _trace(identity.trace)
+    first, last, wall, arrival = request.first, request.last, ended.wall, request.arrival
+    counted = first is not None and ended.reason != "abort"
+    decode = _between(first, last)
+    more = request.tokens - 1
+    times = {
+        "e2e": None if wall is None else _between(arrival, wall),
+        "queue": _between(request.queued, request.scheduled),
+        "ttft": request.ttft,
+        "time_per_output_token": decode / more if decode is not None and more > 0 else None,
+        "inter_token": request.longest_gap or None,
+    }
+    return RequestRecord(
+        key=f"{engine.id}/{ended.source:x}/{ended.number}",
+        time=_rfc3339(now if wall is None else wall),
+        engine=engine.labels.get("engine") or engine.id,
+        model=engine.labels.get("model_name", ""),
+        adapter=request.adapter,
+        id=identity.id,
+        trace_id=trace_id,
+        parent_span_id=parent,
+        priority=identity.priority,
+        sample=request.sample,
+        reason=ended.reason,
+        refused=ended.refused,
+        arrival=None if arrival is None else _rfc3339(arrival),
+        e2e_seconds=times["e2e"],
+        queue_seconds=times["queue"],
+        prefill_seconds=_between(request.scheduled, first),
+        decode_seconds=decode,
+        preempted_seconds=request.preempted_seconds,
+        preemptions=max(ended.preemptions, request.preemptions),
+        ttft_seconds=times["ttft"],
+        mean_itl_seconds=times["time_per_output_token"],
+        max_itl_seconds=times["inter_token"],
+        prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
+        cached_tokens=request.cached,
+        external_tokens=request.external,
+        output_tokens=request.tokens if counted else ended.generation_tokens or request.tokens,
+        extra_tokens=request.extra_tokens,
+        max_tokens=ended.max_tokens,
+        objectives=_objectives(engine, times, ended.reason),
+    )
+
+
+def _objectives(engine: Engine, times: Mapping[str, float | None], reason: str) -> dict[str, bool]:
+    """Return whether each objective is met; a request that was not served meets none of latency."""
+    if engine.objectives is None:
+        return {}
+    found: dict[str, bool] = {}
+    for name, family in engine.layout.tables.latencies.items():
+        seconds = times.get(name)
+        for limit in engine.objectives.limits(family):
+            if seconds is not None:
+                found[limit.objective] = seconds <= limit.threshold and reason not in FAILED
+    if engine.objectives.availability:
+        found[AVAILABILITY] = reason not in FAILED
+    return found
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    """Return the interval if both ends are known and in order."""
+    if start is None or end is None or end < start:
+        return None
+    return round(end - start, 6)
+
+
+def _rfc3339(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _trace(traceparent: str) -> tuple[str, str]:
+    """Return the trace id and the parent's span id of a W3C ``traceparent``; empty if there is none."""
+    parts = traceparent.split("-")
+    return (parts[1], parts[2]) if len(parts) >= TRACEPARENT_PARTS else ("", "")

@@ -1,0 +1,285 @@
+"""Records of requests: one for each request that ended, whatever is killed, full or slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from command_line import ENVIRON, one_line, sidestep
+from exporter_processes import process
+from exporters import Start, recorded_run, until
+from pages import get, parse
+from schedulers import WALL, Scheduler, actions
+from sidestep.app import Exporter
+from sidestep.catalog.slo import Objectives
+from sidestep.engines.dialects import DIALECTS
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import (
+    Event,
+    Finished,
+    Identity,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.requests.log_file import LogFile
+from sidestep.requests.record import RequestRecord, make_record
+from sidestep.tracking.requests.outcomes import EndedRequest
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.recording.replay import Replay
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+LOST = "sidestep_request_records_lost"
+STOP = FINISH_REASONS.index("stop")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records in a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def play(exporter: Exporter, name: str = "core_aborts") -> None:
+    """Replay a recorded run of a tapped vLLM."""
+    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+class Kept:
+    """A sink that keeps the records of an engine."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.engine = registry.register(ENGINE)
+        self.records: list[RequestRecord] = []
+        self.lost = 0
+
+    def end(self, ended: EndedRequest) -> None:
+        """Make the record."""
+        self.records.append(make_record(self.engine, ended, WALL))
+
+    def lose(self, count: int) -> None:
+        """Count requests without one."""
+        self.lost += count
+
+
+def recorded(events: Iterable[Event], *cuts: RequestEvents) -> Kept:
+    """Return the records of requests with these events, and then the items ``cuts``."""
+    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    kept = Kept(registry)
+    registry.request_sink = lambda _: kept
+    tracker = registry.requests_of(kept.engine)
+    for item in (RequestEvents(0, 0.0, 1, [*events]), *cuts):
+        tracker.apply(item)
+    return kept
+
+
+@given(actions)
+def test_a_record_for_each_request_that_ended(chosen: list[tuple[str, int, int]]) -> None:
+    """Its reason, tokens and latencies follow from the definitions."""
+    events = Scheduler().run(chosen)
+    made = {record.key: record for record in recorded(events).records}
+    ends = {f"e/1/{e.request}": e for e in events if isinstance(e, Finished)}
+    assert made.keys() == ends.keys()
+    queued = {f"e/1/{e.request}": e for e in events if isinstance(e, Queued)}
+    for key, end in ends.items():
+        record, begin = made[key], queued[key]
+        outputs = [
+            (event, output.tokens[at] if output.tokens else 1)
+            for event in events
+            if isinstance(event, Iteration)
+            for output in event.outputs
+            for at in [i for i, number in enumerate(output.requests) if number == end.request]
+        ]
+        gaps = [b.stamp - a.stamp for (a, _), (b, _) in pairwise(outputs)]
+        assert record.reason == FINISH_REASONS[end.reason]
+        assert record.prompt_tokens == begin.prompt_tokens
+        assert record.output_tokens == end.generation_tokens
+        assert record.extra_tokens == sum(count - 1 for _, count in outputs[1:])
+        assert record.sample == begin.sample
+        assert record.max_itl_seconds == pytest.approx(max(gaps)) if gaps else True
+        if outputs:
+            assert record.ttft_seconds == pytest.approx(outputs[0][0].wall - begin.arrival)
+        assert record.e2e_seconds == pytest.approx(end.wall - begin.arrival, abs=1e-5)
+
+
+def simple(number: int, stamp: float, **more: Any) -> list[Event]:
+    """Return the events of a request of one token."""
+    step = Iteration(stamp, stamp + 0.01, WALL + stamp + 0.01, [Output(stamp + 0.01, [number])])
+    return [
+        Queued(number, stamp, WALL + stamp, 5, **more),
+        Scheduled(number, stamp + 0.001),
+        step,
+        Finished(number, stamp + 0.01, WALL + stamp + 0.01, STOP, 5, 1),
+    ]
+
+
+def test_an_engine_that_dies_leaves_records() -> None:
+    """Another process numbers the requests, so those of the first have no other end."""
+    begun = simple(7, 1.0)[:-1]
+    (record,) = recorded(begun, RequestEvents(0, 2.0, 2)).records
+    assert (record.key, record.reason, record.output_tokens) == ("e/1/7", "engine_died", 1)
+    assert record.e2e_seconds is None
+
+
+def test_dropped_events_are_not_a_death() -> None:
+    """The requests go on; those that ended unseen are counted."""
+    kept = recorded(simple(7, 1.0)[:-1], RequestEvents(0, 2.0, 2, unseen=3))
+    assert (kept.records, kept.lost) == ([], 3)
+
+
+def test_a_refused_request() -> None:
+    """It has neither queue nor output."""
+    refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
+    (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
+    assert (record.reason, record.refused) == ("refused", "prompt_too_long")
+    assert (record.ttft_seconds, record.prompt_tokens) == (None, 9000)
+
+
+def test_identity() -> None:
+    """The trace context is taken apart."""
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    (record,) = recorded(simple(1, 1.0, identity=Identity("cmpl-1", "", "", trace, -2))).records
+    assert (record.id, record.trace_id, record.parent_span_id) == ("cmpl-1", "a" * 32, "b" * 16)
+    assert record.priority == -2
+
+
+async def test_a_recorded_run_of_a_real_engine(start: Start, tmp_path: Path) -> None:
+    """As many lines as requests of each reason on the page; latencies add up to the page's."""
+    log = tmp_path / "requests.jsonl"
+    async with start(requests_log=str(log)) as exporter:
+        await play(exporter)
+        page = parse(await get(exporter.url))
+    found = lines(log)
+    reasons = Counter(record["reason"] for record in found)
+    counted = {
+        dict(key)["finished_reason"]: value
+        for (_, key), value in page["vllm:request_success"].samples.items()
+        if value
+    }
+    assert reasons == counted
+    assert reasons["abort"] > 0
+    sums = {
+        name: value for (name, _), value in page["vllm:request_queue_time_seconds"].samples.items()
+    }
+    served = [record for record in found if record["reason"] != "abort"]
+    queued = sum(record["queue_seconds"] for record in served)
+    assert queued == pytest.approx(sums["vllm:request_queue_time_seconds_sum"], abs=1e-3)
+    assert len({record["key"] for record in found}) == len(found)
+    assert {record["id"] for record in found} == {""}
+    assert page["sidestep_request_records"].samples.popitem()[1] == len(found)
+
+
+async def test_conditions_and_shares(start: Start, tmp_path: Path) -> None:
+    """Only requests that match have a line, and of those a share."""
+    log = tmp_path / "requests.jsonl"
+    async with start(requests_log=str(log), requests_log_if="reason = abort") as exporter:
+        await play(exporter)
+    aborted = lines(log)
+    assert {record["reason"] for record in aborted} == {"abort"}
+    log.unlink()
+    async with start(requests_log=str(log), requests_log_share="0.0") as exporter:
+        await play(exporter)
+    assert lines(log) == []
+
+
+def test_rotation_keeps_whole_lines_within_a_bound(tmp_path: Path) -> None:
+    """The oldest file is deleted."""
+    path = tmp_path / "log"
+    file = LogFile(path, 1000, 3)
+    for number in range(100):
+        file.write(b"%06d %s\n" % (number, b"x" * 92))
+    kept = [tmp_path / name for name in ("log.2", "log.1", "log")]
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    numbers = [int(line.split()[0]) for each in kept for line in each.read_bytes().splitlines()]
+    assert numbers == list(range(70, 100))
+    assert all(each.stat().st_size <= 1000 for each in kept)
+
+
+def test_a_line_that_was_cut_is_ended(tmp_path: Path) -> None:
+    """Its successor's lines are not appended to it."""
+    path = tmp_path / "log"
+    path.write_bytes(b'{"key": "a"}\n{"key": "b')
+    LogFile(path, 1000, 1).write(b'{"key": "b"}\n')
+    assert path.read_bytes().splitlines() == [b'{"key": "a"}', b'{"key": "b', b'{"key": "b"}']
+
+
+def test_a_file_that_cannot_be_opened_is_a_usage_error() -> None:
+    """The exporter does not start."""
+    one_line(sidestep("serve", "--requests.log", "/proc/none/x"), 2, "--requests.log /proc/none/x:")
+
+
+async def test_a_full_disk_costs_nothing_but_counted_records(start: Start) -> None:
+    """Ingest goes on; what waits is bounded, and written once there is space."""
+    async with start(requests_log="/dev/full") as exporter:
+        await play(exporter)
+        page = parse(await get(exporter.url))
+        pending = page["sidestep_request_records_pending"].samples.popitem()[1]
+        assert pending == page["sidestep_request_records"].samples.popitem()[1] > 0
+
+
+async def test_standard_output(tmp_path: Path) -> None:
+    """Lines go to the standard output, the log's to the other."""
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    exporter = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidestep", "serve", "--requests.log", "-",
+        "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint,
+        stdout=asyncio.subprocess.PIPE, env=ENVIRON,
+    )  # fmt: skip
+    player = Replay(recorded_run("core_aborts"), endpoint, realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+    exporter.terminate()
+    printed, _ = await exporter.communicate()
+    reasons = [json.loads(line)["reason"] for line in printed.splitlines()]
+    assert "abort" in reasons
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    """Return an engine's publisher."""
+    made = Publisher(f"ipc://{tmp_path}/i.ipc", "s", [ENGINE])
+    yield made
+    made.close(0.1)
+
+
+async def test_kills_lose_no_record(tmp_path: Path, publisher: Publisher) -> None:
+    """Records may be written twice; then they have the same key."""
+    log, number = tmp_path / "requests.jsonl", 0
+    for _ in range(4):
+        async with process(tmp_path, "--requests.log", log) as (exporter, _):
+            for _ in range(30):
+                for _ in range(10):
+                    number += 1
+                    publisher.push(RequestEvents(0, number, 1, simple(number, float(number))))
+                await asyncio.sleep(0.01)
+            exporter.kill()
+    async with process(tmp_path, "--requests.log", log) as (_, url):
+        await until(lambda: publisher.drained)
+        page = await get(url)
+        await until(lambda: len({r["key"] for r in whole_lines(log)}) == number)
+    assert not re.search(rf"^{LOST}_total.* [1-9]", page, re.MULTILINE)
+    counts = Counter(record["key"] for record in whole_lines(log))
+    assert counts.keys() == {f"e/1/{n}" for n in range(1, number + 1)}
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records in a file whose writer was killed: a cut line was written again."""
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
