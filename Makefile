@@ -85,7 +85,8 @@ image-test: $(STAMP)
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium tmux=tmux
-	tools/setup_prometheus.sh build/prometheus-3
+	tools/setup_later_debian.sh build/prometheus-3 forky prometheus promtool
+	tools/setup_later_debian.sh build/victoria-metrics forky victoria-metrics
 
 $(STAMP): pyproject.toml tools/setup_python.sh
 	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV)

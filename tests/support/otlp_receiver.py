@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -16,6 +17,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from prometheus_client.utils import floatToGoString
+
+from pages import parse
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]
@@ -136,13 +139,34 @@ def samples_of(metric: Metric) -> Iterator[tuple[tuple[str, Labels], float]]:
             continue
         yield _key(f"{metric.name}_count", labels), point.count
         yield _key(f"{metric.name}_sum", labels), point.sum
+        if form == "summary":
+            for place in point.quantile_values:
+                quantile = {**labels, "quantile": as_text(place.quantile)}
+                yield _key(metric.name, quantile), place.value
         if form == "histogram":
             bounds = [*point.explicit_bounds, float("inf")]
             counts = accumulate(point.bucket_counts)
             for bound, count in zip(bounds, counts, strict=True):
-                le = {**labels, "le": floatToGoString(bound)}  # type: ignore[no-untyped-call]
+                le = {**labels, "le": as_text(bound)}
                 yield _key(f"{metric.name}_bucket", le), count
+
+
+def page_samples(page: str) -> Samples:
+    """Return all samples of a page, without labels that are empty."""
+    # The parser would add _total to the names of counters.
+    page = re.sub(r"(?m)^(# TYPE .*) counter$", r"\1 untyped", page)
+    return {
+        (name, tuple(pair for pair in labels if pair[1])): value
+        for family in parse(page).values()
+        for (name, labels), value in family.samples.items()
+    }
 
 
 def _key(name: str, labels: dict[str, str]) -> tuple[str, Labels]:
     return name, tuple(sorted(labels.items()))
+
+
+def as_text(value: float) -> str:
+    """Return a bound or a quantile as a page has it."""
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text

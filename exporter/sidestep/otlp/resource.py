@@ -11,7 +11,6 @@ VARIABLES: Mapping[str, str] = {
     "k8s.pod.uid": "POD_UID",
     "k8s.pod.ip": "POD_IP",
     "k8s.node.name": "NODE_NAME",
-    "k8s.container.name": "CONTAINER_NAME",
 }
 """Environment variables, as the downward API usually fills them, by attribute."""
 

@@ -91,7 +91,8 @@ class OtlpSender:
         self._stamp = 0
         self._resume_at = self._succeeded_at = clock()
         self._interval = 0.0
-        self._is_failing = True
+        self._is_accepted: bool | None = None
+        """Whether the last push was accepted; None before the first."""
         metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
 
     @property
@@ -124,7 +125,7 @@ class OtlpSender:
         # Everything has been saved, and the snapshots' schedule has ended.
         self._snapshots = None
         try:
-            if not self._is_failing:
+            if self._is_accepted is not False:
                 await asyncio.wait_for(self.push(), FINISH_SECONDS)
         except asyncio.TimeoutError:
             self._failed("timeout", f"no answer within {FINISH_SECONDS:g} s of the shutdown")
@@ -150,9 +151,9 @@ class OtlpSender:
         if accepted and not refused:
             self._succeeded_at = self._clock()
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
-            if self._is_failing:
+            if not self._is_accepted:
                 log.info("metrics are sent by OTLP to %s", self._shown)
-        self._is_failing = refused
+        self._is_accepted = accepted and not refused
 
     async def _post(self, request: Request) -> int:
         """Send one request; return the status of its answer, 0 without one."""

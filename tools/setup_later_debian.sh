@@ -1,13 +1,16 @@
 #!/bin/sh
-# Unpack a Prometheus 3, which Debian 12 does not have, from a later Debian: setup_prometheus.sh DIRECTORY
-# apt checks its signature; nothing is installed. Without it tests run with Debian 12's alone.
+# Unpack programs that Debian 12 lacks or has in an old version, from a later Debian:
+# setup_later_debian.sh DIRECTORY SUITE PROGRAM [PACKAGE...]
+# apt checks the signature; nothing is installed. Without the programs, tests that need them are skipped.
 set -eu
 target=$1
-suite=forky
-[ ! -x "$target/usr/bin/prometheus" ] || exit 0
+suite=$2
+program=$3
+shift 2
+[ ! -x "$target/usr/bin/$program" ] || exit 0
 key=/usr/share/keyrings/debian-archive-keyring.gpg
 skip() {
-    echo "no Prometheus 3 ($1); tests run with the installed one only" >&2
+    echo "no $program of Debian $suite ($1); the tests that need it are skipped" >&2
     exit 0
 }
 command -v apt-get >/dev/null 2>&1 && [ -r "$key" ] || skip "this is no Debian"
@@ -24,14 +27,14 @@ apt() {
         -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" \
         -o Acquire::Languages=none -o APT::Sandbox::User="" "$@"
 }
-apt update >/dev/null 2>&1 || skip "Debian $suite is out of reach"
-(cd "$work" && apt download prometheus promtool) >/dev/null 2>&1 || skip "Debian $suite has none"
+apt update >/dev/null 2>&1 || skip "it is out of reach"
+(cd "$work" && apt download "$@") >/dev/null 2>&1 || skip "it has none"
 mkdir -p "$work/root"
 for package in "$work"/*.deb; do
     dpkg-deb -x "$package" "$work/root"
 done
 # Too new a C library is found out here, not in the tests.
-"$work/root/usr/bin/prometheus" --version >/dev/null 2>&1 || skip "it does not run here"
+"$work/root/usr/bin/$program" --version >/dev/null 2>&1 || skip "it does not run here"
 mkdir -p "$(dirname "$target")"
 rm -rf "$target"
 mv "$work/root" "$target"
