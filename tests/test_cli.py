@@ -423,8 +423,12 @@ async def test_log_lines_as_json(tmp_path: Path) -> None:
         process.terminate()
 
     assert line["level"] == "info"
-    assert line["who"] == "engine 0"
-    assert line["generation_throughput"] > 0
+    assert line["id"].startswith("test/")
+    assert (line["event"], line["engine"], line["dialect"]) == ("statistics", "0", "vllm")
+    assert line["model"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+    assert line["generation_tokens_per_second"] > 0
+    assert 0 < line["ttft"]["p50"] <= line["ttft"]["p95"]
     assert 0 < line["prefix_hit_rate"] < 1
 
 

@@ -99,7 +99,8 @@ async def test_its_counters_continue_from_a_snapshot(tmp_path: Path) -> None:
 async def test_it_has_a_statistics_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The exporter logs the series that the dialect names."""
     expected = re.compile(
-        r"engine 0: prompt [1-9]\S* tokens/s, generation [1-9]\S* tokens/s, running 2, waiting 1,"
+        r"engine \S+, model \S+: prompt [1-9]\S* tokens/s, generation [1-9]\S* tokens/s, running 2,"
+        r" waiting 1, TTFT \S+ m?s \(p95 \S+ m?s\),"
         r" KV cache 50\.0%(, state (starting|stopped))?"
     )
     with caplog.at_level(logging.INFO, "sidestep.exposition.statistics_log"):

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from intakes import Fed, steps
 from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
-from sidestep.exposition.statistics_log import StatsLog
+from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.statistics_log import Line, StatsLog
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
 from vllm_bench import Bench
+
+
+class Log:
+    """A log of a registry's engines; ten seconds pass from line to line."""
+
+    def __init__(
+        self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
+    ) -> None:
+        self.now = 5.0
+        self.log = StatsLog(registry, health, lambda: self.now, lambda: 1e9 + self.now)
+
+    def lines(self) -> list[tuple[int, Line]]:
+        """Return the lines of the last ten seconds."""
+        self.now += 10.0
+        return [*self.log.lines()]
+
+    def texts(self) -> list[str]:
+        """Return their texts."""
+        return [line.text() for _, line in self.lines()]
 
 
 def busy(running: int = 2, usage: float = 0.25) -> VllmStep:
@@ -46,13 +72,13 @@ def bench() -> Bench:
 
 def test_the_line_covers_the_interval(bench: Bench) -> None:
     """Throughputs per second of computed and generated tokens, states as they are."""
-    log = StatsLog(bench.registry)
+    log = Log(bench.registry)
     bench.apply(busy())
-    ((level, line),) = log.lines(10.0)
+    ((level, line),) = log.lines()
 
     assert level == logging.INFO
     assert line.text() == (
-        "engine 0: prompt 6.0 tokens/s, generation 2.0 tokens/s, running 2, waiting 4,"
+        "engine 0, model m: prompt 6.0 tokens/s, generation 2.0 tokens/s, running 2, waiting 4,"
         " deferred 3, preemptions 1, KV cache 25.0%, prefix cache hits 40.0%,"
         " drafts accepted 40.0%"
     )
@@ -60,9 +86,9 @@ def test_the_line_covers_the_interval(bench: Bench) -> None:
 
 def test_idle_lines_are_for_debugging(bench: Bench) -> None:
     """The first idle interval after work is still logged at info level, as the engine does."""
-    log = StatsLog(bench.registry)
+    log = Log(bench.registry)
     bench.apply(busy())
-    levels = [log.lines(10.0)[0][0] for _ in range(3)]
+    levels = [log.lines()[0][0] for _ in range(3)]
 
     assert levels == [logging.INFO, logging.INFO, logging.DEBUG]
 
@@ -81,9 +107,9 @@ def test_the_line_has_the_state_unless_it_is_unremarkable(
     bench: Bench, health: Health, end: str
 ) -> None:
     """Last, where it is easily seen."""
-    log = StatsLog(bench.registry, lambda _: health)
+    log = Log(bench.registry, lambda _: health)
     bench.apply(busy())
-    ((_, line),) = log.lines(10.0)
+    ((_, line),) = log.lines()
 
     assert line.text().endswith(end)
 
@@ -91,9 +117,9 @@ def test_the_line_has_the_state_unless_it_is_unremarkable(
 def test_lines_of_a_stalled_engine_are_not_for_debugging(bench: Bench) -> None:
     """Its throughput is that of an idle one."""
     health = Health(EngineState.STALLED, Reason.QUEUE, 60.0)
-    log = StatsLog(bench.registry, lambda _: health)
+    log = Log(bench.registry, lambda _: health)
     bench.apply(busy())
-    levels = [log.lines(10.0)[0][0] for _ in range(3)]
+    levels = [log.lines()[0][0] for _ in range(3)]
 
     assert levels == [logging.INFO] * 3
 
@@ -101,16 +127,15 @@ def test_lines_of_a_stalled_engine_are_not_for_debugging(bench: Bench) -> None:
 def test_several_engines_are_added_up(bench: Bench) -> None:
     """States are sums, the cache usage is a mean, hit rates weigh by lookups."""
     bench.engine("1")
-    log = StatsLog(bench.registry)
+    log = Log(bench.registry)
     bench.apply(busy(running=2, usage=0.2))
     bench.apply(busy(running=3, usage=0.4), to="1")
-    *_, (_, line) = log.lines(10.0)
+    *_, (_, line) = log.lines()
 
-    assert line.engines == 2
-    assert line.running == 5
-    assert line.kv_cache_usage == pytest.approx(0.3)
-    assert line.generation_throughput == 4.0
-    assert line.prefix_hit_rate == 0.4
+    assert line.row.running == 5
+    assert line.row.kv_cache_usage == pytest.approx(0.3)
+    assert line.row.generation_tokens_per_second == 4.0
+    assert line.row.prefix_hit_rate == 0.4
     assert line.text().startswith("2 engines: ")
 
 
@@ -118,8 +143,9 @@ def test_the_line_leaves_throughput_for_the_old_gauges() -> None:
     """The names that once carried it show the last interval."""
     bench = Bench(legacy=True)
     bench.engine()
+    log = Log(bench.registry)
     bench.apply(busy())
-    StatsLog(bench.registry).lines(10.0)
+    log.lines()
 
     assert bench.value("vllm:avg_prompt_throughput_toks_per_s") == 6.0
     assert bench.value("vllm:avg_generation_throughput_toks_per_s") == 2.0
@@ -143,15 +169,17 @@ def test_the_lowest_rank_of_an_sglang_replica_has_a_line() -> None:
     samples = [Sample([mode], count) for mode, count in modes.items()]
     generated = family("sglang:realtime_tokens_total", "counter", ["mode"], *samples)
     retracted = family("sglang:num_retracted_requests_total", "counter", [], Sample([], 2.0))
+    log = Log(bench.registry)
     for name, _, _ in ranks:
         bench.apply(state, generated, retracted, to=name)
-    lines = [line.text() for _, line in StatsLog(bench.registry).lines(10.0)]
+    lines = log.texts()
 
     assert lines[1] == (
-        "engine s: prompt 5.0 tokens/s, generation 2.0 tokens/s, running 3, waiting 1,"
+        f"engine s, model {SCHEDULER.labels['model_name']}: prompt 5.0 tokens/s, generation 2.0 tokens/s, running 3, waiting 1,"
         " preemptions 2, KV cache 50.0%"
     )
-    assert [line.partition(":")[0] for line in lines] == ["engine s2", "engine s", "2 engines"]
+    names = [line.partition(":")[0].partition(",")[0] for line in lines]
+    assert names == ["engine s2", "engine s", "2 engines"]
 
 
 def test_engines_of_all_dialects_are_added_up_but_for_streams() -> None:
@@ -161,16 +189,96 @@ def test_engines_of_all_dialects_are_added_up_but_for_streams() -> None:
     bench.engine("s", dialect="sglang", labels=SCHEDULER.labels)
     bench.engine("f", dialect="stream", id="stream/m/0", features=["forward_pass"])
     bench.engine("l", dialect="stream", features=["load"])
+    log = Log(bench.registry)
     bench.apply(busy(running=2, usage=0.2))
     bench.apply(stats(num_running_reqs=QueueCount(3), token_usage=0.4), to="s")
     ran = ScheduledRequests(sum_prefill_tokens=70, num_decode_requests=5)
     bench.apply(ForwardPass(0, 1.0, ran, QueuedRequests(4), Pass(ran)), to="f")
-    _, _, stream, (_, total) = StatsLog(bench.registry).lines(10.0)
+    _, _, stream, (_, total) = log.lines()
 
     assert stream[1].text() == (
-        "engine stream/m/0: prompt 7.0 tokens/s, generation 0.5 tokens/s, running 5, waiting 4"
+        "engine stream/m/0, model m: prompt 7.0 tokens/s, generation 0.5 tokens/s, running 5,"
+        " waiting 4"
     )
     assert total.text().startswith(
         "2 engines: prompt 6.0 tokens/s, generation 2.0 tokens/s, running 5"
     )
-    assert total.kv_cache_usage == pytest.approx(0.3)
+    assert total.row.kv_cache_usage == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("core", ("vllm", "prompt ", "generation ", "running ", "TTFT ", "ITL ")),
+        ("sglang", ("sglang", "TTFT ", "ITL ")),
+        ("sglang", ("sglang", "prompt ", "generation ", "running ")),
+        ("triton", ("triton", "finished ")),
+    ],
+)
+def test_engines_of_every_dialect_have_a_line(run: str, expected: tuple[str, ...]) -> None:
+    """With the latencies, from the process of the engine that knows them."""
+    fed = Fed()
+    log = Log(fed.intake.registry)
+    fed.feed(steps(run))
+    found = log.lines()
+    dialect, *parts = expected
+
+    assert [
+        line
+        for _, line in found
+        if line.row.dialect == dialect
+        and all(part in line.text() for part in parts)
+        and line.text().startswith(f"engine {line.row.id}")
+    ]
+
+
+def test_a_line_has_the_names_of_the_api() -> None:
+    """And only what is known."""
+    fed = Fed()
+    log = Log(fed.intake.registry)
+    fed.feed(steps("core"))
+    (_, line), *_ = log.lines()
+    fields = line.fields()
+    names = {field.name for field in msgspec.structs.fields(EngineRow)}
+    ttft = fields["ttft"]
+
+    assert fields.keys() - names == {"event"}
+    assert None not in fields.values()
+    assert {"id", "engine", "model", "generation_tokens_per_second"} < fields.keys()
+    assert 0 < ttft["p50"] <= ttft["p95"] <= ttft["p99"]
+    assert line.row.ttft is not None
+    assert f"TTFT {1000 * line.row.ttft.p50:.3g} ms (p95 " in line.text()
+
+
+def test_what_was_counted_before_the_start_is_in_no_line() -> None:
+    """Such as the counts of a snapshot."""
+    fed = Fed()
+    fed.feed(steps("core"))
+    log = Log(fed.intake.registry)
+    (_, line), *_ = log.lines()
+
+    assert line.row.generation_tokens_per_second == 0
+    assert (line.row.ttft, line.row.finished) == (None, 0)
+
+
+def test_an_engine_that_takes_anothers_name_starts_anew(bench: Bench) -> None:
+    """Its totals are smaller than those of the other one."""
+    log = Log(bench.registry)
+    bench.apply(busy(), busy())
+    log.lines()
+    bench.registry.clear()
+    bench.engine()
+    bench.apply(busy())
+    ((_, line),) = log.lines()
+
+    assert line.row.generation_tokens_per_second == 2.0
+
+
+def test_a_latency_of_seconds_is_in_seconds(bench: Bench) -> None:
+    """Of three digits."""
+    log = Log(bench.registry)
+    found = [2.5] * 3
+    bench.apply(VllmStep(0, 1.0, 1.0, None, IterationStats(time_to_first_tokens_iter=found)))
+    (text,) = log.texts()
+
+    assert re.search(r", TTFT \d\.\d\d s \(p95 \d\.\d\d s\)", text)

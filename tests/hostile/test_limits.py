@@ -257,7 +257,7 @@ def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
     for number in range(60):
         registry.clear()
         registry.register(engine(str(number)))
-        lines.lines(1.0)
+        list(lines.lines())
 
     assert len(lines._before) <= 3
 

@@ -120,7 +120,7 @@ class DialectTables:
         polled: Struct of statistics that are polled of a server, which counts by itself.
         parallel_samples: Where engines may send raw request events, the histograms of parallel
             samples: their number, and the tokens of the longest.
-        key_series: The series of the statistics log line; None: the engines have no line.
+        key_series: The series of the statistics log line; None: its line has those of the live page.
         live_series: Further series of the live page.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
             shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.

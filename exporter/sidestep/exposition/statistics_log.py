@@ -1,216 +1,270 @@
-"""The statistics log line of each engine, from the key series of its dialect."""
+"""The statistics log line of each engine: its row of ``/api/v1/live``, over the interval of the lines."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from sidestep.exposition.key_numbers import has_requests, key_number, without_repeated_ranks
+from sidestep.exposition.live.engine_rows import Rows, engine_row
+from sidestep.exposition.live.rows import EngineRow, Percentiles
+from sidestep.exposition.live.samples import LATENCIES, Sample, increase, read
+from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
+from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL
 from sidestep.metrics.registry import Registry
+from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.tracking.health.states import EngineState, Health
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
 """The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
-UNREMARKABLE = frozenset({EngineState.OK, EngineState.IDLE})
+UNREMARKABLE = frozenset({EngineState.OK.value, EngineState.IDLE.value})
 """States that a line does not mention."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Totals:
-    """Running totals at the last line; a line shows differences."""
+class _Totals(NamedTuple):
+    """An engine's totals at its last line."""
 
-    prompt: float = 0.0
-    generation: float = 0.0
-    preemptions: float = 0.0
-    drafted: float = 0.0
-    accepted: float = 0.0
-
-    @classmethod
-    def of(cls, engine: Engine) -> _Totals:
-        return cls(*(key_number(engine, field.name) or 0 for field in dataclasses.fields(cls)))
-
-    def since(self, before: _Totals) -> _Totals:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
-        return _Totals(*(now - then for now, then in pairs))
+    engine: Engine
+    sample: Sample
+    drafted: float
+    accepted: float
 
 
 @dataclasses.dataclass(slots=True)
 class Line:
-    """Numbers of one line; ``engines`` is how many engines they cover.
+    """Numbers of one line.
 
     Attributes:
-        state: State of the engine, unless it is ok or idle.
-        reason: Why it is stalled or slow.
-        seconds: For how long it has been.
+        row: The engine's row, or that of all engines.
+        name: What the line is about.
+        deferred: Waiting requests that do not wait for capacity.
+        external_hit_rate: Share of recent lookups that an external prefix cache had.
+        mm_hit_rate: Likewise of the multimodal cache.
+        draft_acceptance_rate: Share of the draft tokens that were accepted.
     """
 
-    who: str
-    engines: int
-    prompt_throughput: float
-    generation_throughput: float
-    running: float
-    waiting: float
+    row: EngineRow
+    name: str
     deferred: float
-    preemptions: float
-    kv_cache_usage: float | None
-    prefix_hit_rate: float | None
     external_hit_rate: float | None
     mm_hit_rate: float | None
     draft_acceptance_rate: float | None
-    state: str | None = None
-    reason: str | None = None
-    seconds: float | None = None
 
     def text(self) -> str:
         """Return the line: rates with one decimal, without what does not apply."""
-        parts = [
-            f"prompt {self.prompt_throughput:.1f} tokens/s",
-            f"generation {self.generation_throughput:.1f} tokens/s",
-            f"running {self.running:.0f}",
-            f"waiting {self.waiting:.0f}",
-        ]
-        if self.deferred:
-            parts.append(f"deferred {self.deferred:.0f}")
-        if self.preemptions:
-            parts.append(f"preemptions {self.preemptions:.0f}")
+        row = self.row
+        numbers = (
+            ("prompt %.1f tokens/s", row.prompt_tokens_per_second),
+            ("generation %.1f tokens/s", row.generation_tokens_per_second),
+            ("running %.0f", row.running),
+            ("waiting %.0f", row.waiting),
+            ("deferred %.0f", self.deferred or None),
+            ("finished %.0f", row.finished or None),
+            ("aborted %.0f", row.aborted or None),
+            ("preemptions %.0f", row.preemptions or None),
+        )
+        parts = [form % number for form, number in numbers if number is not None]
+        latencies = {"TTFT": row.ttft, "ITL": row.inter_token}
+        parts += [_latency(name, found) for name, found in latencies.items() if found is not None]
         rates = {
-            "KV cache": self.kv_cache_usage,
-            "prefix cache hits": self.prefix_hit_rate,
+            "KV cache": row.kv_cache_usage,
+            "prefix cache hits": row.prefix_hit_rate,
             "external prefix cache hits": self.external_hit_rate,
             "multimodal cache hits": self.mm_hit_rate,
             "drafts accepted": self.draft_acceptance_rate,
         }
         parts += [f"{name} {rate:.1%}" for name, rate in rates.items() if rate is not None]
-        if self.state:
-            why = f" ({self.reason}, {self.seconds:.0f} s)" if self.reason else ""
-            parts.append(f"state {self.state}{why}")
-        return f"{self.who}: " + ", ".join(parts)
+        if row.state and row.state not in UNREMARKABLE:
+            why = f" ({row.reason}, {row.stalled_seconds or 0:.0f} s)" if row.reason else ""
+            parts.append(f"state {row.state}{why}")
+        return f"{self.name}: " + ", ".join(parts)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the members of the line in JSON: what is known, by the names of ``EngineRow``."""
+        more = {
+            "deferred": self.deferred or None,
+            "external_hit_rate": self.external_hit_rate,
+            "mm_hit_rate": self.mm_hit_rate,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+        }
+        found = {"event": "statistics", **msgspec.to_builtins(self.row), **more}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def is_busy(self) -> bool:
+        """True if the engine has done something, or does nothing and should."""
+        row = self.row
+        rates = row.prompt_tokens_per_second, row.generation_tokens_per_second
+        if row.finished is None and rates == (None, None):
+            return bool(row.running or row.waiting)
+        return bool(any(rates) or row.finished or row.reason)
 
 
 class StatsLog:
     """Running totals at the last line, by engine.
 
     Args:
+        registry: The engines; what they have counted so far is in no line.
         health: Returns the health of an engine; None where it is not known.
+        clock: Monotonic time.
+        wall: Unix time.
     """
 
     def __init__(
-        self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
+        self,
+        registry: Registry,
+        health: Callable[[Engine], Health | None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self.registry = registry
+        self._registry = registry
+        self._shown = ShownEngines(registry)
         self._health = health
-        self._before: dict[str, _Totals] = {}
+        self._clock = clock
+        self._wall = wall
+        self._last = clock()
+        self._before = {engine.id: _totals(engine, self._last, None) for engine in registry}
         self._busy: set[str] = set()
 
-    def lines(self, interval: float) -> list[tuple[int, Line]]:
-        """Return log level and numbers of each engine, and of all engines if there are several.
+    def lines(self) -> Iterator[tuple[int, Line]]:
+        """Yield log level and numbers of each engine, and of all engines if there are several.
 
         A line is at debug level if the engine was idle, now and at the last line; that of a stalled
         engine is not.
         """
-        found: list[tuple[int, Line]] = []
-        self.registry.version += 1  # the legacy throughputs are gauges on the page
-        engines = without_repeated_ranks(
-            [
-                engine
-                for engine in self.registry.engines.values()
-                if engine.live and has_requests(engine)
-            ]
-        )
-        differences: list[_Totals] = []
-        for engine in engines:
-            totals = _Totals.of(engine)
-            difference = totals.since(self._before.get(engine.id, _Totals()))
+        self._registry.version += 1  # the legacy throughputs are gauges on the page
+        self._shown.refresh()
+        last, self._last = self._last, self._clock()
+        before, self._before = self._before, {}
+        for engine in self._registry.retired.values():
+            if engine.id in before:
+                self._before[engine.id] = before[engine.id]
+        rows, summed = Rows(), []
+        for engine, name in self._engines():
+            known = before.get(engine.id)
+            if known is not None and known.engine is not engine:
+                known = None
+            totals = _totals(engine, self._clock(), known)
+            then = _started(known, totals, last)
             self._before[engine.id] = totals
+            counted = increase([then.sample, totals.sample], LATENCIES)
+            health = self._health(engine)
+            row = engine_row(engine, name, totals.sample, counted, health, wall=self._wall())
             if not engine.federated:
-                engine.computed["prompt_throughput"] = difference.prompt / interval
-                engine.computed["generation_throughput"] = difference.generation / interval
-            differences.append(difference)
-            line = _line(f"engine {_name(engine)}", [engine], difference, interval)
-            self._add_state(line, engine)
-            found.append((self._level(engine.id, line), line))
-        known = self.registry.engines.keys() | self.registry.retired.keys()
-        if len(self._before) > 2 * len(known):
-            self._before = {name: t for name, t in self._before.items() if name in known}
-            self._busy &= {*known, ""}
-        # A stream's engine usually pushes its own statistics, too.
-        summed = [
-            (engine, difference)
-            for engine, difference in zip(engines, differences, strict=True)
-            if not engine.layout.tables.has_own_namespace
-        ]
-        if len(summed) > 1:
-            engines, differences = map(list, zip(*summed, strict=True))
-            sums = zip(*map(dataclasses.astuple, differences), strict=True)
-            line = _line(f"{len(engines)} engines", engines, _Totals(*map(sum, sums)), interval)
-            found.append((self._level("", line), line))
-        return found
+                engine.computed["prompt_throughput"] = row.prompt_tokens_per_second or 0.0
+                engine.computed["generation_throughput"] = row.generation_tokens_per_second or 0.0
+            if not engine.live or not _has_numbers(row):
+                continue
+            # A stream's engine usually pushes its own statistics, too.
+            if engine in self._shown.summed:
+                rows.rows.append(row)
+                rows.summed.append(row)
+                summed.append((then, totals))
+                if counted is not None:
+                    rows.merged.add(counted)
+            model = f", model {row.model}" if row.model else ""
+            yield self._with_level(_line(row, f"engine {engine.id}{model}", [(then, totals)]))
+        self._busy &= {*self._before, ""}
+        total = rows.total() if len(summed) > 1 else None
+        if total is not None:
+            yield self._with_level(_line(total, total.engine, summed))
 
-    def _add_state(self, line: Line, engine: Engine) -> None:
-        health = self._health(engine)
-        if health is None or health.state in UNREMARKABLE:
-            return
-        line.state = health.state.value
-        if health.reason is not None:
-            line.reason, line.seconds = health.reason.value, health.age
+    def _engines(self) -> Iterator[tuple[Engine, str]]:
+        """Yield the engines that may have a line, and their names."""
+        shown = self._shown.engines
+        ranks = {*without_repeated_ranks([engine for engine in shown if has_requests(engine)])}
+        names = Counter(engine.name for engine in shown)
+        for engine in shown:
+            if engine in ranks or not has_requests(engine):
+                yield engine, engine.name if names[engine.name] == 1 else engine.id
 
-    def _level(self, name: str, line: Line) -> int:
-        was_busy = name in self._busy
-        if line.prompt_throughput or line.generation_throughput or line.reason:
-            self._busy.add(name)
-            return logging.INFO
-        self._busy.discard(name)
-        return logging.INFO if was_busy else logging.DEBUG
+    def _with_level(self, line: Line) -> tuple[int, Line]:
+        was_busy = line.row.id in self._busy
+        if line.is_busy:
+            self._busy.add(line.row.id)
+            return logging.INFO, line
+        self._busy.discard(line.row.id)
+        return logging.INFO if was_busy else logging.DEBUG, line
 
-    async def run(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+    async def run(self, interval: float) -> None:
         """Log every ``interval`` seconds until cancelled; at 0, only update the legacy gauges."""
-        last = clock()
         while True:
             await asyncio.sleep(interval or INTERVAL)
-            now = clock()
-            lines = self.lines(now - last)
-            for level, line in lines if interval else ():
-                log.log(level, "%s", line.text(), extra={"fields": dataclasses.asdict(line)})
-            last = now
+            for level, line in await collect_in_slices(self.lines()):
+                if interval:
+                    log.log(level, "%s", line.text(), extra={"fields": line.fields()})
 
 
-def _name(engine: Engine) -> str:
-    return engine.id if engine.layout.tables.has_own_namespace else engine.name
+def _totals(engine: Engine, now: float, before: _Totals | None) -> _Totals:
+    # Packed, since the engine goes on changing what was read.
+    sample = read(engine, now).packed(None if before is None else before.sample)
+    drafted, accepted = (key_number(engine, name) or 0 for name in ("drafted", "accepted"))
+    return _Totals(engine, sample, drafted, accepted)
 
 
-def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
-    def total(name: str) -> float:
-        return sum(key_number(engine, name) or 0 for engine in engines)
-
-    def rate(window: int) -> float | None:
-        windows = [engine.hit_windows[window] for engine in engines]
-        if not any(w.requests for w in windows):
-            return None
-        queries = sum(w.queries for w in windows)
-        return sum(w.hits for w in windows) / queries if queries else 0.0
-
-    usages = [
-        u for u in (key_number(engine, "kv_cache_usage") for engine in engines) if u is not None
+def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
+    """Return the totals at the last line, with 0 for series that have begun since."""
+    now = totals.sample
+    if before is None:
+        none = (math.nan,) * len(now.counters)
+        empty = now._replace(at=last, counters=none, bounds=((),) * len(now.bounds))
+        before = totals._replace(sample=empty, drafted=0, accepted=0)
+    then = before.sample
+    counters = [0.0 if math.isnan(number) else number for number in then.counters]
+    counts = [
+        [0] * len(counted) if counted is not None and own != bounds else known
+        for counted, bounds, known, own in zip(
+            now.counts, now.bounds, then.counts, then.bounds, strict=True
+        )
     ]
+    sample = then._replace(counters=counters, counts=tuple(counts), bounds=now.bounds)
+    return before._replace(sample=sample)
+
+
+def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -> Line:
+    engines = [now.engine for _, now in parts]
+    deferred = [key_number(engine, "deferred") or 0 for engine in engines]
+    drafted = sum(now.drafted - then.drafted for then, now in parts)
+    accepted = sum(now.accepted - then.accepted for then, now in parts)
     return Line(
-        who=name,
-        engines=len(engines),
-        prompt_throughput=since.prompt / interval,
-        generation_throughput=since.generation / interval,
-        running=total("running"),
-        waiting=total("waiting"),
-        deferred=total("deferred"),
-        preemptions=since.preemptions,
-        kv_cache_usage=sum(usages) / len(usages) if usages else None,
-        prefix_hit_rate=rate(PREFIX),
-        external_hit_rate=rate(EXTERNAL),
-        mm_hit_rate=rate(MULTIMODAL),
-        draft_acceptance_rate=since.accepted / since.drafted if since.drafted else None,
+        row=row,
+        name=name,
+        deferred=sum(deferred),
+        external_hit_rate=_hit_rate(engines, EXTERNAL),
+        mm_hit_rate=_hit_rate(engines, MULTIMODAL),
+        draft_acceptance_rate=accepted / drafted if drafted else None,
     )
+
+
+def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:
+    windows = [engine.hit_windows[window] for engine in engines]
+    if not any(each.requests for each in windows):
+        return None
+    queries = sum(each.queries for each in windows)
+    return sum(each.hits for each in windows) / queries if queries else 0.0
+
+
+def _has_numbers(row: EngineRow) -> bool:
+    """Return whether a line would have a number."""
+    gauges = row.running, row.waiting, row.kv_cache_usage
+    counters = row.prompt_tokens_per_second, row.generation_tokens_per_second, row.finished
+    return any(number is not None for number in (*gauges, *counters, row.ttft, row.inter_token))
+
+
+def _latency(name: str, found: Percentiles) -> str:
+    return f"{name} {_duration(found.p50)} (p95 {_duration(found.p95)})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

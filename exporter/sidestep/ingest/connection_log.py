@@ -30,6 +30,8 @@ REMEDIES = {
 }
 """What to do about a refusal, by its reason; the text of others says it."""
 
+REFUSED_SENDERS = 16
+"""Senders and reasons with lines of their own; a sender may name itself as it likes."""
 NEW = "its counters start at 0"
 SAVED = "its counters go on from the saved state"
 GOES_ON = "its counters go on"
@@ -66,7 +68,7 @@ class ConnectionLog:
         self._receiver = receiver
         self._known: dict[str, _Known] = {}
         self._lines = RateLimitedLog(log, 3 * MAX_ENGINES, clock)
-        self._refusals = RateLimitedLog(log, clock=clock)
+        self._refusals = RateLimitedLog(log, REFUSED_SENDERS, clock)
 
     def restored(self, streams: Iterable[Stream]) -> None:
         """Note that the engines of ``streams`` are from a snapshot."""
