@@ -127,6 +127,7 @@ def test_packages_of_the_running_engine(tmp_path: Path) -> None:
         ((), {"SIDESTEP_VLLM_MODE": "Instead"}, "SD011"),
         ((), {"SIDESTEP_STACKS": "no"}, "SD011"),
         ((), {"SIDESTEP_VLLM_MODE": ""}, "SD012"),
+        ((), {"SIDESTEP_NAMSPACE": "pod-1"}, "SD013"),
         ((), {"VLLM_PLUGINS": "lora_resolver"}, "SD003"),
         ((), {"VLLM_PLUGINS": ""}, "SD003"),
         ((), {"VLLM_PLUGINS": "lora_resolver, sidestep"}, "SD003"),

@@ -15,6 +15,8 @@ from prometheus_client.samples import Sample
 
 from sidestep.catalog.model import Row
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep.doctor.queries.known_metrics import OPTIONS
+from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
@@ -218,16 +220,8 @@ GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
     ),
 )
 """Tokens generated so far, and the latencies observed with the first of each request."""
-OPTIONS = (
-    ("vllm:kv_block_lifetime_seconds", "KV block residency (--kv-cache-metrics)"),
-    ("vllm:spec_decode_num_drafts_total", "speculative decoding (--speculative-config)"),
-    ("vllm:lora_requests_info", "LoRA (--enable-lora)"),
-    ("sglang:lora_pool_slots_total", "LoRA (--enable-lora)"),
-    ("sglang:hicache_host_total_tokens", "the host's KV cache (--enable-hierarchical-cache)"),
-    ("nv_cache_num_hits_per_model", "the response cache (--cache-config, response_cache)"),
-    ("nv_inference_request_summary_us", "quantiles (--metrics-config summary_latencies=true)"),
-)
-"""Families that need an option of the engine."""
+FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
+"""Features of the catalogue's rows that many would like to have."""
 SERIES = 10_000
 LISTED = 4
 """Most names in a text."""
@@ -363,11 +357,12 @@ def _missing(page: Page) -> Iterator[Finding]:
     for prefix, name in RUNNING.items():
         if page.has(prefix) and not page.is_exporters and name not in page.families:
             yield METRICS_OFF.on(page.name, f"it has families {prefix}*, but not {name}")
-    absent = [
-        text for name, text in OPTIONS if page.has(_prefix(name)) and name not in page.families
-    ]
-    if absent:
-        yield OPTIONAL.on(page.name, f"it has nothing of {'; '.join(absent)}")
+    for dialect in DIALECTS.values():
+        if page.has(f"{dialect.name}:" if dialect.name != "triton" else TRITON):
+            absent = [each for each in FEATURES if _is_absent(page, dialect, each)]
+            if absent:
+                options = "; ".join(OPTIONS[f"{dialect.name} {each}"] for each in absent)
+                yield OPTIONAL.on(page.name, f"{dialect.title} lacks what needs {options}")
     for generated, labels, observed in GENERATED:
         others = {each.labels.get("engine_type") for each in page.samples.get(generated, ())}
         is_whole = others.isdisjoint({"prefill", "decode"})
@@ -425,8 +420,10 @@ def _on_two_pages(pages: Sequence[Page]) -> Iterator[Finding]:
                 yield TWO_PAGES.on(own.name, f"{other.name} has it, too: {named}")
 
 
-def _prefix(name: str) -> str:
-    return next(prefix for prefix in PREFIXES if name.startswith(prefix))
+def _is_absent(page: Page, dialect: Dialect, feature: str) -> bool:
+    """Return whether a dialect has rows of a feature, and the page none of them."""
+    names = {row.name for row in dialect.rows if row.feature == feature}
+    return bool(names) and names.isdisjoint(page.families)
 
 
 def _text(engine: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from sidestep.config.variables import unknown_to_engines
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.environment.packages import SGLANG, VLLM, Engine
 
@@ -30,7 +31,14 @@ BESIDE = Code(
     "Set the mode to `instead`, and scrape the exporter instead of the engine; or keep both, and"
     " scrape one of the two pages only.",
 )
-CODES = (NO_ENDPOINT, BAD_VALUE, BESIDE)
+UNKNOWN = Code(
+    "SD013",
+    "warning",
+    "A variable is unknown",
+    "Nothing reads a variable of this name, so its value has no effect: it is probably misspelt.",
+    "Correct the name; docs/configuration.md lists the known ones.",
+)
+CODES = (NO_ENDPOINT, BAD_VALUE, BESIDE, UNKNOWN)
 
 MODES: Mapping[Engine, str] = {VLLM: "SIDESTEP_VLLM_MODE", SGLANG: "SIDESTEP_SGLANG_MODE"}
 VALUES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +48,9 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 
 
 def check(environ: Mapping[str, str], subject: str) -> Iterator[Finding]:
-    """Yield what is wrong with the values."""
+    """Yield what is wrong with names and values."""
+    for name, nearest in unknown_to_engines(environ):
+        yield UNKNOWN.on(subject, f"{name} (did you mean {nearest}?)" if nearest else name)
     for name, allowed in VALUES.items():
         value = environ.get(name)
         if value and value not in allowed:
