@@ -146,9 +146,12 @@ FAULTS = [
     Fault("SD530", f"{ENGINE}.volumeMounts.[sidestep-plugin]", GONE),
     Fault("SD531", f"{TEMPLATE}.initContainers.[sidestep-plugin]", GONE),
     Fault("SD531", f"{TEMPLATE}.initContainers.[sidestep-plugin].volumeMounts", GONE),
-    Fault("SD534", f"{ENGINE}.env", more({"name": "VLLM_PLUGINS", "value": "lora"})),
+    Fault("SD024", f"{ENGINE}.args", more("--disable-log-stats")),
+    Fault("SD011", f"{ENGINE}.env", more({"name": "SIDESTEP_VLLM_MODE", "value": "besides"})),
+    Fault("SD514", f"{SIDECAR}.env", [{"name": "SIDESTEP_LOG_LEVLE", "value": "debug"}]),
+    Fault("SD003", f"{ENGINE}.env", more({"name": "VLLM_PLUGINS", "value": "lora"})),
     Fault(
-        "SD536",
+        "SD022",
         "StatefulSet: spec.template.spec.containers.0.args.[--enable-metrics]",
         GONE,
         "sglang",
@@ -374,7 +377,7 @@ def test_standard_input() -> None:
     for text in (yaml.safe_dump_all(given), yaml.safe_dump(as_list)):
         done = doctor("--manifest", "-", given=text)
         assert done.stdout.startswith(
-            "SD512 error: standard input: Deployment/vllm: container sidestep: "
+            "SD512 error: standard input: Deployment/vllm, container sidestep: "
         )
         assert (done.returncode, done.stderr) == (2, "")
 

@@ -60,7 +60,8 @@ SECTIONS = (
     Section(
         "Kubernetes manifests",
         "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Other resources than"
-        " pods and what scrapes them are ignored.",
+        " pods and what scrapes them are ignored. Variables and options of engines have the codes of an engine's"
+        " environment.",
         manifests.CODES,
     ),
     Section(

@@ -40,7 +40,7 @@ def check_process(process: Process) -> Iterator[Finding]:
     environ = process.environ
     if environ is None:
         return
-    if not process.is_tapped:
+    if not processes.is_tapped(process.options):
         yield from packages.check_allowed(process.engine, environ, process.subject)
     yield from variables.check_endpoint(environ, process.subject)
     yield from variables.check_mode(process.engine, environ, process.subject)

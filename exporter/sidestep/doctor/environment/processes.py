@@ -120,11 +120,6 @@ class Process(NamedTuple):
         """What findings call it."""
         return f"process {self.pid} ({self.engine.title})"
 
-    @property
-    def is_tapped(self) -> bool:
-        """Whether it runs sidestep's scheduler."""
-        return self.options.get("--scheduler-cls") in TAPS
-
 
 def find() -> Iterator[Process]:
     """Yield the engines' main processes that are visible in /proc."""
@@ -139,31 +134,43 @@ def find() -> Iterator[Process]:
 
 def check(process: Process) -> Iterator[Finding]:
     """Yield what is wrong with a process's command line."""
-    subject, options, environ = process.subject, process.options, process.environ or {}
     if process.environ is None:
-        yield NOT_READABLE.on(subject, f"user {process.user.uid} runs it")
-    if process.engine is SGLANG:
-        yield from _sglang(process)
+        yield NOT_READABLE.on(process.subject, f"user {process.user.uid} runs it")
+    environ = process.environ or {}
+    yield from check_options(process.engine, process.options, environ, process.subject)
+
+
+def check_options(
+    engine: Engine, options: Mapping[str, str], environ: Mapping[str, str], subject: str
+) -> Iterator[Finding]:
+    """Yield what is wrong with an engine's options."""
+    if engine is SGLANG:
+        yield from _sglang(options, subject)
         return
     chosen = options.get("--scheduler-cls", "")
-    if "sidestep" in chosen and not process.is_tapped:
+    if "sidestep" in chosen and not is_tapped(options):
         yield SCHEDULER.on(subject, f"--scheduler-cls is {chosen}")
-    if environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not process.is_tapped:
+    if environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not is_tapped(options):
         yield RUST_FRONT_END.on(subject, "VLLM_USE_RUST_FRONTEND is 1")
     if "--disable-log-stats" in options and allows_plugin(VLLM, environ):
         yield NO_STATISTICS.on(subject, "--disable-log-stats is set, and the plugin is installed")
     servers = options.get("--api-server-count", "1")
-    if (servers != "1" or process.is_tapped) and options.get("--shutdown-timeout", "0") == "0":
+    if (servers != "1" or is_tapped(options)) and options.get("--shutdown-timeout", "0") == "0":
         what = "the tap is configured" if servers == "1" else f"--api-server-count is {servers}"
         yield KILLED.on(subject, f"{what}, and --shutdown-timeout is 0")
 
 
-def _sglang(process: Process) -> Iterator[Finding]:
-    if "--enable-metrics" not in process.options:
-        yield NO_METRICS.on(process.subject, "--enable-metrics is not set")
-    workers = process.options.get("--tokenizer-worker-num", "1")
+def is_tapped(options: Mapping[str, str]) -> bool:
+    """Return whether an engine with these options runs sidestep's scheduler."""
+    return options.get("--scheduler-cls") in TAPS
+
+
+def _sglang(options: Mapping[str, str], subject: str) -> Iterator[Finding]:
+    if "--enable-metrics" not in options:
+        yield NO_METRICS.on(subject, "--enable-metrics is not set")
+    workers = options.get("--tokenizer-worker-num", "1")
     if workers != "1":
-        yield WORKERS.on(process.subject, f"--tokenizer-worker-num is {workers}")
+        yield WORKERS.on(subject, f"--tokenizer-worker-num is {workers}")
 
 
 def _engine(arguments: Sequence[str]) -> Engine | None:
@@ -187,17 +194,17 @@ def _process(directory: Path, engine: Engine, arguments: Sequence[str]) -> Proce
     return Process(
         int(directory.name),
         engine,
-        _options(arguments),
+        parse_options(arguments),
         environ,
         _user(directory),
         _packages(directory, arguments[0], environ or {}),
     )
 
 
-def _options(arguments: Sequence[str]) -> dict[str, str]:
+def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options; engines take underscores for dashes in their names."""
     options = {}
-    for given, following in zip(arguments, (*arguments[1:], "-"), strict=True):
+    for given, following in zip(arguments, (*arguments[1:], "-"), strict=False):
         if given.startswith("--"):
             name, equals, value = given.partition("=")
             own = value if equals else "" if following.startswith("-") else following

@@ -83,16 +83,6 @@ NO_PLUGIN = Code(
     "The engine's PYTHONPATH names a volume that is empty when the engine starts.",
     "Add the init container `sidestep-plugin`, which copies /opt/sidestep/plugin to the volume.",
 )
-NOT_LISTED = Code(
-    "SD534", "error", "VLLM_PLUGINS or SGLANG_PLUGINS excludes sidestep",
-    "With the variable an engine loads only the plugins in its list.",
-    "Add `sidestep` to the list, or remove the variable.",
-)
-NO_METRICS = Code(
-    "SD536", "error", "SGLang runs without --enable-metrics",
-    "Without the flag SGLang computes no metrics, and the plugin has nothing to send.",
-    "Add `--enable-metrics` to SGLang's arguments.",
-)
 NOT_LISTENING = Code(
     "SD540", "error", "The exporter does not listen where its port is declared",
     "The container declares another port than --web.listen-address, or the exporter listens on 127.0.0.1, which neither Prometheus nor the kubelet reaches.",

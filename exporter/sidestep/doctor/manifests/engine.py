@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep.doctor.environment import variables
+from sidestep.doctor.environment.packages import SGLANG, VLLM, check_allowed
+from sidestep.doctor.environment.processes import check_options, is_tapped, parse_options
 from sidestep.doctor.manifests import codes
 from sidestep.doctor.manifests.pods import ENDPOINT, IPC, Container, Engine, Exporter, Pod, place
 
@@ -18,13 +21,14 @@ def check(pod: Pod) -> Iterator[Finding]:
     for engine in pod.engines:
         found = [*_to_exporter(pod, engine)] if pod.exporters else []
         if engine.container.has(ENDPOINT) and engine.kind != "triton":
-            found += _plugin(pod, engine)
+            found += _plugin(pod, engine.container)
+            yield from _environment(pod, engine)
         for code, text in found:
-            yield code.on(pod.subject, f"container {engine.container.name}: {text}")
+            yield code.on(pod.part(engine.container), text)
 
 
 def _to_exporter(pod: Pod, engine: Engine) -> Iterator[tuple[Code, str]]:
-    container, kind = engine
+    container = engine.container
     endpoint = container.variables.get(ENDPOINT)
     bound = {
         each: one for one in pod.exporters if one.settings for each in one.settings.ingest_endpoint
@@ -32,7 +36,7 @@ def _to_exporter(pod: Pod, engine: Engine) -> Iterator[tuple[Code, str]]:
     if not bound or any(each.settings is None for each in pod.exporters):
         return
     if not endpoint:
-        is_polled = kind == "triton" or any(each.polls for each in pod.exporters)
+        is_polled = engine.kind == "triton" or any(each.polls for each in pod.exporters)
         if not (container.has(ENDPOINT) or is_polled):
             yield codes.NO_ENDPOINT, f"{ENDPOINT} is not set"
         return
@@ -44,7 +48,7 @@ def _to_exporter(pod: Pod, engine: Engine) -> Iterator[tuple[Code, str]]:
         return
     here = place(container, endpoint.removeprefix(IPC))
     for each, exporter in bound.items():
-        if here and here == place(exporter.container, each.removeprefix(IPC)):
+        if here and here.is_at(place(exporter.container, each.removeprefix(IPC))):
             yield from _permitted(pod, container, exporter)
             yield from _directory(pod, container, endpoint)
             return
@@ -78,32 +82,36 @@ def _permitted(pod: Pod, engine: Container, exporter: Exporter) -> Iterator[tupl
         yield codes.NOT_PERMITTED, f"{text}, without the group {group}" if group else text
 
 
-def _plugin(pod: Pod, engine: Engine) -> Iterator[tuple[Code, str]]:
-    container, kind = engine
-    line = " ".join(container.words)
-    path = container.variables.get("PYTHONPATH", "")
-    here = [found for each in path.split(":") if (found := place(container, each))]
-    first = pod.spec.init_containers
-    filled = [
-        found
-        for each in first
-        if any(PLUGIN in word for word in each.words) and (found := place(each, each.words[-1]))
+def _plugin(pod: Pod, engine: Container) -> Iterator[tuple[Code, str]]:
+    """Yield why the plugin is not on the engine's PYTHONPATH; its image may have the package."""
+    path = engine.variables.get("PYTHONPATH", "")
+    here = [found for each in path.split(":") if (found := place(engine, each))]
+    others = [
+        each for each in (*pod.spec.init_containers, *pod.spec.containers) if each is not engine
     ]
-    others = [each for each in (*first, *pod.spec.containers) if each is not container]
     mounted = {one.name for each in others for one in each.volume_mounts}
-    on_path = [volume for each in here if (volume := pod.volume(each))]
+    volumes = [volume for each in here if (volume := pod.volume(each))]
+    copies = [
+        place(each, each.words[-1]) for each in others if any(PLUGIN in one for one in each.words)
+    ]
+    filled = [each for each in copies if each]
     empty = [
-        each.name for each in on_path if each.empty_dir is not None and each.name not in mounted
+        each.name for each in volumes if each.empty_dir is not None and each.name not in mounted
     ]
     if empty:
         yield codes.NO_PLUGIN, f"PYTHONPATH is {path}, and volume {empty[0]} is empty"
-    elif filled and not any(each in filled for each in here):
+    elif filled and not any(each.is_at(one) for each in here for one in filled):
         yield codes.NO_PYTHONPATH, f"PYTHONPATH is {path or 'not set'}"
-    for name in ("vllm", "sglang"):
-        listed = container.variables.get(f"{name.upper()}_PLUGINS")
-        is_listed = listed is None or "sidestep" in [each.strip() for each in listed.split(",")]
-        if kind in (name, "") and not is_listed and "SidestepScheduler" not in line:
-            yield codes.NOT_LISTED, f"{name.upper()}_PLUGINS is {listed!r}"
-    is_complete = "launch_server" in line and "--config" not in line and "$@" not in line
-    if kind == "sglang" and is_complete and "--enable-metrics" not in line:
-        yield codes.NO_METRICS, "its arguments do not have --enable-metrics"
+
+
+def _environment(pod: Pod, engine: Engine) -> Iterator[Finding]:
+    """Yield what is wrong with variables and options, as in a running engine."""
+    container, subject = engine.container, pod.part(engine.container)
+    environ, options = container.variables, parse_options(container.words)
+    yield from variables.check(environ, subject)
+    if known := {"vllm": VLLM, "sglang": SGLANG}.get(engine.kind):
+        if not is_tapped(options):
+            yield from check_allowed(known, environ, subject)
+        # A file of options or a script's own arguments may have any.
+        if engine.is_server and not {"--config", "$@"} & {*options, *container.words}:
+            yield from check_options(known, options, environ, subject)

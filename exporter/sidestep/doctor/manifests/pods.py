@@ -139,6 +139,11 @@ class Container(_Fields, frozen=True):
         """The image without registry and tag."""
         return re.split("[:@]", self.image.rpartition("/")[2])[0]
 
+    @property
+    def image_id(self) -> int | None:
+        """User and group of the image, if it is known."""
+        return IMAGE_USER if self.image_name == IMAGE else None
+
 
 class Volume(_Fields, frozen=True):
     """A volume of a pod; without any of these sources it is another kind."""
@@ -161,17 +166,28 @@ class PodSpec(_Fields, frozen=True):
 
 
 class Place(NamedTuple):
-    """Where a path of a container is: a volume, and the path in it."""
+    """Where a path of a container is: a mount, its volume, and the path in that."""
 
+    mount: Mount
     volume: str
     path: PurePosixPath
 
+    def is_at(self, other: Place | None) -> bool:
+        """Return whether both are the same place."""
+        return other is not None and self[1:] == other[1:]
+
 
 class Engine(NamedTuple):
-    """A container that runs an engine; ``kind`` is empty if only its variables show that."""
+    """A container that runs an engine.
+
+    Attributes:
+        kind: vllm, sglang or triton; empty if only its variables show that it is one.
+        is_server: Whether its command line starts the engine's server.
+    """
 
     container: Container
     kind: str
+    is_server: bool
 
 
 class Exporter(NamedTuple):
@@ -244,47 +260,41 @@ class Pod:
     def engines(self) -> list[Engine]:
         """Containers that run an engine."""
         others = [each for each in self.running if not (_exporter(each) or self.is_exempt)]
-        return [Engine(each, kind) for each in others if (kind := _engine(each)) is not None]
+        return [found for each in others if (found := _engine(each))]
 
-    def volume(self, place: Place | None) -> Volume | None:
+    def part(self, container: Container) -> str:
+        """Return what findings call a container."""
+        return f"{self.subject}, container {container.name}"
+
+    def volume(self, found: Place | None) -> Volume | None:
         """Return the volume of a place; None if the manifest does not have it."""
-        return next(
-            (each for each in self.spec.volumes if place and each.name == place.volume), None
-        )
-
-    def groups(self, container: Container) -> set[int | None]:
-        """Return the known groups of a container."""
-        own, pod = container.security_context, self.spec.security_context
-        primary = _first(container, own.run_as_group, pod.run_as_group)
-        return {primary, pod.fs_group, *pod.supplemental_groups}
+        name = found and found.volume
+        return next((each for each in self.spec.volumes if each.name == name), None)
 
     def user(self, container: Container) -> int | None:
         """Return the user of a container; None if its image decides."""
         own, pod = container.security_context, self.spec.security_context
-        return _first(container, own.run_as_user, pod.run_as_user)
+        return _first(own.run_as_user, pod.run_as_user, container.image_id)
 
-
-def mount(container: Container, path: str) -> Mount | None:
-    """Return the mount that has a path of a container."""
-    found = [each for each in container.volume_mounts if _is_below(path, each.mount_path)]
-    return max(found, key=lambda each: len(each.mount_path), default=None)
+    def groups(self, container: Container) -> set[int | None]:
+        """Return the known groups of a container."""
+        own, pod = container.security_context, self.spec.security_context
+        primary = _first(own.run_as_group, pod.run_as_group, container.image_id)
+        return {primary, pod.fs_group, *pod.supplemental_groups}
 
 
 def place(container: Container, path: str) -> Place | None:
     """Return where a path of a container is; None if it is on no volume."""
-    if (found := mount(container, path)) is None:
-        return None
-    below = PurePosixPath(path).relative_to(found.mount_path)
-    return Place(found.name, PurePosixPath(found.sub_path, below))
+    found = [
+        Place(each, each.name, PurePosixPath(each.sub_path, wanted.relative_to(each.mount_path)))
+        for each in container.volume_mounts
+        if (wanted := PurePosixPath(path)).is_relative_to(each.mount_path)
+    ]
+    return max(found, key=lambda each: len(each.mount.mount_path), default=None)
 
 
-def _is_below(path: str, directory: str) -> bool:
-    return PurePosixPath(path).is_relative_to(directory)
-
-
-def _first(container: Container, *ids: int | None) -> int | None:
-    default = IMAGE_USER if container.image_name == IMAGE else None
-    return next((each for each in (*ids, default) if each is not None), None)
+def _first(*ids: int | None) -> int | None:
+    return next((each for each in ids if each is not None), None)
 
 
 def find(resources: Iterable[Resource]) -> Iterator[Pod | Finding]:
@@ -349,17 +359,17 @@ def _resolved(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: variables.get(match[1], "x"), text)
 
 
-def _engine(container: Container) -> str | None:
-    """Return the kind of engine that a container runs, empty if it is unknown; None for no engine."""
-    line = " ".join(container.words)
+def _engine(container: Container) -> Engine | None:
+    """Return the engine that a container runs."""
+    line, image = " ".join(container.words), container.image_name
     by_line = [kind for kind, (started, _) in ENGINES.items() if re.search(started, line)]
-    by_image = [
-        kind for kind, (_, name) in ENGINES.items() if re.fullmatch(name, container.image_name)
-    ]
-    if any(each.name == ENDPOINT for each in container.env):
-        return next(iter(by_line + by_image), "")
-    # A command that is unknown may be any program of the engine's image.
-    return next(iter(by_line if container.command else by_line + by_image), None)
+    by_image = [kind for kind, (_, name) in ENGINES.items() if re.fullmatch(name, image)]
+    # Without a command the image starts the server; an unknown command may be any program of it.
+    is_server = bool(by_line) or (by_image == ["vllm"] and not container.command)
+    is_engine = any(each.name == ENDPOINT for each in container.env)
+    if is_engine or is_server or (by_image and not container.command):
+        return Engine(container, next(iter(by_line + by_image), ""), is_server)
+    return None
 
 
 def _exporter(container: Container) -> Exporter | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from sidestep.config.settings import Config
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep.doctor.environment.processes import parse_options
 from sidestep.doctor.manifests import codes
 from sidestep.doctor.manifests.pods import (
     ENDPOINT,
@@ -16,7 +17,6 @@ from sidestep.doctor.manifests.pods import (
     Exporter,
     Pod,
     Probe,
-    mount,
     place,
 )
 
@@ -37,21 +37,20 @@ def check(pods: list[Pod]) -> Iterator[Finding]:
             yield from _without_exporter(pod, polled=polled)
         for exporter in pod.exporters:
             for code, text in _found(pod, exporter):
-                yield code.on(pod.subject, f"container {exporter.container.name}: {text}")
+                yield code.on(pod.part(exporter.container), text)
     yield from _shared_state(pods)
     yield from _host_ports(pods)
 
 
 def _without_exporter(pod: Pod, *, polled: bool) -> Iterator[Finding]:
-    for engine, _ in pod.engines:
+    for engine in (each.container for each in pod.engines):
         endpoint = engine.variables.get(ENDPOINT, "")
         if endpoint.startswith(IPC):
             volume = pod.volume(place(engine, endpoint.removeprefix(IPC)))
             if not volume or not (volume.host_path or volume.persistent_volume_claim):
-                text = f"container {engine.name}: {ENDPOINT} is {endpoint}"
-                yield codes.NO_EXPORTER.on(pod.subject, text)
+                yield codes.NO_EXPORTER.on(pod.part(engine), f"{ENDPOINT} is {endpoint}")
         elif not engine.has(ENDPOINT) and not polled:
-            yield codes.NOT_OBSERVED.on(pod.subject, f"container {engine.name} has no exporter")
+            yield codes.NOT_OBSERVED.on(pod.part(engine), f"{ENDPOINT} is not set")
 
 
 def _found(pod: Pod, exporter: Exporter) -> Iterator[tuple[Code, str]]:
@@ -62,7 +61,7 @@ def _found(pod: Pod, exporter: Exporter) -> Iterator[tuple[Code, str]]:
     if settings := exporter.settings:
         yield from _ports(exporter, settings)
         yield from _probes(exporter, exporter.container, settings)
-        for engine, _ in pod.engines:
+        for engine in (each.container for each in pod.engines):
             yield from _probes(exporter, engine, settings)
         yield from _directories(pod, exporter.container, settings)
         yield from _limits(pod, exporter, settings)
@@ -121,15 +120,15 @@ def _directories(pod: Pod, container: Container, settings: Config) -> Iterator[t
     # With an engine in the pod, a missing mount is found as one that is not shared.
     sockets = [each for each in settings.ingest_endpoint if each.startswith(IPC)]
     for endpoint in sockets:
-        found = mount(container, endpoint.removeprefix(IPC))
-        if found.read_only if found else is_fixed and not pod.engines:
+        found = place(container, endpoint.removeprefix(IPC))
+        if found.mount.read_only if found else is_fixed and not pod.engines:
             yield codes.NOT_WRITABLE, f"the directory of {endpoint}"
     if not settings.state_dir:
         return
-    found = mount(container, settings.state_dir)
-    volume = pod.volume(place(container, settings.state_dir))
+    found = place(container, settings.state_dir)
+    volume = pod.volume(found)
     text = f"--state.dir is {settings.state_dir}"
-    if found.read_only if found else is_fixed:
+    if found.mount.read_only if found else is_fixed:
         yield codes.NOT_WRITABLE, text
     elif found is None:
         yield codes.STATE, f"{text}, on no volume"
@@ -152,8 +151,8 @@ def _limits(pod: Pod, exporter: Exporter, settings: Config) -> Iterator[tuple[Co
 
 def _shutdown_seconds(engine: Engine) -> float:
     """Return the seconds that vLLM's flag gives requests in flight."""
-    found = re.search(r"--shutdown[-_]timeout[ =](\d+)", " ".join(engine.container.words))
-    return float(found[1]) if found else 0.0
+    given = parse_options(engine.container.words).get("--shutdown-timeout", "")
+    return float(given) if given.isdecimal() else 0.0
 
 
 def _shared_state(pods: Iterable[Pod]) -> Iterator[Finding]:
@@ -168,11 +167,11 @@ def _shared_state(pods: Iterable[Pod]) -> Iterator[Finding]:
             key = (pod.namespace, claim or (number, volume.name), found.path)
             if claim and pod.replicas > 1:
                 text = f"{pod.replicas} replicas use the claim {claim}"
-                yield codes.SHARED_STATE.on(pod.subject, text)
+                yield codes.SHARED_STATE.on(pod.part(container), text)
             elif key in seen:
-                text = f"container {container.name} has the same volume as {seen[key]}"
-                yield codes.SHARED_STATE.on(pod.subject, text)
-            seen[key] = f"container {container.name} of {pod.subject}"
+                text = f"its volume {volume.name} is also that of {seen[key]}"
+                yield codes.SHARED_STATE.on(pod.part(container), text)
+            seen[key] = pod.part(container)
 
 
 def _host_ports(pods: Iterable[Pod]) -> Iterator[Finding]:
