@@ -528,7 +528,7 @@ EVENTS = {
     ),
     "Engine stalled": (
         # A stall between two steps of the query, which has ended.
-        {f'sidestep_engine_stalled_seconds{{{ENGINES},engine="0",reason="step"}}': "_x2 7 _x9"},
+        {f'sidestep_engine_stalled_seconds{{{ENGINES},engine="0",reason="step"}}': "_x1 7 stale"},
         '{instance="i",pod="p",model_name="m",engine="0",reason="step"}',
         7.0,
     ),
@@ -538,7 +538,7 @@ EVENTS = {
         1.0,
     ),
     "Exporter restarted": (
-        {'process_start_time_seconds{job="j",instance="i"}': "100x2 160x2"},
+        {'process_start_time_seconds{job="j",instance="i"}': "100x2 500x2"},
         '{instance="i"}',
         1.0,
     ),
