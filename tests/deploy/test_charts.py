@@ -276,7 +276,7 @@ def test_the_aggregators_state_is_on_the_chosen_volume(
 
 
 def test_dashboards_and_rules_are_rendered_unchanged() -> None:
-    """Dashboards and rules are rendered unchanged, braces included."""
+    """Dashboards and rules are rendered unchanged, braces included, and Grafana's folder is named."""
     found = rendered(CHART, CHART / "ci" / "default-values.yaml")
     boards = {
         key: json.loads(text)
@@ -285,6 +285,8 @@ def test_dashboards_and_rules_are_rendered_unchanged() -> None:
     }
     rules = {one["metadata"]["name"]: one["spec"] for one in of_kind(found, "PrometheusRule")}
 
+    folders = [one["metadata"]["annotations"] for one in of_kind(found, "ConfigMap")]
+    assert folders == [{"grafana_folder": "sidestep"}] * len(boards)
     assert boards == {
         f"sidestep-{path.name}": json.loads(path.read_text())
         for path in ROOT.glob("grafana/*.json")
