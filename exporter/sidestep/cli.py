@@ -358,6 +358,12 @@ def top(
     help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
     " queries with it. Repeatable.",
 )
+@click.option(
+    "--prometheus",
+    multiple=True,
+    metavar="URL",
+    help="Check what a Prometheus scrapes and evaluates, and run the queries on it; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -376,6 +382,7 @@ def doctor(
     dashboards: tuple[str, ...],
     rules: tuple[str, ...],
     pages: tuple[str, ...],
+    prometheus: tuple[str, ...],
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -397,6 +404,7 @@ def doctor(
         dashboards=dashboards,
         rules=rules,
         pages=pages,
+        prometheus=prometheus,
     )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 

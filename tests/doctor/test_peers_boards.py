@@ -11,10 +11,9 @@ import pytest
 import peers_boards
 from growing_page import growing_page
 from prometheus_server import BINARIES, prometheus
-from sidestep.doctor.queries import codes
-from sidestep.doctor.queries.check import problems
 from sidestep.doctor.queries.files import Query, read_queries
 from sidestep.doctor.queries.inventory import Inventory
+from sidestep.doctor.queries.problems import WITH_RESULT, problems
 from sidestep.doctor.queries.reasons import Problem, Reasons
 
 pytestmark = [
@@ -24,8 +23,6 @@ pytestmark = [
 
 DATA = Path(__file__).parents[1] / "data"
 SCRAPES = 6
-ANSWERED = {codes.RATE_OF_GAUGE, codes.WRONG_GROUPING, codes.ALWAYS_CONSTANT}
-"""Problems of queries that have a result."""
 OF_TARGETS = (
     'pod=~".*prefill.*"',
     'pod=~".*decode.*"',
@@ -54,7 +51,7 @@ def named(name: str) -> dict[str, list[Problem]]:
     inventory.add_page(page(name))
     reasons = Reasons(inventory, frozenset())
     found = {
-        query.text: [each for each in problems(query, reasons) if each.code not in ANSWERED]
+        query.text: [each for each in problems(query, reasons) if each.code not in WITH_RESULT]
         for query in all_queries()
     }
     return {text: each for text, each in found.items() if each}

@@ -13,9 +13,9 @@ from boards import DASHBOARDS
 from command_line import sidestep
 from ports import free_port
 from rulefiles import RULE_FILES
-from sidestep.doctor.queries.check import problems
 from sidestep.doctor.queries.files import Query
 from sidestep.doctor.queries.inventory import Inventory
+from sidestep.doctor.queries.problems import problems
 from sidestep.doctor.queries.reasons import Reasons
 
 DATA = Path(__file__).parents[1] / "data"
@@ -206,7 +206,7 @@ def test_recorded_names(tmp_path: Path) -> None:
     )
     given = board(tmp_path / "board.json", "my:recorded:sum", "other:recorded:sum")
     (found,) = findings("--dashboard", given, "--rules", str(rules))
-    assert found == ("SD416", "other:recorded:sum: no given rule records it (panel 1)")
+    assert found == ("SD416", "other:recorded:sum: no rule records it (panel 1)")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

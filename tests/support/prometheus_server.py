@@ -129,6 +129,16 @@ class Prometheus:
             lambda: len(self.ask("up == 1")) == len(self.ask(f"timestamp(up) > {since}")) == targets
         )
 
+    def evaluated(self) -> None:
+        """Wait until all rules have been evaluated."""
+        self._wait(
+            lambda: all(
+                rule["health"] != "unknown"
+                for group in self.get("rules")["groups"]
+                for rule in group["rules"]
+            )
+        )
+
     @staticmethod
     def _wait(holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE

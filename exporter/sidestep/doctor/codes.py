@@ -10,6 +10,7 @@ from sidestep.diagnosis.finding import Code
 from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests import codes as manifests
+from sidestep.doctor.prometheus import codes as prometheus
 from sidestep.doctor.queries import codes as queries
 
 
@@ -65,10 +66,16 @@ SECTIONS = (
         manifests.CODES,
     ),
     Section(
+        "A Prometheus",
+        "`sidestep doctor --prometheus URL`: what it scrapes and which rules it evaluates. Only targets and"
+        " rules of exporters and engines are checked.",
+        prometheus.CODES,
+    ),
+    Section(
         "Dashboards and rule files",
         "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also"
         " in ConfigMaps and operators' objects. Metrics are compared with the catalogue; with"
-        " `--engine-page URL|FILE` with a metrics page, too.",
+        " `--engine-page URL|FILE` with a metrics page, too; with `--prometheus URL` every query is run there.",
         queries.CODES,
     ),
 )

@@ -16,6 +16,7 @@ from sidestep.diagnosis.finding import Finding, Severity, sort_findings
 from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
 from sidestep.doctor.manifests.check import check as check_manifests
+from sidestep.doctor.prometheus import check as prometheus
 from sidestep.doctor.queries import check as queries
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
@@ -35,6 +36,7 @@ class Sources(NamedTuple):
         dashboards: Files of dashboards.
         rules: Files of rules.
         pages: Addresses or files of metrics pages.
+        prometheus: Addresses of Prometheus servers.
     """
 
     exporters: tuple[str, ...] = ()
@@ -44,6 +46,7 @@ class Sources(NamedTuple):
     dashboards: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
+    prometheus: tuple[str, ...] = ()
 
 
 async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Severity) -> int:
@@ -72,8 +75,11 @@ async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncItera
     for url in sources.exporters:
         async for each in exporter.check(session, url):
             yield each
+    for url in sources.prometheus:
+        async for each in prometheus.check(session, url):
+            yield each
     if files := sources.dashboards + sources.rules:
-        async for each in queries.check(session, files, sources.pages):
+        async for each in queries.check(session, files, sources.pages, sources.prometheus):
             yield each
     else:
         async for each in engine_page.check(session, sources.pages):

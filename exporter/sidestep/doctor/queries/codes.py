@@ -128,7 +128,7 @@ FORMER = Code(
 NEEDS_RULE = Code(
     "SD416",
     "info",
-    "A metric is recorded by a rule that was not given",
+    "A metric is recorded by a rule that is not there",
     "Names with a colon that begin like no engine's are those of recording rules.",
     "Load the rules in Prometheus (`rule_files`), and give their file by --rules.",
 )

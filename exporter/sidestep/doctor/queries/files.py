@@ -58,14 +58,14 @@ class Query(NamedTuple):
     Attributes:
         place: Panel, variable or rule.
         text: PromQL without variables.
-        is_alert: Whether no result is the normal case.
+        may_be_empty: Whether no result is normal: of an alert, or of a variable with a target's label.
         record: The name that a recording rule gives to the result.
         is_guessed: Whether a variable's value is not in the file.
     """
 
     place: str
     text: str
-    is_alert: bool = False
+    may_be_empty: bool = False
     record: str = ""
     is_guessed: bool = False
 
@@ -165,7 +165,8 @@ def _queries(node: object, place: str, values: Mapping[str, str]) -> Iterator[Qu
     place = _place(node) or place
     for promql in _expressions(node):
         text, is_guessed = fill(promql, values)
-        yield Query(place, text, "alert" in node, str(node.get("record") or ""), is_guessed)
+        may_be_empty = promql != node.get("expr") or "alert" in node
+        yield Query(place, text, may_be_empty, str(node.get("record") or ""), is_guessed)
     for key, value in node.items():
         if not isinstance(value, str):
             yield from _queries(value, place, values)

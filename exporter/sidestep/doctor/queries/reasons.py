@@ -87,14 +87,13 @@ class Reasons:
     def lacks(self, name: str, label: str) -> bool:
         """Return whether no series of a metric has the label, whoever scrapes it."""
         if self._there is not None and name in self._there.names:
-            return label not in self._there.names[name] and self._is_of_engine(name, label)
+            is_known = self._has_targets or self._is_of_engine(name, label)
+            return is_known and label not in self._there.names[name]
         metric = catalogue().get(name)
         return metric is not None and self._label(metric, Matcher(label, "!=", "")) is not None
 
     def _is_of_engine(self, name: str, label: str) -> bool:
         """Return whether a label is the engine's, and no target has it."""
-        if self._has_targets:
-            return True
         metric = catalogue().get(name)
         dialects = {dialect_of(name)} if metric is None else metric.dialects
         return any(label in own_labels(dialect) for dialect in dialects)
@@ -120,6 +119,8 @@ class Reasons:
             if values is None:
                 if self._is_of_engine(name, label):
                     return Problem(codes.WRONG_LABEL, name, f"it does not have the label {label}")
+                if self._has_targets:
+                    return Problem(codes.WRONG_VALUE, name, f"no series has the label {label}")
             elif not any(matcher.accepts(value) for value in values):
                 shown = ", ".join(sorted(values)[:MOST_VALUES])
                 more = "" if len(values) <= MOST_VALUES else " and others"
@@ -157,7 +158,7 @@ class Reasons:
             nearest = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.8)
             return Problem(codes.UNKNOWN, name, "no release has it", *nearest)
         if ":" in name and not elsewhere:
-            return Problem(codes.NEEDS_RULE, name, "no given rule records it")
+            return Problem(codes.NEEDS_RULE, name, "no rule records it")
         return None
 
     def _absent(self, name: str) -> Problem:

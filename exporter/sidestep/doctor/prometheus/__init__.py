@@ -1,0 +1,1 @@
+"""Checks of a Prometheus server: what it scrapes, which rules it evaluates, and its queries."""

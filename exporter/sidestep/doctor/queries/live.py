@@ -1,0 +1,81 @@
+"""Check of queries by running them on a Prometheus."""
+
+from __future__ import annotations
+
+import re
+
+from sidestep.doctor.prometheus_api import Api, RefusedError
+from sidestep.doctor.queries import codes
+from sidestep.doctor.queries.files import Query
+from sidestep.doctor.queries.inventory import Inventory
+from sidestep.doctor.queries.problems import WITH_RESULT, problems, short
+from sidestep.doctor.queries.promql import Matcher, PromqlError, Selector, parse, selectors
+from sidestep.doctor.queries.reasons import Problem, Reasons
+
+MOST_NAMES = 20
+"""Most names of a pattern whose labels are read."""
+FILTER = re.compile(r"[<>]|[^=!<>]==|!=|\b(and|unless)\b", re.IGNORECASE)
+"""Matches operators that may leave nothing, outside of selectors."""
+SELECTED = re.compile(r"\{[^{}]*\}")
+
+
+class LiveQueries:
+    """Queries on one Prometheus, and the labels of the metrics that they select."""
+
+    def __init__(self, api: Api, names: list[str]) -> None:
+        self._api = api
+        self._there = Inventory({name: {} for name in names})
+        self._reasons = Reasons(self._there, frozenset(), has_targets=True)
+        self._known: set[str] = set()
+
+    @classmethod
+    async def of(cls, api: Api) -> LiveQueries:
+        """Read the names of all metrics.
+
+        Raises:
+            FetchError: Prometheus does not answer.
+            RefusedError: Prometheus refuses the request.
+        """
+        return cls(api, await api.names())
+
+    async def problems(self, query: Query) -> list[Problem]:
+        """Return what is wrong with a query.
+
+        Raises:
+            FetchError: Prometheus does not answer.
+        """
+        try:
+            has_result = bool(await self._api.query(query.text))
+        except RefusedError as error:
+            refused = Problem(codes.REFUSED, short(query.text), str(error))
+            return [] if query.is_guessed else [refused]
+        try:
+            for selector in selectors(parse(query.text)):
+                await self._read(selector)
+        except PromqlError:  # more than this reader knows
+            return []
+        found = list(problems(query, self._reasons))
+        if has_result:
+            return [each for each in found if each.code in WITH_RESULT]
+        is_filter = FILTER.search(SELECTED.sub("", query.text)) is not None
+        if not (found or query.may_be_empty or is_filter):
+            found = [Problem(codes.NO_SERIES, short(query.text), "its parts have series")]
+        return found
+
+    async def _read(self, selector: Selector) -> None:
+        """Read the labels of a selector's metrics, and the values of those that it selects by."""
+        for name in self._there.matching(selector)[:MOST_NAMES]:
+            labels = self._there.names[name]
+            match = {"match[]": f'{{__name__="{name}"}}'}
+            if name not in self._known:
+                self._known.add(name)
+                for label in await self._api.get("labels", **match):
+                    labels.setdefault(label, set())
+            for matcher in selector.matchers:
+                values = labels.get(matcher.label)
+                if values == set() and not _accepts_all(matcher):
+                    values.update(await self._api.get(f"label/{matcher.label}/values", **match))
+
+
+def _accepts_all(matcher: Matcher) -> bool:
+    return matcher.label == "__name__" or matcher.accepts("")

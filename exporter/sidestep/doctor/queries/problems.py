@@ -1,0 +1,130 @@
+"""What is wrong with a query: why it has no result, or why its result is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sidestep.doctor.queries import codes
+from sidestep.doctor.queries.files import Query
+from sidestep.doctor.queries.promql import (
+    AGGREGATIONS,
+    Call,
+    Node,
+    Operation,
+    PromqlError,
+    Selector,
+    parse,
+    selectors,
+)
+from sidestep.doctor.queries.reasons import Problem, Reasons
+
+ALWAYS = frozenset(("absent", "absent_over_time", "vector", "time", "pi"))
+"""Functions that have a result whatever is there."""
+RATES = ("rate", "irate", "increase")
+WITH_RESULT = frozenset((codes.ALWAYS_CONSTANT, codes.RATE_OF_GAUGE, codes.WRONG_GROUPING))
+"""Codes of queries that have a result."""
+MOST_CHARACTERS = 60
+"""Most characters of a query that a text has."""
+
+
+def problems(query: Query, reasons: Reasons) -> Iterator[Problem]:
+    """Yield what is wrong with a query, without repetitions."""
+    try:
+        node = parse(query.text)
+    except PromqlError as error:
+        if not query.is_guessed:
+            yield Problem(codes.NOT_PROMQL, short(query.text), str(error))
+        return
+    found = _failures(node, reasons)
+    if query.may_be_empty:
+        found = [each for each in found if each.code is not codes.WRONG_VALUE]
+    if not found and (hidden := _failures(node, reasons, with_constants=False)):
+        found = [each._replace(code=codes.ALWAYS_CONSTANT) for each in hidden]
+    yield from dict.fromkeys((*found, *_mistakes(node, reasons)))
+
+
+def _failures(node: Node, reasons: Reasons, *, with_constants: bool = True) -> list[Problem]:
+    """Return why a part of a query has no result; empty: it may have one.
+
+    ``with_constants`` says whether an operand of ``or`` without a selector counts as a result.
+    """
+    found: list[Problem] = []
+    match node:
+        case Selector():
+            found += filter(None, [reasons.of(node)])
+        case Operation(operator, operands):
+            if operator == "or" and not with_constants:
+                operands = tuple(one for one in operands if any(selectors(one)))
+            below = [_failures(one, reasons, with_constants=with_constants) for one in operands]
+            if operator == "unless":
+                below = below[:1]
+            if operator != "or" or all(below):
+                found += (each for some in below for each in some)
+        case Call(function, arguments) if function not in ALWAYS:
+            for one in arguments:
+                found += _failures(one, reasons, with_constants=with_constants)
+            if function == "histogram_quantile" and len(arguments) > 1:
+                found += _without_buckets(arguments[1])
+    return found
+
+
+def _without_buckets(node: Node) -> Iterator[Problem]:
+    """Yield why an argument of ``histogram_quantile`` has no buckets."""
+    if isinstance(node, Operation) and node.operator == "or":
+        found = [list(_without_buckets(one)) for one in node.operands]
+        if all(found):
+            yield from found[0]
+        return
+    names = [each.name for each in selectors(node)]
+    buckets = [name for name in names if name.endswith("_bucket")]
+    if buckets and _removes_le(node):
+        yield Problem(codes.NO_BUCKETS, buckets[0], "an aggregation removes its label le")
+    if names and all(name.endswith(("_sum", "_count", "_total")) for name in names):
+        yield Problem(codes.NO_BUCKETS, names[0], "it has no buckets")
+
+
+def _removes_le(node: Node) -> bool:
+    match node:
+        case Call(function, arguments, grouping, labels):
+            if function in AGGREGATIONS and function not in ("topk", "bottomk"):
+                keeps = (grouping == "by") == ("le" in labels) if grouping else False
+                return not keeps or any(map(_removes_le, arguments))
+            return function not in ALWAYS and any(map(_removes_le, arguments))
+        case Operation(operands=operands):
+            return any(map(_removes_le, operands))
+    return False
+
+
+def _mistakes(node: Node, reasons: Reasons) -> Iterator[Problem]:
+    """Yield what is wrong with parts that have a result."""
+    match node:
+        case Call(function, (Selector() as selector,)) if function in RATES:
+            if reasons.kind_of(selector.name) == "gauge":
+                yield Problem(codes.RATE_OF_GAUGE, selector.name, f"{function}() of a gauge")
+        case Call(_, arguments, "by", labels) if not _is_joined(node):
+            names = {each.name for part in arguments for each in selectors(part)}
+            for label in labels:
+                if names and all(reasons.lacks(name, label) for name in names):
+                    text = f"grouped by {label}, which it never has"
+                    yield Problem(codes.WRONG_GROUPING, ", ".join(sorted(names)), text)
+    match node:
+        case Call(arguments=parts) | Operation(operands=parts):
+            for part in parts:
+                yield from _mistakes(part, reasons)
+
+
+def _is_joined(node: Node) -> bool:
+    """Return whether labels may come from elsewhere than from the selected series."""
+    match node:
+        case Call(function, arguments):
+            made = function.startswith("label_") or function in ("count_values", "info")
+            return made or any(map(_is_joined, arguments))
+        case Operation():
+            return True
+    return False
+
+
+def short(text: str) -> str:
+    """Return the beginning of a query, in one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
