@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo compose test check lint fix bench chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
+.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -57,6 +57,10 @@ docs: $(STAMP)
 	$(BIN)/python tools/docs.py
 	$(BIN)/python -m tools.boards
 	$(BIN)/python tools/charts.py
+
+# The documents as a site with a search, in build/site; a broken link ends it.
+site: $(STAMP)
+	$(BIN)/mkdocs build
 
 # Pictures of the dashboards for the documents; look at each.
 screens: $(STAMP) tools

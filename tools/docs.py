@@ -2,7 +2,8 @@
 
 docs/metrics.md, docs/metrics/ and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
 README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
-compares, follows every link inside the repository and refuses the words of tools/private_words.txt.
+compares, follows every link inside the repository, and refuses pages that docs/README.md does not list and the
+words of tools/private_words.txt.
 """
 
 from __future__ import annotations
@@ -450,6 +451,15 @@ def broken_links(paths: list[Path]) -> Iterator[str]:
                 yield f"{path}: {target}: there is no such heading"
 
 
+def unlisted() -> Iterator[str]:
+    """Yield pages that the index by task lacks, from which the site's navigation is made."""
+    listed = re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("metrics/*.md")]):
+        page = str(path.relative_to(DOCS))
+        if page not in {*listed, "README.md"}:
+            yield f"{path}: docs/README.md does not list it"
+
+
 def prose(text: str) -> str:
     """Return a document without its code, with the same line numbers."""
     text = re.sub(r"^( *)```.*?^\1```", blank, text, flags=re.DOTALL | re.MULTILINE)
@@ -571,6 +581,7 @@ def main() -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     wrong += broken_links(TEXTS)
+    wrong += unlisted()
     wrong += private_words(WORDS.read_text(encoding="utf-8"))
     sys.stderr.writelines(f"{line}\n" for line in wrong)
     return 1 if wrong else 0

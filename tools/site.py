@@ -1,0 +1,47 @@
+"""Hooks of mkdocs, which makes a site of the documents (``make site``).
+
+The navigation is the index by task, docs/README.md. The documents link to files and folders beside ``docs/``, as
+they are read in a clone; on the site such a link is the path in the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+LINK = re.compile(r"(?<!!)\[((?:[^]`]|`[^`]*`)+)\]\(((?:\.\./)*[\w./-]+)(#[\w-]+)?\)")
+
+
+def pages(index: str) -> dict[str, list[str]]:
+    """Return the pages of each group of the index."""
+    groups: dict[str, list[str]] = {}
+    for line in index.splitlines():
+        if group := re.match(r"\| \*\*(.+)\*\* \|", line):
+            groups[group[1]] = []
+        elif line.startswith("| ") and groups:
+            named = re.findall(r"\]\(([\w/-]+\.md)\)", line)
+            groups[[*groups][-1]] += named
+    return groups
+
+
+def on_config(config: Any) -> Any:
+    """Set the navigation."""
+    index = Path(config.docs_dir, "README.md").read_text(encoding="utf-8")
+    config.nav = ["README.md", *({group: named} for group, named in pages(index).items())]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace links that lead out of the site by their text and the path in the repository."""
+    source = Path(page.file.abs_src_path)
+    docs = source.parents[page.file.src_uri.count("/")]
+
+    def replaced(link: re.Match[str]) -> str:
+        target = (source.parent / link[2]).resolve()
+        if target.is_relative_to(docs) and not target.is_dir():
+            return link[0]
+        path = f"`{target.relative_to(docs.parent)}`"
+        return path if link[1].strip("`") in path else f"{link[1]} ({path})"
+
+    return LINK.sub(replaced, markdown)
