@@ -38,6 +38,7 @@ TOPICS: Mapping[str, str] = {
     "routers": "routers:ROUTERS",
     "live": "viewers:VIEWS",
     "top": "top_pages:TOP",
+    "otlp": "otlp_pushes:OTLP",
 }
 """Module and constant of each topic; modules are imported when they are needed."""
 
