@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from sidestep import __version__
 from sidestep.catalog.slo import Objectives
+from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
 from sidestep.diagnosis.own_checks import Installation, OwnChecks
 from sidestep.engines.dialect import Dialects
@@ -302,6 +303,8 @@ class Exporter:
             config.state_dir,
             config.limits_memory_soft,
             has_sources=self._has_sources,
+            otlp=without_secrets(config.otlp_endpoint),
+            otlp_interval=config.otlp_interval,
         )
 
     def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import aiohttp
 import bcrypt
 import msgspec
 import pytest
+from aiohttp import web
 
+import otlp_receiver
 from exporters import Start, until
 from reporting_processes import WORKING, process
 from sidestep.app import Exporter
@@ -233,3 +236,33 @@ async def test_memory_near_its_limit(start: Start) -> None:
         assert "SD115" in codes_of(own)
     async with checks(start, Clock(), memory_soft=0) as (_, own):
         assert "SD115" not in codes_of(own)
+
+
+async def test_an_otlp_receiver_that_accepts_nothing(start: Start) -> None:
+    """After three intervals and the time of a push; then a missing scrape is no finding."""
+    clock = Clock()
+    receiver = {"otlp": "http://collector:4318/v1/metrics", "otlp_interval": 15.0}
+    async with checks(start, clock, **receiver) as (exporter, own), process(exporter):
+        await until(lambda: bool(exporter.registry.engines))
+        exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
+        clock.now += 54
+        assert "SD133" not in codes_of(own)
+        clock.now += 300
+        (finding,) = [each for each in own.findings() if each.code == "SD133"]
+        assert finding.subject == receiver["otlp"]
+        assert "SD123" not in codes_of(own)
+        exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", time.time())
+        assert "SD133" not in codes_of(own)
+
+
+async def test_data_points_that_an_otlp_receiver_rejects(start: Start) -> None:
+    """The receiver refuses the request."""
+
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=401)
+
+    async with otlp_receiver.receiver() as receiver:
+        receiver.answer = refuse
+        async with start(otlp_endpoint=receiver.url) as exporter:
+            finding = await found(exporter, "SD134")
+    assert "sidestep_otlp_rejected_points_total" in finding["text"]

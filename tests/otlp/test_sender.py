@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -302,3 +306,29 @@ async def replay(exporter: Exporter) -> None:
     """Replay a recorded run."""
     player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
     await asyncio.to_thread(player.run)
+
+
+def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
+    """One line, and exit code 2."""
+    (tmp_path / "opentelemetry.py").write_text("raise ImportError('not here')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "sidestep", "serve", "--otlp.endpoint", "http://127.0.0.1:1",
+         "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", f"ipc://{tmp_path}/i.ipc"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert "pip install 'sidestep[otlp]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_exporter_without_a_receiver_does_not_load_the_messages() -> None:
+    """They take time and memory."""
+    code = "import sys, sidestep.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "sidestep.app" in done.stdout.split()
+    assert not any(name.startswith("opentelemetry") for name in done.stdout.split())

@@ -45,7 +45,8 @@ def headers(found: tuple[Header, ...]) -> tuple[Header, ...]:
 
 def without_value(value: object) -> str:
     """Return the name of a header without its value."""
-    return f"{str(value).partition('=')[0]}=***"
+    name, equals, _ = str(value).partition("=")
+    return f"{name}=***" if equals else "***"
 
 
 def attribute(value: object) -> tuple[str, str]:

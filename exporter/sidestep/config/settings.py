@@ -212,6 +212,7 @@ class Config:
         " http://collector:4318; a URL with a path is used as it is. Needs sidestep[otlp]. See"
         " opentelemetry.md.",
         otlp_options.endpoint,
+        shown=scrape_targets.without_secrets,
         unset="metrics are not pushed",
     )
     otlp_header: tuple[Header, ...] = option(

@@ -30,6 +30,10 @@ LATE_SECONDS = 1.0
 NEAR = 0.9
 """Share of a limit from which on it is near."""
 SNAPSHOTS_OF_ROOM = 3
+PUSHES = 3
+"""Pushes that a receiver has not accepted from which on it is a finding."""
+PUSH_SECONDS = 10.0
+"""Seconds that a push may take."""
 
 EXPORTER = "exporter"
 COUNTERS: Mapping[str, Code] = {
@@ -46,6 +50,7 @@ COUNTERS: Mapping[str, Code] = {
     "sidestep_forward_conflicts_total": codes.FORWARD_CONFLICT,
     "sidestep_forward_errors_total": codes.FORWARD_REFUSED,
     "sidestep_collector_errors_total": codes.COLLECTOR,
+    "sidestep_otlp_rejected_points_total": codes.OTLP_REJECTED,
 }
 """Counters whose increase is a finding."""
 EXPECTED: Mapping[str, Code] = {
@@ -62,6 +67,7 @@ GAUGES = (
     "sidestep_scrape_state",
     "sidestep_scrape_left_out_samples",
     "sidestep_loop_lag_seconds",
+    "sidestep_otlp_last_success_timestamp_seconds",
 )
 HEALTH = {
     EngineState.UNREACHABLE: codes.UNREACHABLE,
@@ -79,12 +85,16 @@ class Installation(NamedTuple):
         state_dir: Directory of snapshots; empty: none.
         memory_soft: MiB of --limits.memory-soft; 0: no limit.
         has_sources: Whether the exporter polls servers or subscribes to streams.
+        otlp: URL of the OTLP receiver; empty: none.
+        otlp_interval: Seconds between two pushes to it.
     """
 
     endpoints: list[str]
     state_dir: str = ""
     memory_soft: int = 0
     has_sources: bool = False
+    otlp: str = ""
+    otlp_interval: float = 0.0
 
 
 class OwnChecks:
@@ -198,9 +208,18 @@ class OwnChecks:
             yield codes.STATE_DAMAGED.on(
                 EXPORTER, "sidestep_recovered_total{from=damaged} is above 0"
             )
+        pushed_at = values.get("sidestep_otlp_last_success_timestamp_seconds", {}).get((), 0.0)
+        yield from self._receiver(pushed_at)
         lag = values.get("sidestep_loop_lag_seconds", {}).get((), 0.0)
         if lag >= LATE_SECONDS:
             yield codes.LOOP_LAG.on(EXPORTER, f"the event loop was {lag:.1f} s late")
+
+    def _receiver(self, pushed_at: float) -> Iterator[Finding]:
+        """Yield a finding if the OTLP receiver has accepted nothing since ``pushed_at``."""
+        installation = self._installation()
+        silence = min(time.time() - pushed_at, self._clock() - self._started)
+        if installation.otlp and silence >= PUSHES * installation.otlp_interval + PUSH_SECONDS:
+            yield codes.OTLP_DOWN.on(installation.otlp, f"no push was accepted for {silence:.0f} s")
 
     def _state_directory(self) -> Iterator[Finding]:
         directory = self._installation().state_dir
@@ -224,7 +243,8 @@ class OwnChecks:
             )
         now, scraped_at = self._clock(), self._scraped_at()
         idle = now - (self._started if scraped_at is None else scraped_at)
-        if self._registry.engines and idle >= SCRAPE_SECONDS:
+        is_pushed = bool(self._installation().otlp)
+        if self._registry.engines and not is_pushed and idle >= SCRAPE_SECONDS:
             yield codes.NOT_SCRAPED.on(EXPORTER, f"no scrape for {idle:.0f} s")
 
 

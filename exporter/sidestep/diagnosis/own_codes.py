@@ -246,6 +246,22 @@ COLLECTOR = Code(
     " that cannot be written; its samples are missing.",
     "Mend or remove the collector; the exporter's page is complete otherwise.",
 )
+OTLP_DOWN = Code(
+    "SD133",
+    "error",
+    "The OTLP receiver accepts nothing",
+    "Three pushes in a row were not accepted: the receiver of --otlp.endpoint is away or slow, its URL is"
+    " wrong, or it refuses the requests.",
+    "The exporter's log has the receiver's answer; opentelemetry.md has the URLs of common receivers.",
+)
+OTLP_REJECTED = Code(
+    "SD134",
+    "warning",
+    "The OTLP receiver rejected data points",
+    "The receiver refused whole requests or some of their points, which are not sent again: a header or"
+    " the URL is wrong, a limit of the receiver was reached, or two exporters push the same series.",
+    "The exporter's log has the receiver's reason; give each exporter a service.instance.id of its own.",
+)
 
 CODES = (
     NO_ENGINE,
@@ -280,4 +296,6 @@ CODES = (
     FORWARD_REFUSED,
     LOOP_LAG,
     COLLECTOR,
+    OTLP_DOWN,
+    OTLP_REJECTED,
 )

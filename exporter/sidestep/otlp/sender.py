@@ -40,7 +40,6 @@ KIND = "application/x-protobuf"
 OK, CLIENT_ERROR, SERVER_ERROR = 200, 400, 500
 RETRYABLE = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the same data could be accepted; others are a receiver's last word."""
-OVERDUE_INTERVALS = 3
 
 
 class Durable(Protocol):
@@ -89,21 +88,13 @@ class OtlpSender:
         self._log = RateLimitedLog(log, clock=clock)
         self._session: aiohttp.ClientSession | None = None
         self._stamp = 0
-        self._resume_at = self._succeeded_at = clock()
-        self._interval = 0.0
+        self._resume_at = clock()
         self._is_accepted: bool | None = None
         """Whether the last push was accepted; None before the first."""
         metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
 
-    @property
-    def overdue(self) -> float:
-        """Seconds without an accepted push, once three are missing; else 0."""
-        silence = self._clock() - self._succeeded_at
-        return silence if silence > OVERDUE_INTERVALS * self._interval + TIMEOUT else 0.0
-
     async def run(self, interval: float) -> None:
         """Push every ``interval`` seconds until cancelled; one push runs at a time."""
-        self._interval = interval
         while True:
             started = self._clock()
             if started >= self._resume_at:
@@ -149,7 +140,6 @@ class OtlpSender:
                 if status in RETRYABLE or not CLIENT_ERROR <= status < SERVER_ERROR:
                     break
         if accepted and not refused:
-            self._succeeded_at = self._clock()
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
             if not self._is_accepted:
                 log.info("metrics are sent by OTLP to %s", self._shown)

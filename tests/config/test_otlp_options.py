@@ -1,0 +1,84 @@
+"""Settings ``--otlp.*``, and error lines for invalid ones, without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sidestep.config.scrape_targets import Header
+from sidestep.config.settings import read
+from sidestep.errors import ConfigError
+
+URL = "http://host:4318"
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        (URL, f"{URL}/v1/metrics"),
+        (f"{URL}/", f"{URL}/v1/metrics"),
+        (f"{URL}/v1/metrics", f"{URL}/v1/metrics"),
+        ("http://host:8428/opentelemetry/v1/metrics", "http://host:8428/opentelemetry/v1/metrics"),
+        ("https://HOST/otlp/v1/metrics", "https://host/otlp/v1/metrics"),
+        ("", ""),
+    ],
+)
+def test_the_path_is_added_to_a_url_without_one(given: str, url: str) -> None:
+    """A URL with a path is whole."""
+    assert read({"otlp_endpoint": given}, {}).otlp_endpoint == url
+
+
+def test_variables_are_separated_by_commas() -> None:
+    """A header's value may have spaces."""
+    config = read(
+        {},
+        {
+            "SIDESTEP_OTLP_ENDPOINT": URL,
+            "SIDESTEP_OTLP_HEADER": "Authorization=Bearer s3cret, X-Scope-OrgID=team=1",
+            "SIDESTEP_OTLP_RESOURCE": "deployment.environment.name=prod,host.name=",
+        },
+    )
+
+    assert config.otlp_header == (
+        Header("Authorization", "Bearer s3cret"),
+        Header("X-Scope-OrgID", "team=1"),
+    )
+    assert config.otlp_resource == (("deployment.environment.name", "prod"), ("host.name", ""))
+    assert "s3cret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"otlp_endpoint": "host:4318"}, "must be a URL, with http:// or https://HOST[:PORT]"),
+        ({"otlp_endpoint": "grpc://host:4317"}, "must be a URL, with http://"),
+        ({"otlp_endpoint": "http://u:s3cret@host"}, "use --otlp.header Authorization="),
+        ({"otlp_header": ("X=s3cret",)}, "--otlp.header: requires --otlp.endpoint"),
+        ({"otlp_resource": ("a=b",)}, "--otlp.resource: requires --otlp.endpoint"),
+        ({"otlp_header": ("s3cret",)}, "must be NAME=VALUE"),
+        ({"otlp_header": ("Authorization=s3cret\n",)}, ""),
+        ({"otlp_header": ("Authorization=s3cret\nx",)}, "must have a value in ASCII"),
+        ({"otlp_header": ("A=s3cret", "a=s3cret")}, "a is given twice"),
+        ({"otlp_header": ("Content-Length=s3cret",)}, "with the name of a header"),
+        ({"otlp_resource": ("=b",)}, "with the name of an attribute"),
+        ({"otlp_resource": ("a=b\n c",)}, "must have a printable value"),
+        ({"otlp_resource": ("a=b", "a=c")}, "a is given twice"),
+        ({"otlp_interval": "0.5"}, "must be a number of seconds, 1 to 86400"),
+        ({"otlp_histograms": "native"}, "must be one of classic, exponential"),
+        ({"otlp_histograms": "exponential"}, "requires --histograms native or both"),
+    ],
+)
+def test_an_invalid_setting_is_one_line(flags: Mapping[str, Any], complaint: str) -> None:
+    """It says what to do, and has no secret."""
+    endpoint = {} if "requires --otlp" in complaint else {"otlp_endpoint": URL}
+    if not complaint:
+        assert read({**endpoint, **flags}, {}).otlp_header
+        return
+    with pytest.raises(ConfigError) as raised:
+        read({**endpoint, **flags}, {})
+
+    assert complaint in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
