@@ -25,7 +25,7 @@ from sidestep.doctor import endpoint
 from sidestep.doctor.endpoint import User
 from sidestep.transport import keys
 
-NOBODY = User(65534, frozenset({65534}))
+STRANGER = User(64001, frozenset({64001}))
 
 
 @pytest.fixture
@@ -131,16 +131,16 @@ async def test_permissions(start: Start) -> None:
         directory.chmod(0o755)  # noqa: ASYNC240 - of the test alone
         address = f"ipc://{directory}/own/ingest.ipc"
         async with start(ingest_endpoint=(address,)):
-            (finding,) = await found(address, NOBODY)
+            (finding,) = await found(address, STRANGER)
             assert finding.code == "SD162"
             assert f"{directory}/own is drwx------" in finding.text
-            assert "the engine runs as user 65534" in finding.text
+            assert "the engine runs as user 64001" in finding.text
             (directory / "own").chmod(0o755)
-            (finding,) = await found(address, NOBODY)
+            (finding,) = await found(address, STRANGER)
             assert f"{directory}/own/ingest.ipc is srw-------" in finding.text
             group = (directory / "own" / "ingest.ipc").stat().st_gid
             (directory / "own" / "ingest.ipc").chmod(0o660)
-            assert not await found(address, User(65534, frozenset({group})))
+            assert not await found(address, User(64001, frozenset({group})))
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may enter every directory")

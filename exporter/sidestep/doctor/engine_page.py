@@ -18,6 +18,7 @@ from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.queries.known_metrics import OPTIONS
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
+from sidestep.metrics.engine import ORIGIN
 from sidestep.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 NO_ANSWER = Code(
@@ -86,9 +87,10 @@ SAME_ENGINE = Code(
     "SD209",
     "warning",
     "An engine is on the page twice",
-    "Two sets of series have the same `model_name` and `engine`, so sums over the page count both. With"
-    " equal values it is one engine with two sources; otherwise two replicas have the same name.",
-    "Remove one source, or give each replica a SIDESTEP_NAMESPACE of its own.",
+    "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal"
+    " values it is one engine with two sources; otherwise two replicas have the same labels.",
+    "Remove one source, or give each replica a SIDESTEP_NAMESPACE, each forwarding exporter a"
+    " --forward.label.",
 )
 TWO_PAGES = Code(
     "SD210",
@@ -209,8 +211,6 @@ VLLM, SGLANG, TRITON = "vllm:", "sglang:", "nv_"
 PREFIXES = (VLLM, SGLANG, TRITON, "trtllm_", "llamacpp:")
 RUNNING = {VLLM: "vllm:num_requests_running", SGLANG: "sglang:num_running_reqs"}
 """A gauge that every engine has."""
-IDENTITY = ("model_name", "engine", "dp_rank", "tp_rank", "pp_rank", "moe_ep_rank", "engine_type")
-"""Labels of an engine's series that tell engines of one server apart."""
 GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
     ("vllm:generation_tokens_total", {}, "vllm:time_to_first_token_seconds_count"),
     (
@@ -254,12 +254,12 @@ class Page(NamedTuple):
         found = self.samples.get(name, ())
         return sum(each.value for each in found if labels.items() <= each.labels.items())
 
-    def engines(self) -> Iterator[tuple[str, ...]]:
-        """Yield the labels of each engine that the page has."""
+    def engines(self) -> Iterator[str]:
+        """Yield the labels of each engine, without the one that an exporter adds to equal ones."""
         for name in RUNNING.values():
             for sample in self.samples.get(name, ()):
-                if not sample.labels.get("priority"):
-                    yield tuple(sample.labels.get(label, "") for label in IDENTITY)
+                own = sorted(sample.labels.items())
+                yield ", ".join(f"{label}={value}" for label, value in own if label != ORIGIN)
 
 
 def parse(name: str, text: str) -> Page:
@@ -387,7 +387,7 @@ def _names(page: Page) -> Iterator[Finding]:
 def _same_engine(page: Page) -> Iterator[Finding]:
     for engine, count in Counter(page.engines()).items():
         if count > 1:
-            yield SAME_ENGINE.on(page.name, f"{count} sets of series are of {_text(engine)}")
+            yield SAME_ENGINE.on(page.name, f"{count} sets of series have the labels {engine}")
 
 
 def _vllm(page: Page) -> Iterator[Finding]:
@@ -416,20 +416,13 @@ def _on_two_pages(pages: Sequence[Page]) -> Iterator[Finding]:
         for other in pages:
             both = set(own.engines()) & set(other.engines())
             if both and other.is_exporters and not own.is_exporters:
-                named = _listed(map(_text, both))
-                yield TWO_PAGES.on(own.name, f"{other.name} has it, too: {named}")
+                yield TWO_PAGES.on(own.name, f"{other.name} has it, too: {_listed(both)}")
 
 
 def _is_absent(page: Page, dialect: Dialect, feature: str) -> bool:
     """Return whether a dialect has rows of a feature, and the page none of them."""
     names = {row.name for row in dialect.rows if row.feature == feature}
     return bool(names) and names.isdisjoint(page.families)
-
-
-def _text(engine: tuple[str, ...]) -> str:
-    return ", ".join(
-        f"{name}={value}" for name, value in zip(IDENTITY, engine, strict=True) if value
-    )
 
 
 def _listed(names: Iterable[str]) -> str:
