@@ -58,7 +58,7 @@ async def test_a_good_engine(start: Start, tmp_path: Path) -> None:
     ("versions", "code"),
     [
         ({"vllm": "0.32.0", **LIBRARIES}, "SD001"),
-        ({"vllm": "0.9.2", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
+        ({"vllm": "0.11.0", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
         ({"sglang": "0.5.10.post1", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
         ({"vllm": "0.34.0rc1", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
         ({"sglang": "0.6.0", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
@@ -74,7 +74,7 @@ def test_packages(versions: dict[str, str], code: str, tmp_path: Path) -> None:
     assert [each.code for each in packages.check(made.packages)] == [code]
 
 
-@pytest.mark.parametrize("version", ["0.10.0", "0.33.1", "0.33.0+cu129", "0.1.dev9+g1a2b3c"])
+@pytest.mark.parametrize("version", ["0.11.1", "0.33.1", "0.33.0+cu129", "0.1.dev9+g1a2b3c"])
 def test_supported_releases(version: str, tmp_path: Path) -> None:
     """Builds from a checkout have versions that say nothing."""
     made = EngineEnvironment(tmp_path, vllm=version, sidestep="0.1.0", **LIBRARIES)

@@ -40,7 +40,7 @@ TOO_OLD = Code(
     "SD004",
     "error",
     "The engine's release is too old",
-    "The engine's release is older than those that load sidestep's plugin.",
+    "The engine's release is older than those that load sidestep's plugin, and its log does not mention it.",
     "Upgrade the engine, or let the exporter scrape the engine's page (--scrape).",
 )
 UNTESTED = Code(
@@ -98,7 +98,7 @@ class Engine(NamedTuple):
 
     Attributes:
         package: Name of its distribution.
-        first: The oldest release that the plugin works with.
+        first: The oldest release that loads the plugin.
         last: The newest release that it was tested with.
         group: Entry points that the engine loads.
         allowed: Variable with the list of plugins that may be loaded.
@@ -112,7 +112,7 @@ class Engine(NamedTuple):
     allowed: str
 
 
-VLLM = Engine("vLLM", "vllm", (0, 10), (0, 33), "vllm.stat_logger_plugins", "VLLM_PLUGINS")
+VLLM = Engine("vLLM", "vllm", (0, 11, 1), (0, 33), "vllm.stat_logger_plugins", "VLLM_PLUGINS")
 SGLANG = Engine("SGLang", "sglang", (0, 5, 11), (0, 5, 23), "sglang.srt.plugins", "SGLANG_PLUGINS")
 ENGINES = (VLLM, SGLANG)
 
