@@ -336,14 +336,14 @@ def test_our_library_is_good(tmp_path: Path) -> None:
     assert found_in(tmp_path / "all.yaml", rendered(CHARTED, library=LIBRARY)) == []
 
 
-@pytest.mark.parametrize("wrong", ["text", ["text"], {"text": 1}], ids=str)
-def test_malformed_manifests_are_no_crash(wrong: object, tmp_path: Path) -> None:
+def test_malformed_manifests_are_no_crash(tmp_path: Path) -> None:
     """A value of a wrong type anywhere in manifests does not end the check of the others."""
     file = tmp_path / "all.json"
     (faulty,) = changed(Fault("SD512", f"{SIDECAR}.restartPolicy", GONE))
     faulty["metadata"]["name"] = "other"
-    for holder, key in list(_nodes(whole := copy.deepcopy(good("monitored")))):
-        before, holder[key] = holder[key], wrong
+    whole = copy.deepcopy([*good("monitored"), *good("service")[1:]])
+    for number, (holder, key) in enumerate(list(_nodes(whole))):
+        before, holder[key] = holder[key], ("text", ["text"], {"text": 1}, 1)[number % 4]
         file.write_text(json.dumps({"kind": "List", "items": [*whole, faulty]}))
         assert "SD512" in {each.code for each in check([str(file)])}
         holder[key] = before
@@ -380,6 +380,48 @@ def test_standard_input() -> None:
             "SD512 error: standard input: Deployment/vllm, container sidestep: "
         )
         assert (done.returncode, done.stderr) == (2, "")
+
+
+RAY = """
+kind: RayCluster
+metadata: {name: ray}
+spec:
+  workerGroupSpecs:
+    - groupName: a
+      template: {spec: {containers: [{name: proxy, image: example/proxy}]}}
+    - groupName: b
+      template:
+        spec:
+          containers:
+            - name: vllm
+              env: [{name: SIDESTEP_ENDPOINT, value: "ipc:///run/sidestep/ingest/ingest.ipc"}]
+"""
+
+
+def test_pods_of_other_operators_are_found(tmp_path: Path) -> None:
+    """A pod's specification is found at any depth of a resource of any kind."""
+    (found,) = found_in(tmp_path / "all.yaml", resources(RAY))
+
+    assert found.code == "SD511"
+    assert found.subject.endswith(": RayCluster/ray workerGroupSpecs, container vllm")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"image": "registry.example/team/sidestep-exporter:1", "name": "metrics"}, None),
+        ({"image": "python:3.12", "command": ["sidestep"]}, "SD540"),
+        ({"command": ["/bin/sh", "-c"], "args": ["exec sidestep serve --no-such-flag"]}, "SD514"),
+        ({"command": ["sh", "-c"], "args": ["sidestep serve --config.file=$HOME/a && true"]}, None),
+        ({"envFrom": [{"configMapRef": {"name": "settings"}}]}, None),
+    ],
+)
+def test_ways_to_run_the_exporter(change: Resource, code: str | None, tmp_path: Path) -> None:
+    """The exporter is found by its image, its name or its command; what is not in the manifest is not guessed."""
+    fault = Fault("", SIDECAR, lambda old: {**old, **change})
+    findings = found_in(tmp_path / "all.yaml", changed(fault))
+
+    assert {each.code for each in findings if each.severity != "info"} == {code} - {None}
 
 
 def test_invalid_yaml_names_file_and_line(tmp_path: Path) -> None:

@@ -91,10 +91,8 @@ def _plugin(pod: Pod, engine: Container) -> Iterator[tuple[Code, str]]:
     ]
     mounted = {one.name for each in others for one in each.volume_mounts}
     volumes = [volume for each in here if (volume := pod.volume(each))]
-    copies = [
-        place(each, each.words[-1]) for each in others if any(PLUGIN in one for one in each.words)
-    ]
-    filled = [each for each in copies if each]
+    copies = [each for each in others if any(PLUGIN in word for word in each.words)]
+    filled = [found for each in copies for word in each.words if (found := place(each, word))]
     empty = [
         each.name for each in volumes if each.empty_dir is not None and each.name not in mounted
     ]

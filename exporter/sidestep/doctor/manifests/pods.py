@@ -341,9 +341,10 @@ def _specifications(
     if isinstance(containers, list) and all(isinstance(each, dict) for each in containers):
         yield path, value, metadata
         return
-    for key, each in value.items():
-        if isinstance(each, dict):
-            below = path if key in ("spec", "template") else (*path, key)
+    for key, child in value.items():
+        is_usual = key in ("spec", "template")
+        for each in mappings(child) or [mapping(child)]:
+            below = path if is_usual else (*path, str(each.get("name", key)))
             yield from _specifications(each, below, mapping(value.get("metadata")))
 
 
@@ -376,16 +377,18 @@ def _exporter(container: Container) -> Exporter | None:
     """Return the exporter that a container runs, with its settings."""
     words = container.words
     before = [PurePosixPath(each).name for each in takewhile(lambda word: word != "serve", words)]
-    is_ours = not container.command and IMAGE in (container.name, container.image_name)
+    is_image = container.image_name.startswith(IMAGE)
+    is_ours = not container.command and (is_image or container.name == IMAGE)
     if len(before) == len(words):
-        if words or container.image_name != IMAGE:
+        if words or not is_image:
             return None
     elif not (IMAGE in before or is_ours):
         return None
     flags = [
         *takewhile(lambda word: word not in ("&&", "||", ";", "|", "&"), words[len(before) + 1 :])
     ]
-    environ = IMAGE_DEFAULTS if container.image_name == IMAGE else {}
+    # A container without a command has the image's: it is sidestep's, by whatever name.
+    environ = IMAGE_DEFAULTS if is_image or not container.command else {}
     environ = {**environ, **container.variables}
     hidden = [
         each for each in container.env if each.name.startswith("SIDESTEP_") and each.value_from
