@@ -441,6 +441,7 @@ def test_rarely_used_rows_are_collapsed() -> None:
 
     assert closed["fleet"] >= {"Sources", "GPUs, from dcgm-exporter"}
     assert closed["kv-cache"] >= {"Other tiers and engines"}
+    assert closed["latency"] >= {"Objectives that the exporter counts (--slo)"}
     assert closed["sglang"] >= {"Disaggregated prefill and decode, and HTTP"}
     assert not set.union(*closed.values()) & {"Now", "Load", "Latency", "Engine health"}
 

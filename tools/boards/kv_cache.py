@@ -181,18 +181,19 @@ WHAT_TO_DO = Text(
     title="What to do",
     says="How to read block lifetimes, and what to decide.",
     text="""\
-*Lifetime*: from a block's allocation to its eviction. *Idle*: from its last hit to its eviction. *Reuse gap*: between two hits.
-Blocks are observed when they are evicted: without evictions the panels below stay empty, and the cache is large enough. A use
-after the eviction is a miss, not a gap.
+Compare *idle* (from a block's last hit to its eviction: for how long the cache remembers a prefix) with the *reuse gap* (between two
+hits: after how long requests come back). *Lifetime* is from allocation to eviction. Blocks are observed when they are evicted;
+a request that comes back later is a miss, and in no gap. More in docs/kv-residency.md.
 
-| If | then | and you should |
+| If | it means | do |
 |---|---|---|
-| *idle* is many times the *reuse gap* | blocks stay long after their last use | change nothing: more memory would add no hits |
-| *idle* is close to the *reuse gap* or below it, and gaps end where lifetimes end | blocks are evicted just before their next use | enlarge the cache (more GPU memory for it, an FP8 KV cache); if there is no more GPU memory, offload to host memory (vLLM: `--kv-transfer-config`, SGLang: `--enable-hierarchical-cache`) |
-| *lifetimes* are as short as requests, and requests are preempted | running requests alone fill the cache | add engines or memory, or run fewer requests at once (`--max-num-seqs`, `--max-running-requests`); offloading helps little |
-| the *hit rate* is low on all engines although prompts share prefixes | requests with one prefix go to many engines, or prompts begin with something unique | route by prefix or session, and put the constant part of prompts first |
+| requests are preempted | the cache is too small for the requests that run at once | first run fewer at once (`--max-num-seqs`, `--max-running-requests`), or add memory or engines |
+| *idle* is minutes to hours, *reuse gaps* are far below it, the *hit rate* is high | the cache is larger than the traffic needs | nothing, or give its memory to longer contexts |
+| *idle* is about the pause between two turns of a conversation, *reuse gaps* come close to it | prefixes are evicted that would be used again | enlarge the cache (more KV memory, KV in 8 bits), or offload to host memory (`--kv-transfer-config`, `--enable-hierarchical-cache`) |
+| *idle* is seconds, the *hit rate* is low on all replicas | each replica holds the same prefixes, and a conversation finds its own on one of them | route by prefix, then offload |
+| there are no *reuse gaps*, the *hit rate* is low | prompts have no prefixes in common | look at the prompts: a date or an id at the beginning makes each unique |
 """,
-    height=9,
+    height=10,
 )
 
 LIFETIMES = (

@@ -172,7 +172,7 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Objectives of the exporter",
+            "Objectives that the exporter counts (--slo)",
             (
                 tile(
                     "Objectives met",
@@ -203,6 +203,7 @@ BOARD = Dashboard(
                     width=12,
                 ),
             ),
+            collapsed=True,
         ),
         *(row(*interval) for interval in INTERVALS),
         Row(

@@ -430,7 +430,7 @@ BOARD = Dashboard(
         Row("Load", LOAD),
         Row("Latency", LATENCY),
         Row("Lengths", LENGTHS, collapsed=True),
-        Row("Steps", STEPS),
+        Row("Steps", STEPS, collapsed=True),
         Row("Request states", ABORTS, collapsed=True),
         gpus(of),
         Row("Work and processes", PROCESS, collapsed=True),

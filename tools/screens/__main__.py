@@ -67,7 +67,7 @@ async def play(
     async with fleet(directory) as made:
         targets = {"sidestep": made.urls}
         server = stack.enter_context(
-            prometheus(binary, directory, targets, interval="1s", rules=RULE_FILES)
+            prometheus(binary, directory, targets, interval="2s", rules=RULE_FILES)
         )
         await asyncio.to_thread(server.scraped, len(made.urls), time.time())
         playing = asyncio.create_task(made.live(BEFORE + seconds))
