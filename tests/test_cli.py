@@ -7,9 +7,12 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -508,3 +511,49 @@ async def test_a_real_prometheus_stores_the_last_counts_of_a_pod(tmp_path: Path)
             await asyncio.wait_for(process.wait(), 60)
             await router
             await asyncio.to_thread(server.until, tokens, lambda found: [*found.values()] == [12])
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("sidestep dem", "sidestep demo "),
+        ("sidestep serve --web.listen", "sidestep serve --web.listen-address "),
+        ("sidestep replay --speed m", "sidestep replay --speed max "),
+    ],
+)
+def test_bash_completes_commands_flags_and_values(
+    typed: str, completed: str, tmp_path: Path
+) -> None:
+    """The tab key completes a line at a terminal, with the script that documents name."""
+    start = tmp_path / "rc"
+    start.write_text('eval "$(_SIDESTEP_COMPLETE=bash_source sidestep)"\nPS1=ready\n')
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        ["bash", "--noprofile", "--rcfile", start, "-i"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PATH": path, "TERM": "dumb"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        read_until(ours, "ready")
+        os.write(ours, f"{typed}\t".encode())
+        output = read_until(ours, completed)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+    assert completed in output
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Read a terminal until its output contains ``text``, for a minute at most."""
+    output, deadline = "", time.monotonic() + 60
+    while text not in output and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            output += os.read(terminal, 4096).decode()
+    return output
