@@ -22,6 +22,7 @@ from injection import built
 from manifests import KUSTOMIZE, ROOT, Resource, defaults, kustomized, named, resources
 from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.manifests.check import check
+from sidestep.doctor.manifests.codes import CODES
 from sidestep.doctor.manifests.pods import IMAGE_DEFAULTS
 
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
@@ -149,6 +150,7 @@ FAULTS = [
     Fault("SD024", f"{ENGINE}.args", more("--disable-log-stats")),
     Fault("SD011", f"{ENGINE}.env", more({"name": "SIDESTEP_VLLM_MODE", "value": "besides"})),
     Fault("SD514", f"{SIDECAR}.env", [{"name": "SIDESTEP_LOG_LEVLE", "value": "debug"}]),
+    Fault("SD013", f"{ENGINE}.env.[SIDESTEP_NAMESPACE].name", "SIDESTEP_NAMESPCE"),
     Fault("SD003", f"{ENGINE}.env", more({"name": "VLLM_PLUGINS", "value": "lora"})),
     Fault(
         "SD022",
@@ -294,6 +296,11 @@ def test_each_fault_is_found_alone(fault: Fault, tmp_path: Path) -> None:
     assert {each.code for each in findings} == {fault.code}
     assert all("\n" not in each.text + each.remedy for each in findings)
     assert all(str(tmp_path) in each.subject for each in findings)
+
+
+def test_each_code_has_a_fault() -> None:
+    """Every code is seeded, except that of manifests without an engine, which has its own test."""
+    assert {each.code for each in CODES} - {each.code for each in FAULTS} == {"SD502"}
 
 
 @pytest.mark.parametrize("overlay", [*OVERLAYS, "monitored", "service", "aggregator"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from sidestep.config.variables import PREFIX
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.environment import variables
 from sidestep.doctor.environment.packages import SGLANG, VLLM, check_allowed
@@ -20,9 +21,10 @@ def check(pod: Pod) -> Iterator[Finding]:
     """Yield why an engine does not send to the exporter of its pod."""
     for engine in pod.engines:
         found = [*_to_exporter(pod, engine)] if pod.exporters else []
-        if engine.container.has(ENDPOINT) and engine.kind != "triton":
+        ours = [each.name for each in engine.container.env if each.name.startswith(PREFIX)]
+        if ours and engine.kind != "triton":
             found += _plugin(pod, engine.container)
-            yield from _environment(pod, engine)
+            yield from _environment(pod, engine, ours)
         for code, text in found:
             yield code.on(pod.part(engine.container), text)
 
@@ -102,11 +104,13 @@ def _plugin(pod: Pod, engine: Container) -> Iterator[tuple[Code, str]]:
         yield codes.NO_PYTHONPATH, f"PYTHONPATH is {path or 'not set'}"
 
 
-def _environment(pod: Pod, engine: Engine) -> Iterator[Finding]:
+def _environment(pod: Pod, engine: Engine, ours: list[str]) -> Iterator[Finding]:
     """Yield what is wrong with variables and options, as in a running engine."""
     container, subject = engine.container, pod.part(engine.container)
     environ, options = container.variables, parse_options(container.words)
-    yield from variables.check(environ, subject)
+    # Of those whose value is elsewhere, the name may be wrong as well.
+    hidden = {name: "hidden" for name in ours if name not in variables.VALUES}
+    yield from variables.check({**hidden, **environ}, subject)
     if known := {"vllm": VLLM, "sglang": SGLANG}.get(engine.kind):
         if not is_tapped(options):
             yield from check_allowed(known, environ, subject)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sidestep.config.settings import CONFIG_FILE, SETTINGS, Config, read
+from sidestep.config.variables import PREFIX
 from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.manifests.codes import UNREADABLE
 from sidestep.doctor.manifests.reading import Resource, mapping, mappings
@@ -390,9 +391,7 @@ def _exporter(container: Container) -> Exporter | None:
     # A container without a command has the image's: it is sidestep's, by whatever name.
     environ = IMAGE_DEFAULTS if is_image or not container.command else {}
     environ = {**environ, **container.variables}
-    hidden = [
-        each for each in container.env if each.name.startswith("SIDESTEP_") and each.value_from
-    ]
+    hidden = [each for each in container.env if each.name.startswith(PREFIX) and each.value_from]
     if hidden or container.env_from or CONFIG_FILE.variable in environ:
         return Exporter(container, None)
     try:
