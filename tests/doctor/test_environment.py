@@ -136,6 +136,7 @@ def test_packages_of_the_running_engine(tmp_path: Path) -> None:
         ((), {"VLLM_USE_RUST_FRONTEND": "1"}, "SD023"),
         (("--disable-log-stats",), {}, "SD024"),
         (("--api-server-count", "4"), {}, "SD025"),
+        (("--data-parallel-size=2",), {}, "SD025"),
         (("--scheduler-cls", TAP), {}, "SD025"),
         ((), {"PROMETHEUS_MULTIPROC_DIR": "/nowhere"}, "SD030"),
     ],
@@ -177,6 +178,29 @@ def test_lists_that_allow_the_plugin(tmp_path: Path) -> None:
     given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", "SGLANG_PLUGINS": ""}
     with made.sglang("--enable-metrics", **given) as process:
         assert codes(list(check_process(process))) == NOTHING
+
+
+def test_options_in_a_file(tmp_path: Path) -> None:
+    """Both engines read further options from the file of --config."""
+    made, config = EngineEnvironment(tmp_path), tmp_path / "config.yaml"
+    config.write_text(f"scheduler-cls: {TAP}\nshutdown_timeout: 30\n")
+    with made.vllm("--config", str(config), **NO_EXPORTER, VLLM_PLUGINS="") as process:
+        assert codes(list(check_process(process))) == NOTHING
+    made.install("sglang", "0.5.23")
+    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead"}
+    for text, found in (("enable-metrics: true", set()), ("enable-metrics: false", {"SD022"})):
+        config.write_text(f"{text}\n")
+        with made.sglang("--config", str(config), **given) as process:
+            assert codes(list(check_process(process))) == NOTHING | found
+    with made.sglang("--config", "/nowhere/config.yaml", **given) as process:
+        assert codes(list(check_process(process))) == NOTHING
+
+
+def test_variables_that_cannot_be_read(tmp_path: Path) -> None:
+    """The command line is checked all the same."""
+    with EngineEnvironment(tmp_path).vllm("--api-server-count", "2", **NO_EXPORTER) as process:
+        found = list(check_process(process._replace(environ=None)))
+    assert [each.code for each in found] == ["SD020", "SD025"]
 
 
 def test_files_of_ended_processes(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.endpoint import User
 from sidestep.doctor.environment.packages import (
@@ -154,9 +156,10 @@ def check_options(
         yield RUST_FRONT_END.on(subject, "VLLM_USE_RUST_FRONTEND is 1")
     if "--disable-log-stats" in options and allows_plugin(VLLM, environ):
         yield NO_STATISTICS.on(subject, "--disable-log-stats is set, and the plugin is installed")
-    servers = options.get("--api-server-count", "1")
+    # Of data parallelism vLLM starts one API server for each rank.
+    servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
     if (servers != "1" or is_tapped(options)) and options.get("--shutdown-timeout", "0") == "0":
-        what = "the tap is configured" if servers == "1" else f"--api-server-count is {servers}"
+        what = "the tap is configured" if servers == "1" else f"it has {servers} API servers"
         yield KILLED.on(subject, f"{what}, and --shutdown-timeout is 0")
 
 
@@ -166,7 +169,8 @@ def is_tapped(options: Mapping[str, str]) -> bool:
 
 
 def _sglang(options: Mapping[str, str], subject: str) -> Iterator[Finding]:
-    if "--enable-metrics" not in options:
+    # A file that cannot be read may have it.
+    if "--enable-metrics" not in options and "--config" not in options:
         yield NO_METRICS.on(subject, "--enable-metrics is not set")
     workers = options.get("--tokenizer-worker-num", "1")
     if workers != "1":
@@ -191,10 +195,15 @@ def _process(directory: Path, engine: Engine, arguments: Sequence[str]) -> Proce
     with contextlib.suppress(PermissionError):
         pairs = (each.partition("=") for each in _strings(directory / "environ"))
         environ = {name: value for name, _, value in pairs}
+    options = parse_options(arguments)
+    if "--config" in options:
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            options = {**_configured(directory / "cwd" / options["--config"]), **options}
+            del options["--config"]
     return Process(
         int(directory.name),
         engine,
-        parse_options(arguments),
+        options,
         environ,
         _user(directory),
         _packages(directory, arguments[0], environ or {}),
@@ -210,6 +219,17 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
             own = value if equals else "" if following.startswith("-") else following
             options[name.replace("_", "-")] = own
     return options
+
+
+def _configured(file: Path) -> dict[str, str]:
+    """Return the options in a file of --config, as a command line has them."""
+    loaded = yaml.safe_load(file.read_text())
+    given = loaded.items() if isinstance(loaded, dict) else ()
+    return {
+        f"--{str(name).replace('_', '-')}": "" if value is True else str(value)
+        for name, value in given
+        if value is not False
+    }
 
 
 def _user(directory: Path) -> User:
