@@ -26,10 +26,20 @@ def pages(index: str) -> dict[str, list[str]]:
 
 
 def on_config(config: Any) -> Any:
-    """Set the navigation."""
-    index = Path(config.docs_dir, "README.md").read_text(encoding="utf-8")
-    config.nav = ["README.md", *({group: named} for group, named in pages(index).items())]
+    """Set the navigation, with the heading of each page."""
+    docs = Path(config.docs_dir)
+    groups = pages((docs / "README.md").read_text(encoding="utf-8"))
+    config.nav = ["README.md"]
+    for group, named in groups.items():
+        config.nav.append({group: [{heading(docs / name): name} for name in named]})
     return config
+
+
+def heading(page: Path) -> str:
+    """Return the first heading of a page, without the marks of code."""
+    found = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, page
+    return found[1].replace("`", "")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
