@@ -102,12 +102,12 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> Answer:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(timeout: float | None = None) -> Iterator[None]:
     """Raise the errors of requests within the block as ``FetchError``."""
     try:
         yield
     except asyncio.TimeoutError:  # not yet the builtin in 3.10
-        error = f"no answer within {TIMEOUT:g} s"
+        error = f"no answer within {timeout or TIMEOUT:g} s"
     except aiohttp.ClientConnectorCertificateError as failure:
         error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
     except aiohttp.ClientConnectorError as failure:

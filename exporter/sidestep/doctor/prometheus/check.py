@@ -17,7 +17,7 @@ from sidestep.doctor.prometheus import codes
 from sidestep.doctor.prometheus_api import Api, RefusedError
 from sidestep.doctor.queries.known_metrics import catalogue, dialect_of
 from sidestep.doctor.queries.promql import PromqlError, parse, selectors
-from sidestep.web_client.fetch import FetchError, explained
+from sidestep.web_client.fetch import TIMEOUT, FetchError, explained
 
 EXPORTER = "sidestep_build_info"
 COUNTERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total", "nv_inference_count")
@@ -100,10 +100,14 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
     """
     try:
         read = await _read(Api(session, url))
+        found = [*_server(url, read), *_doubled(url, read), *_rules(url, read)]
     except (FetchError, RefusedError) as error:
         yield codes.NO_ANSWER.on(url, str(error))
         return
-    for finding in (*_server(url, read), *_doubled(url, read), *_rules(url, read)):
+    except (KeyError, TypeError, ValueError, AttributeError):
+        yield codes.NO_ANSWER.on(url, "its answers are none of Prometheus")
+        return
+    for finding in found:
         yield finding
     # The family's name is a native histogram's.
     native = (m.name for m in catalogue().values() if m.kind == "histogram" and not m.suffix)
@@ -126,7 +130,7 @@ async def _read(api: Api) -> _Read:
     starts = {
         _key(labels): value for labels, value in await api.query("process_start_time_seconds")
     }
-    active = (await api.optional("targets", state="active")).get("activeTargets", ())
+    active = (await api.optional("targets", {"state": "active"})).get("activeTargets", ())
     groups = (await api.optional("rules")).get("groups", ())
     return _Read(
         (await api.optional("status/buildinfo")).get("version", ""),
@@ -146,7 +150,7 @@ async def _read(api: Api) -> _Read:
         },
         [rule for group in groups for rule in group["rules"]],
         frozenset(await api.names()),
-        list(await api.optional("labels", **{"match[]": PAGES})),
+        list(await api.optional("labels", {"match[]": PAGES})),
         {labels.get("instance", ""): value for labels, value in await api.query(AHEAD)},
     )
 
@@ -270,7 +274,7 @@ async def _serves_native(url: str) -> bool:
 
     The request goes to a target that Prometheus names, so it has no password of the user.
     """
-    timeout = aiohttp.ClientTimeout(5)
+    timeout = aiohttp.ClientTimeout(TIMEOUT)
     try:
         with explained():
             async with (

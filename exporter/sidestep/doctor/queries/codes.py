@@ -31,8 +31,9 @@ NOT_PROMQL = Code(
 REFUSED = Code(
     "SD404",
     "error",
-    "Prometheus refuses a query",
-    "The query has an error of syntax or of types, or matches series of two sides ambiguously.",
+    "Prometheus refuses a query, or takes too long",
+    "The query has an error of syntax or of types, matches series of two sides ambiguously, or selects"
+    " too much.",
     "Mend the query; Prometheus's error names the place.",
 )
 RENAMED = Code(

@@ -48,6 +48,10 @@ FIXED = ("custom", "constant", "textbox", "interval")
 """Types of variables whose value is in the dashboard."""
 
 
+ANYTHING = '=~".*"'
+"""Takes the place of a condition with a variable."""
+
+
 class FileError(Exception):
     """A file that cannot be read; the text is one line."""
 
@@ -111,7 +115,7 @@ def fill(text: str, values: Mapping[str, str]) -> tuple[str, bool]:
         filled = _VARIABLE.sub(value, found[0])
         return '{__name__=~".+"}' if is_guessed else filled
 
-    text = _MATCHER.sub('=~".*"', text)
+    text = _MATCHER.sub(ANYTHING, text)
     text = _WINDOW.sub(lambda found: value(_VARIABLE.search(found[0]) or found), text)
     text = _LABELS.sub(lambda found: f"{found[1]}{found[2]}({_label(found[3], values)})", text)
     text = _PART_OF_NAME.sub(named, text)

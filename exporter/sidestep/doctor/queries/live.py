@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from sidestep.doctor.prometheus_api import Api, RefusedError
+from sidestep.doctor.prometheus_api import QUERY_TIMEOUT, Api, RefusedError
 from sidestep.doctor.queries import codes
-from sidestep.doctor.queries.files import Query
+from sidestep.doctor.queries.files import ANYTHING, Query
 from sidestep.doctor.queries.inventory import Inventory
 from sidestep.doctor.queries.problems import WITH_RESULT, problems, short
 from sidestep.doctor.queries.promql import Matcher, PromqlError, Selector, parse, selectors
 from sidestep.doctor.queries.reasons import Problem, Reasons
+from sidestep.web_client.fetch import FetchError
 
 MOST_NAMES = 20
 """Most names of a pattern whose labels are read."""
@@ -39,16 +40,18 @@ class LiveQueries:
         return cls(api, await api.names())
 
     async def problems(self, query: Query) -> list[Problem]:
-        """Return what is wrong with a query.
-
-        Raises:
-            FetchError: Prometheus does not answer.
-        """
+        """Return what is wrong with a query."""
         try:
-            has_result = bool(await self._api.query(query.text))
+            has_result = bool(await self._api.query(query.text, QUERY_TIMEOUT))
         except RefusedError as error:
+            # With the variables' own values it may be a good query.
+            is_doubtful = ANYTHING in query.text and (
+                not error.is_syntax or "non-empty matcher" in str(error)
+            )
             refused = Problem(codes.REFUSED, short(query.text), str(error))
-            return [] if query.is_guessed else [refused]
+            return [] if query.is_guessed or is_doubtful else [refused]
+        except FetchError as error:
+            return [Problem(codes.REFUSED, short(query.text), str(error))]
         try:
             for selector in selectors(parse(query.text)):
                 await self._read(selector)
@@ -69,12 +72,12 @@ class LiveQueries:
             match = {"match[]": f'{{__name__="{name}"}}'}
             if name not in self._known:
                 self._known.add(name)
-                for label in await self._api.get("labels", **match):
+                for label in await self._api.optional("labels", match):
                     labels.setdefault(label, set())
             for matcher in selector.matchers:
                 values = labels.get(matcher.label)
                 if values == set() and not _accepts_all(matcher):
-                    values.update(await self._api.get(f"label/{matcher.label}/values", **match))
+                    values.update(await self._api.optional(f"label/{matcher.label}/values", match))
 
 
 def _accepts_all(matcher: Matcher) -> bool:
