@@ -282,6 +282,76 @@ def _key(at: Any, step: str) -> Any:
     return int(step) if step.isdecimal() else next(named)
 
 
+def same_sub_path(pod: Resource) -> Resource:
+    """Put the socket below a subPath, in both containers."""
+    for container in (named(pod["initContainers"], "sidestep"), pod["containers"][0]):
+        for mount in container["volumeMounts"]:
+            if mount["name"] == "sidestep-socket":
+                mount["subPath"] = "vllm"
+    return pod
+
+
+def by_tcp(pod: Resource) -> Resource:
+    """Connect the engine by a port of the pod."""
+    for variable in pod["containers"][0]["env"]:
+        if variable["name"] == "SIDESTEP_ENDPOINT":
+            variable["value"] = "tcp://127.0.0.1:9858"
+    sidecar = named(pod["initContainers"], "sidestep")
+    sidecar["args"].append("--ingest.endpoint=tcp://127.0.0.1:9858")
+    sidecar["ports"].append({"containerPort": 9858})
+    return pod
+
+
+PATIENT = {
+    "startupProbe": {"httpGet": {"path": "/health", "port": "http"}},
+    "livenessProbe": {"httpGet": {"path": "/-/engines", "port": 9857}, "failureThreshold": 30},
+}
+HARMLESS = [
+    # A client may connect to a socket on a read-only mount.
+    Fault("", f"{ENGINE}.volumeMounts.[sidestep-socket].readOnly", True),
+    Fault("", f"{ENGINE}.securityContext", {"runAsUser": 0}),
+    Fault("", f"{ENGINE}.securityContext", {"runAsUser": 2000}),
+    Fault("", f"{ENGINE}.env.[PYTHONPATH].value", "/a:/opt/sidestep/plugin:/b"),
+    Fault("", f"{ENGINE}.env", more({"name": "VLLM_PLUGINS", "value": "lora,sidestep"})),
+    Fault("", ENGINE, lambda old: {**old, **PATIENT}),
+    Fault("", f"{ENGINE}.readinessProbe.httpGet", {"path": "/-/engines?ready", "port": 9857}),
+    Fault("", TEMPLATE, same_sub_path),
+    Fault("", TEMPLATE, by_tcp),
+    Fault("", f"{SIDECAR}.args", more("--web.telemetry-path=/page")),
+    Fault("", f"{SIDECAR}.resources.limits.memory", "0.25Gi"),
+    Fault("", "Deployment: spec.replicas", 8),
+    Fault("", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/pod", "monitored"),
+    Fault("", "PodMonitor: spec.podMetricsEndpoints.0", {"portNumber": 9857}, "monitored"),
+    Fault("", "PodMonitor: spec.namespaceSelector", {"any": True}, "monitored"),
+    Fault("", "ServiceMonitor: spec.endpoints.0", {"targetPort": "sidestep"}, "service"),
+    Fault("", METADATA, annotated(9857)),
+    Fault("", "NetworkPolicy: spec.ingress", [{}], "monitored"),
+    Fault("", "NetworkPolicy: spec.policyTypes", ["Egress"], "monitored"),
+    Fault("", "NetworkPolicy: spec.podSelector", not_in("vllm"), "monitored"),
+    Fault("", "NetworkPolicy: metadata.namespace", "other", "monitored"),
+]
+
+
+@pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.path[-60:])
+def test_harmless_changes_are_no_findings(change: Fault, tmp_path: Path) -> None:
+    """What works in a cluster is not a finding."""
+    assert found_in(tmp_path / "all.yaml", changed(change)) == []
+
+
+@pytest.mark.parametrize("mode", ["instead", "beside"])
+def test_a_page_without_what_the_plugin_sends_may_be_scraped(mode: str, tmp_path: Path) -> None:
+    """In the mode instead both pages may be scraped."""
+    given = changed(
+        Fault("", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored")
+    )
+    (deployment,) = (each for each in given if each["kind"] == "Deployment")
+    engine = deployment["spec"]["template"]["spec"]["containers"][0]
+    engine["env"].append({"name": "SIDESTEP_VLLM_MODE", "value": mode})
+    found = {each.code for each in found_in(tmp_path / "all.yaml", given)}
+
+    assert found == ({"SD546"} if mode == "beside" else set())
+
+
 def found_in(file: Path, given: list[Resource]) -> list[Finding]:
     """Write the resources to a file and return doctor's findings."""
     file.write_text(yaml.safe_dump_all(given))
