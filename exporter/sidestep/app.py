@@ -53,7 +53,8 @@ from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import resource
 from sidestep.requests.conditions import parse as parse_condition
 from sidestep.requests.log_file import line_sink
-from sidestep.requests.request_log import RequestLog
+from sidestep.requests.request_log import EngineRequests, RequestLog
+from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
@@ -116,6 +117,10 @@ class Exporter:
         self.metrics = SelfMetrics()
         self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
         self.request_log = request_log(config, self.metrics)
+        self.tenants = None
+        if config.tenants_by:
+            self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
+        has_sink = self.request_log is not None or self.tenants is not None
         self.registry = Registry(
             layouts,
             config.buckets,
@@ -126,8 +131,13 @@ class Exporter:
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
             wall=time.time,
-            request_sink=None if self.request_log is None else self.request_log.sink_of,
+            tenants=self.tenants,
+            request_sink=functools.partial(EngineRequests, self.request_log, self.tenants)
+            if has_sink
+            else None,
         )
+        if self.tenants is not None:
+            self.tenants.replaced = self.registry.hide_tenant
         self.passthrough = PassthroughRegistry(self.registry.names)
         allowed = access(config)
         watchdog = Watchdog(
@@ -350,6 +360,8 @@ class Exporter:
         directory = StateDirectory(Path(self.config.state_dir))
         snapshots = Snapshots(directory, self.ingest)
         found = snapshots.recover()
+        if self.tenants is not None:
+            self.tenants.restore(self.registry.shown_tenants())
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
 

@@ -65,7 +65,7 @@ def test_every_variable_is_known_to_all_processes() -> None:
     named = {
         name
         for file in files
-        for name in re.findall(r"SIDESTEP_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
+        for name in re.findall(r"\bSIDESTEP_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
     }
 
     assert {"SIDESTEP_ENDPOINT", "SIDESTEP_TOP_PASSWORD", "SIDESTEP_STATE_DIR"} < named

@@ -66,6 +66,11 @@ class Kept:
         self.records: list[RequestRecord] = []
         self.lost = 0
 
+    def tenant(self, identity: Identity | None, adapter: str) -> str:
+        """Return no tenant."""
+        del identity, adapter
+        return ""
+
     def end(self, ended: EndedRequest) -> None:
         """Make the record."""
         self.records.append(make_record(self.engine, ended, WALL))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from sidestep.protocol.limits import printable
-from sidestep.protocol.request_events import Identity
+from sidestep.protocol.request_events import Identity, id_prefix
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class IdentityMaker:
             trace = ""
         if not self._hashes:
             return Identity(printable(request_id), "", printable(salt or ""), trace, priority)
-        prefix = request_id.rpartition("-")[0]
+        prefix = id_prefix(request_id)
         return Identity(
             self._digest(request_id),
             self._digest(prefix),

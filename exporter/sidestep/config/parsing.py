@@ -14,6 +14,7 @@ from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
 DAY = 86400.0
 MAX_FORWARD_INTERVAL = 10.0
+MAX_TENANTS = 120
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
 _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
@@ -160,6 +161,18 @@ def whole(value: object) -> int:
     return int(digits)
 
 
+def tenants(value: object) -> int:
+    """Return a number of tenants whose series fit into a record of one engine.
+
+    Raises:
+        ValueError: Completes an error line.
+    """
+    found = positive(value)
+    if found > MAX_TENANTS:
+        raise ValueError(f"must be {MAX_TENANTS} at most")
+    return found
+
+
 def boolean(value: object) -> bool:
     """Parse true or false, 1 or 0, yes or no."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -178,3 +191,8 @@ def one_of(*choices: str) -> Callable[[object], str]:
         return str(value)
 
     return parse
+
+
+def optional(parse: Callable[[object], str]) -> Callable[[object], str]:
+    """Return a parser that also accepts nothing."""
+    return lambda value: "" if value == "" else parse(value)

@@ -443,6 +443,27 @@ class Config:
         parsing.positive,
         5,
     )
+    tenants_by: str = option(
+        "--tenants.by WHAT",
+        "What a request's tenant is, where the tap sends events: cache-salt, adapter, priority or id-prefix"
+        " (the part of the request's id before its first hyphen). See tenants.md.",
+        parsing.optional(parsing.one_of("cache-salt", "adapter", "priority", "id-prefix")),
+        "",
+        unset="tenants are not counted",
+    )
+    tenants_max: int = option(
+        "--tenants.max NUMBER",
+        "Most tenants that have series of their own, 120 at most; all others are __other__.",
+        parsing.tenants,
+        100,
+    )
+    tenants_show: tuple[str, ...] = option(
+        "--tenants.show NAME",
+        "Tenant that always has series of its own; repeatable.",
+        parsing.text,
+        (),
+        unset="the tenants with the most requests",
+    )
     health_min_threshold: float = option(
         "--health.min-threshold SECONDS",
         "Least seconds for which a step may last before the engine counts as stalled, however short its"

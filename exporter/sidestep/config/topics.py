@@ -15,7 +15,7 @@ TOPICS = {
     "Exposed metrics": ("metrics", "histograms"),
     "Service-level objectives": ("slo",),
     "KV blocks": ("kv",),
-    "Requests": ("requests", "intervals"),
+    "Requests": ("requests", "tenants", "intervals"),
     "Health of engines": ("health",),
     "Memory": ("limits",),
     "Log": ("log",),

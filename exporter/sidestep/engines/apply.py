@@ -100,6 +100,7 @@ class Applier:
         moved = add_record(self.registry, engine, record)
         if engine.requests is not None and engine.requests.sink is not None:
             engine.requests.sink.lose(int(_ended(engine) - ended))
+            self._handlers[engine.layout.dialect].balance_tenants(engine)
         return moved
 
     def abandon_blocks(self, engine: Engine) -> None:

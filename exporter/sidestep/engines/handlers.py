@@ -61,6 +61,9 @@ class Handlers:
     def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""
 
+    def balance_tenants(self, engine: Engine) -> None:
+        """Adapt the counters of tenants to the engine's own, after a folded record was added."""
+
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""
 

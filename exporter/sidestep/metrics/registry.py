@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
-from sidestep.metrics.engine import ORIGIN, Engine, Key
+from sidestep.metrics.engine import ORIGIN, Engine, Key, Number
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
@@ -24,6 +24,8 @@ from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
 from sidestep.tracking.requests.rules import Rules
 
+TENANT = "tenant"
+"""Label of the families by tenant."""
 LabelKey = tuple[bool, frozenset[tuple[str, str]]]
 Tracker = TypeVar("Tracker", bound=BlockTracker)
 
@@ -70,6 +72,7 @@ class Registry:
         is_exposed: Returns whether pages contain a family.
         wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
             that is not needed.
+        tenants: Names of the tenants that are shown; None: tenants are not counted.
         request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
     """
 
@@ -85,6 +88,7 @@ class Registry:
         reserved: frozenset[str] = frozenset(),
         is_exposed: Callable[[str], bool] = lambda _: True,
         wall: Callable[[], float] | None = None,
+        tenants: Container[str] | None = None,
         request_sink: Callable[[Engine], RequestSink] | None = None,
     ) -> None:
         self.layouts = layouts
@@ -104,6 +108,7 @@ class Registry:
         self.reserved = reserved
         self.is_exposed = is_exposed
         self.wall = wall or (native.wall if native is not None else float)
+        self.tenants = tenants
         self.request_sink = request_sink
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
@@ -320,6 +325,18 @@ class Registry:
         if count or value in closed:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
+    def shown_tenants(self) -> set[str]:
+        """Return the tenants that series have."""
+        return {key[0] for engine in self for children in _by_tenant(engine) for key in children}
+
+    def hide_tenant(self, name: str) -> None:
+        """Count from now on under ``__other__`` what was counted for a tenant."""
+        for engine in self:
+            for children in _by_tenant(engine):
+                if (name,) in children:
+                    children[(OTHER,)] = children.get((OTHER,), 0) + children.pop((name,))
+                    self.touch(engine)
+
     def over_limit(self, limit: str, detail: str) -> WireError:
         """Count a refusal by ``limit`` and return its error."""
         self.limited[limit] += 1
@@ -331,6 +348,13 @@ class Registry:
             return key
         self.limited["label_values"] += 1
         return (OTHER,) * len(key)
+
+
+def _by_tenant(engine: Engine) -> Iterator[dict[Key, Number]]:
+    """Yield the children of the families by tenant."""
+    for row, children in zip(engine.layout.keyed, engine.keyed, strict=True):
+        if row.own_labels == (TENANT,):
+            yield children
 
 
 def _label_key(engine: Engine) -> LabelKey:

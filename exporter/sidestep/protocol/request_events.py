@@ -6,6 +6,7 @@ Requests are identified by numbers that the sending process assigns; users' ids 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,8 @@ requests blocks the event loop for 50 ms."""
 MAX_CLIENTS = 256
 """Maximum API servers with output in one iteration."""
 
+_API_PREFIX = re.compile(r"\A(?:chatcmpl|cmpl|embd|score|rerank|pool|resp)[-_]")
+
 WAITING, PREEMPTED, RUNNING = range(3)
 """States of a request that is not finished."""
 
@@ -30,7 +33,7 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     Attributes:
         id: The request's id as its client knows it, or its hash.
-        prefix: Hash of the id's part before the last hyphen; empty where the id is sent itself.
+        prefix: Hash of the id's ``id_prefix``; empty where the id is sent itself.
         salt: The cache salt, or its hash; empty: none.
         trace: The W3C ``traceparent``; empty: none.
         priority: As the client gave it.
@@ -41,6 +44,11 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
     salt: Text = ""
     trace: Text = ""
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
+
+
+def id_prefix(text: str) -> str:
+    """Return the part of a request's id before its first hyphen, without the prefix of OpenAI's API."""
+    return _API_PREFIX.sub("", text).partition("-")[0]
 
 
 class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):

@@ -20,7 +20,7 @@ SECONDS = {
     "max_itl": "max_itl_seconds",
 }
 NUMBERS = ("priority", "preemptions", "prompt_tokens", "cached_tokens", "output_tokens")
-TEXTS = ("engine", "model", "adapter", "reason", "id")
+TEXTS = ("engine", "model", "adapter", "tenant", "reason", "id")
 FORM = "TERM [and|or TERM]..., where TERM is a name, one of = != < <= > >=, and a value"
 _TERM = re.compile(r"\s*([a-z0-9_]+)\s*(<=|>=|!=|<|>|=)\s*([^\s<>=]+)\s*")
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|)")

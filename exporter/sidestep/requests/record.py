@@ -28,6 +28,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         time: When the request ended; RFC 3339, UTC.
         engine: The label ``engine``, or the engine's identity.
         id: The request's id as the engine sent it, or its hash; empty if engines send none.
+        tenant: Whose request it is, by ``--tenants.by``; empty if tenants are not counted.
         sample: Index among the parallel samples of one request.
         reason: ``stop``, ``length``, ``abort``, ``error``, ``repetition``; ``refused``; ``engine_died`` if
             the engine's process ended before the request; ``expired`` after --requests.max-age.
@@ -55,6 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     trace_id: str
     parent_span_id: str
+    tenant: str
     priority: int
     sample: int
     reason: str
@@ -109,6 +111,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         id=identity.id,
         trace_id=trace_id,
         parent_span_id=parent,
+        tenant=request.tenant,
         priority=identity.priority,
         sample=request.sample,
         reason=ended.reason,

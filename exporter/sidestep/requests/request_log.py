@@ -17,9 +17,11 @@ from itertools import islice
 import msgspec
 
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition
 from sidestep.requests.log_file import LineSink
 from sidestep.requests.record import make_record
+from sidestep.requests.tenants import Tenants
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -82,10 +84,6 @@ class RequestLog:
         if self._pending:
             log.warning("%d records of requests are not written", len(self._pending))
 
-    def sink_of(self, engine: Engine) -> EngineRequests:
-        """Return the receiver of an engine's ended requests."""
-        return EngineRequests(self, engine)
-
     @property
     def pending(self) -> list[bytes]:
         """The lines that are not written yet."""
@@ -145,16 +143,30 @@ class RequestLog:
 
 
 class EngineRequests:
-    """Receiver of the requests of one engine."""
+    """Receiver of the requests of one engine.
 
-    def __init__(self, requests: RequestLog, engine: Engine) -> None:
+    Args:
+        requests: Log of their records; None: there is none.
+        tenants: Tenants that are counted; None: none are.
+    """
+
+    def __init__(
+        self, requests: RequestLog | None, tenants: Tenants | None, engine: Engine
+    ) -> None:
         self._requests = requests
+        self._tenants = tenants
         self._engine = engine
+
+    def tenant(self, identity: Identity | None, adapter: str) -> str:
+        """Return whose request begins; empty if tenants are not counted."""
+        return "" if self._tenants is None else self._tenants.tenant(identity, adapter)
 
     def end(self, ended: EndedRequest) -> None:
         """Record a request that ended."""
-        self._requests.add(self._engine, ended)
+        if self._requests is not None:
+            self._requests.add(self._engine, ended)
 
     def lose(self, count: int) -> None:
         """Count requests that ended unseen."""
-        self._requests.lose(count, "unseen")
+        if self._requests is not None:
+            self._requests.lose(count, "unseen")

@@ -8,7 +8,9 @@ from typing import ClassVar
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.handlers import Handlers, increase
+from sidestep.engines.vllm import tenant_counters
 from sidestep.engines.vllm.rows import E2E, TTFT
+from sidestep.engines.vllm.tenant_counters import TenantCounters
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reader
@@ -31,7 +33,7 @@ class EventHandlers(Handlers):
         "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
-        "refused_requests", "untracked_requests",
+        "refused_requests", "untracked_requests", *tenant_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -42,6 +44,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
+        self._tenants = TenantCounters(layout, registry)
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")
@@ -80,6 +83,11 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
+        self._tenants.count(engine, outcomes.tenants)
+
+    def balance_tenants(self, engine: Engine) -> None:
+        """Count for no shown tenant what a folded record has added."""
+        self._tenants.balance(engine)
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

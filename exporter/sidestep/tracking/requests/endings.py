@@ -5,9 +5,14 @@ from __future__ import annotations
 from sidestep.protocol.iteration_stats import FINISH_REASONS, FinishedRequestStats
 from sidestep.protocol.request_events import Finished
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import AbortedRequest, EndedRequest, Outcomes
+from sidestep.tracking.requests.outcomes import (
+    AbortedRequest,
+    EndedRequest,
+    Outcomes,
+    TenantCounts,
+)
 
-STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
+STOP, ABORT, ERROR = map(FINISH_REASONS.index, ("stop", "abort", "error"))
 
 
 def abort(event: Finished, request: Request | None, out: Outcomes) -> None:
@@ -45,6 +50,16 @@ def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
     if decode is not None:
         more = request.tokens - 1
         finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
+
+
+def count_ended(counts: TenantCounts, event: Finished, request: Request, *, aborted: bool) -> None:
+    """Count a request that ended for its tenant."""
+    counts.ended += 1
+    counts.failed += aborted or event.reason == ERROR
+    if request.queued is not None and request.scheduled is not None:
+        counts.queue_seconds += max(request.scheduled - request.queued, 0.0)
+    if request.scheduled is not None and request.last is not None:
+        counts.compute_seconds += max(request.last - request.scheduled, 0.0)
 
 
 def ended(event: Finished, source: int, request: Request | None, *, aborted: bool) -> EndedRequest:

@@ -41,6 +41,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         lone: Whether it certainly is its request's only sample.
         whole: Whether its events are known from the start.
         identity: Whose request it is; None where the sender does not say.
+        tenant: Whose request it is; empty where tenants are not counted.
         sample: Index among the parallel samples of its request.
         ttft: Seconds from its arrival to its first output.
         external: Those of ``cached`` that came from another engine or an external cache.
@@ -68,6 +69,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     lone: bool = False
     whole: bool = False
     identity: Identity | None = None
+    tenant: str = ""
     sample: int = 0
     ttft: float | None = None
     external: int = 0

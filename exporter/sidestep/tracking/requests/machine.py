@@ -29,7 +29,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.endings import ABORT, abort, complete, ended
+from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
 from sidestep.tracking.requests.front_end_hops import FrontEndHops
 from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
@@ -223,12 +223,16 @@ class RequestTracker:
             if event.group and self.samples.join(event.group, event.sample, event.arrival):
                 request.group = event.group
         request.fresh = True
-        if self.sink is not None:
-            request.identity = event.identity
+        self._identify(request, event)
         request.queued = event.stamp
         request.arrival = event.arrival or None
         request.prompt_tokens = event.prompt_tokens
         self.requests.move(event.request, request, WAITING)
+
+    def _identify(self, request: Request, event: Queued | Alive) -> None:
+        if self.sink is not None:
+            request.identity = event.identity
+            request.tenant = self.sink.tenant(event.identity, request.adapter)
 
     def _scheduled(self, event: Scheduled) -> None:
         request = self.requests.find_or_track(event.request, event.stamp)
@@ -262,8 +266,7 @@ class RequestTracker:
         if request is None or request.state != UNKNOWN:
             return
         request.adapter = self.requests.adapter(event.adapter)
-        if self.sink is not None:
-            request.identity = event.identity
+        self._identify(request, event)
         request.arrival = event.arrival or None
         # A waiting request was never scheduled, so it had no output.
         request.fresh = event.state == WAITING and request.last is None
@@ -288,6 +291,10 @@ class RequestTracker:
         cached = prompt.local + prompt.external
         request = self.requests.find_or_track(prompt.request, stamp)
         if request is not None:
+            if request.tenant:
+                counts = self._out.of_tenant(request.tenant)
+                counts.computed += prompt.computed
+                counts.cached += cached
             request.cached = cached
             request.external = prompt.external
             # The next output is its first, whether or not its queueing is known.
@@ -338,6 +345,8 @@ class RequestTracker:
                 gaps.append(gap)
             request.last = output.stamp
             request.tokens += count
+            if request.tenant:
+                self._out.of_tenant(request.tenant).generated += count
             request.longest_gap = max(request.longest_gap, gap)
             request.extra_tokens += max(count - 1, 0)
 
@@ -347,6 +356,8 @@ class RequestTracker:
         if request is None:
             return
         request.tokens += tokens
+        if request.tenant:
+            self._out.of_tenant(request.tenant).generated += tokens
         if request.last is not None:
             # The stamp is not after that of the previous output: there is no interval.
             self._out.omitted += 1
@@ -378,6 +389,8 @@ class RequestTracker:
             abort(event, request, self._out)
         else:
             complete(event, request, self._out)
+        if request is not None and request.tenant:
+            count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
         if self.sink is not None:
             self.sink.end(ended(event, self.source or 0, request, aborted=aborted))
         if request is not None:

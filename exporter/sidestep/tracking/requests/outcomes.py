@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
 
 
@@ -45,8 +46,30 @@ class EndedRequest(msgspec.Struct, gc=False):
     refused: str = ""
 
 
+class TenantCounts(msgspec.Struct, gc=False):
+    """What was counted for the requests of one tenant.
+
+    Attributes:
+        ended: Requests that ended, ``failed`` of them by an abort or an error.
+        computed: Prompt tokens whose KV was computed; ``cached``: those of which it was not.
+        queue_seconds: From the queue to the batch, of requests that ended.
+        compute_seconds: From the batch to the last output, of requests that ended.
+    """
+
+    ended: int = 0
+    failed: int = 0
+    computed: int = 0
+    cached: int = 0
+    generated: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
 class RequestSink(Protocol):
-    """Receiver of the requests of one engine that end."""
+    """Receiver of the requests of one engine that end, and of whose they are."""
+
+    def tenant(self, identity: Identity | None, adapter: str) -> str:
+        """Return whose request begins; empty if tenants are not counted."""
 
     def end(self, ended: EndedRequest) -> None:
         """Receive a request that ended."""
@@ -89,6 +112,7 @@ class Outcomes(msgspec.Struct):
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals omitted because they would be negative.
         limited: Requests whose adapter became ``__other__``.
+        tenants: Counts by tenant, where tenants are counted.
         first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
     """
 
@@ -102,6 +126,14 @@ class Outcomes(msgspec.Struct):
     omitted: int = 0
     limited: int = 0
     first_outputs: list[tuple[float, float]] = []
+    tenants: dict[str, TenantCounts] = {}
+
+    def of_tenant(self, tenant: str) -> TenantCounts:
+        """Return the counts of a tenant."""
+        found = self.tenants.get(tenant)
+        if found is None:
+            found = self.tenants[tenant] = TenantCounts()
+        return found
 
     def between(self, start: float | None, end: float | None) -> float | None:
         """Return the interval if both ends are known; count a negative one as omitted and return None."""

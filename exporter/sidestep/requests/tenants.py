@@ -1,0 +1,116 @@
+"""Tenants: whose requests count under a name of their own, and whose under ``__other__``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from sidestep.protocol.limits import OTHER
+from sidestep.protocol.request_events import Identity, id_prefix
+
+NO_TENANT = "__none__"
+"""Name of requests that have no tenant."""
+SKETCH_FACTOR = 10
+"""Counters of the sketch for each tenant that is shown."""
+LEAD = 2
+"""A tenant replaces a shown one once it has as many times its requests."""
+
+
+def _by_salt(identity: Identity, _: str) -> str:
+    return identity.salt
+
+
+def _by_adapter(_: Identity, adapter: str) -> str:
+    return adapter
+
+
+def _by_priority(identity: Identity, _: str) -> str:
+    return str(identity.priority)
+
+
+def _by_id_prefix(identity: Identity, _: str) -> str:
+    return identity.prefix or id_prefix(identity.id)
+
+
+RULES: dict[str, Callable[[Identity, str], str]] = {
+    "cache-salt": _by_salt,
+    "adapter": _by_adapter,
+    "priority": _by_priority,
+    "id-prefix": _by_id_prefix,
+}
+"""What ``--tenants.by`` may be."""
+_UNKNOWN = Identity()
+
+
+class HeavyHitters:
+    """Requests by tenant in bounded memory (Misra and Gries, 1982).
+
+    A count is at most the true one, and less by at most the number of all requests divided by the
+    number of counters.
+    """
+
+    def __init__(self, counters: int) -> None:
+        self._counters = counters
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str) -> int:
+        """Count a request; return the tenant's count."""
+        known = self._counts.get(name, 0)
+        if known or len(self._counts) < self._counters:
+            self._counts[name] = known + 1
+            return known + 1
+        self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
+        return 0
+
+    def lightest(self, names: Iterable[str]) -> tuple[int, str]:
+        """Return the smallest count of ``names``, and the name that has it."""
+        return min((self._counts.get(name, 0), name) for name in names)
+
+
+class Tenants:
+    """The tenants of one exporter.
+
+    The first ones are shown until there are ``limit``; then one that has clearly more requests replaces
+    the one with the fewest. Which tenants are shown is an estimate; what is counted for them is not.
+
+    Args:
+        by: One of ``RULES``.
+        limit: Most tenants that are shown.
+        always: Tenants that are shown as long as the exporter runs; they count for the limit.
+
+    Attributes:
+        replaced: Called with the name of a tenant that is no longer shown.
+    """
+
+    def __init__(self, by: str, limit: int, always: Collection[str] = ()) -> None:
+        self.replaced: Callable[[str], None] = lambda _: None
+        self._rule = RULES[by]
+        self._limit = max(limit, len(always))
+        self._always = frozenset(always)
+        self._shown = dict.fromkeys(always)
+        self._requests = HeavyHitters(SKETCH_FACTOR * self._limit)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the tenant is shown."""
+        return name in self._shown
+
+    def tenant(self, identity: Identity | None, adapter: str) -> str:
+        """Return whose request begins, and count it."""
+        name = self._rule(identity or _UNKNOWN, adapter) or NO_TENANT
+        count = self._requests.add(name)
+        if name in self._shown or name == OTHER:
+            return name
+        if len(self._shown) < self._limit:
+            self._shown[name] = None
+        elif replaceable := self._shown.keys() - self._always:
+            fewest, lightest = self._requests.lightest(replaceable)
+            if count > LEAD * max(fewest, 1):
+                del self._shown[lightest]
+                self._shown[name] = None
+                self.replaced(lightest)
+        return name
+
+    def restore(self, names: Iterable[str]) -> None:
+        """Show the tenants that a snapshot's series have."""
+        for name in names:
+            if name != OTHER and len(self._shown) < self._limit:
+                self._shown[name] = None

@@ -1,0 +1,244 @@
+"""Counters by tenant: their sums equal the engine's own, whatever tenants come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from command_line import one_line, sidestep
+from exporters import Start, recorded_run
+from pages import get, parse
+from schedulers import Scheduler, actions
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
+from sidestep.engines.items import encode_item
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.limits import OTHER
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
+from sidestep.requests.request_log import EngineRequests
+from sidestep.requests.tenants import NO_TENANT, HeavyHitters, Tenants
+from sidestep_adapters.recording.replay import Replay
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
+TOTALS = {
+    "sidestep_tenant_requests_total": ("vllm:request_success_total", None),
+    "sidestep_tenant_failed_requests_total": ("vllm:request_success_total", ("abort", "error")),
+    "sidestep_tenant_prompt_tokens_total": (
+        "vllm:prompt_tokens_by_source_total",
+        ("local_compute",),
+    ),
+    "sidestep_tenant_cached_prompt_tokens_total": (
+        "vllm:prompt_tokens_by_source_total",
+        ("local_cache_hit", "external_kv_transfer"),
+    ),
+    "sidestep_tenant_generation_tokens_total": ("vllm:generation_tokens_total", None),
+}
+
+
+class Bench:
+    """A registry with tenants, and one engine."""
+
+    def __init__(self, limit: int = 3, by: str = "cache-salt", always: Sequence[str] = ()) -> None:
+        self.tenants = Tenants(by, limit, always)
+        self.registry = Registry(
+            DIALECTS.layouts(),
+            {},
+            tenants=self.tenants,
+            request_sink=lambda engine: EngineRequests(None, self.tenants, engine),
+        )
+        self.tenants.replaced = self.registry.hide_tenant
+        self.applier = Applier(self.registry)
+        self.engine = self.registry.register(ENGINE)
+
+    def apply(self, *events: Event) -> None:
+        """Apply the events as one item."""
+        self.applier.apply(self.engine, RequestEvents(0, 0.0, 1, [*events]))
+        assert_sums(self.engine)
+
+    def children(self, name: str) -> dict[str, float]:
+        """Return the counts of a family by tenant."""
+        row = self.engine.layout.find(f"sidestep_tenant_{name}_total")
+        return {key[0]: value for key, value in self.engine.keyed[row.slots[0]].items()}
+
+
+def assert_sums(engine: Engine) -> None:
+    """Assert that every family by tenant adds up to the engine's own counter."""
+    for name, (family, values) in TOTALS.items():
+        row = engine.layout.find(family)
+        slots = (
+            row.slots if values is None else [row.slots[row.row.closed.index(v)] for v in values]
+        )
+        own = sum(engine.values[slot] or 0 for slot in slots)
+        children = engine.keyed[engine.layout.find(name).slots[0]]
+        assert sum(children.values()) == own, name
+        assert all(value >= 0 for value in children.values()), name
+
+
+def with_tenants(events: Sequence[Event], names: Sequence[str]) -> list[Event]:
+    """Return the events with a cache salt for each request, in turn."""
+    queued = 0
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, Queued):
+            identity = Identity("id", "", names[queued % len(names)])
+            queued += 1
+            found.append(msgspec.structs.replace(event, identity=identity))
+        else:
+            found.append(event)
+    return found
+
+
+@given(actions, st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9), st.integers(1, 5))
+def test_sums_equal_totals_after_every_item(
+    chosen: list[tuple[str, int, int]], names: list[str], limit: int
+) -> None:
+    """No series decreases, except that of a tenant that is no longer shown."""
+    bench = Bench(limit)
+    before: dict[str, dict[str, float]] = {}
+    for event in with_tenants(Scheduler().run(chosen), names):
+        bench.apply(event)
+        for name in ("requests", "generation_tokens", "prompt_tokens", "queue_seconds"):
+            now = bench.children(name)
+            assert len(now) <= limit + 1
+            for tenant, value in before.get(name, {}).items():
+                assert now.get(tenant, value) >= value
+            before[name] = now
+
+
+def test_counts_of_a_shown_tenant_are_exact() -> None:
+    """They equal those of an exporter that sees this tenant alone."""
+    chosen = [("ask", n, 1) for n in range(8)] + [("schedule", 0, 0), ("step", 0, 1)] * 20
+    events = with_tenants(Scheduler().run(chosen), ["a", "b"])
+    bench = Bench()
+    bench.apply(*events)
+    requests = bench.children("requests")
+    queued = Counter(e.identity.salt for e in events if isinstance(e, Queued) and e.identity)
+    ended = queued - Counter(["a"])  # the last request is still in the queue
+    assert {name: requests[name] for name in "ab"} == dict(ended)
+    assert requests[OTHER] == 0
+
+
+def test_a_tenant_that_is_replaced_counts_for_others() -> None:
+    """Its series end, and a tenant with more requests has series from 0 on."""
+    bench = Bench(limit=1)
+    chosen = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
+    for event in with_tenants(Scheduler().run(chosen * 8), ["a", "b", "b", "b", "b", "b", "b"]):
+        bench.apply(event)
+    requests = bench.children("requests")
+    assert requests.keys() == {"b", OTHER}
+    assert 0 < requests["b"] < 6
+    assert requests[OTHER] >= 2
+
+
+def test_a_million_tenants() -> None:
+    """Memory and series are bounded, and the heavy ones are shown although they came late."""
+    random_numbers = random.Random(1)
+    tenants = Tenants("cache-salt", 10)
+    gone: list[str] = []
+    tenants.replaced = gone.append
+    for number in range(1_000_000):
+        heavy = number > 100_000 and random_numbers.random() < 0.2
+        name = f"heavy{number % 5}" if heavy else f"t{number}"
+        tenants.tenant(Identity("", "", name), "")
+    shown = set(tenants._shown)
+    assert {f"heavy{n}" for n in range(5)} <= shown
+    assert len(shown) == 10
+    assert len(tenants._requests._counts) <= 100
+    assert len(gone) < 1000
+
+
+@given(st.lists(st.sampled_from("abcdefghij"), max_size=300), st.integers(1, 8))
+def test_the_error_of_the_sketch(names: list[str], counters: int) -> None:
+    """A count is never too high, and too low by the stated bound at most."""
+    sketch = HeavyHitters(counters)
+    found = dict.fromkeys(names, 0)
+    for name in names:
+        found[name] = sketch.add(name)
+    for name, true in Counter(names).items():
+        kept = sketch._counts.get(name, 0)
+        assert kept <= true
+        assert kept >= true - len(names) / (counters + 1)
+
+
+@pytest.mark.parametrize(
+    ("by", "identity", "adapter", "name"),
+    [
+        ("cache-salt", Identity("x", "", "acme"), "", "acme"),
+        ("cache-salt", None, "", NO_TENANT),
+        ("adapter", None, "sql", "sql"),
+        ("priority", Identity(priority=-3), "", "-3"),
+        ("id-prefix", Identity("chatcmpl-acme-17"), "", "acme"),
+        ("id-prefix", Identity("0123", "digest"), "", "digest"),
+    ],
+)
+def test_rules(by: str, identity: Identity | None, adapter: str, name: str) -> None:
+    """What a tenant is."""
+    assert Tenants(by, 3).tenant(identity, adapter) == name
+
+
+def test_id_prefix() -> None:
+    """The prefixes of OpenAI's API are no tenants."""
+    names = ("cmpl-acme-17-0", "chatcmpl-acme", "acme-1", "acme", "embd-acme-1")
+    assert {id_prefix(name) for name in names} == {"acme"}
+
+
+def test_tenants_that_are_always_shown() -> None:
+    """Others do not replace them."""
+    tenants = Tenants("cache-salt", 1, ["vip"])
+    for _ in range(100):
+        tenants.tenant(Identity("", "", "loud"), "")
+    assert "vip" in tenants
+    assert "loud" not in tenants
+
+
+def test_folded_items_count_for_others() -> None:
+    """A sender folds without knowing tenants; the sums are equal all the same."""
+    chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
+    events = with_tenants(Scheduler().run(chosen), ["a"])
+    bench, folder = Bench(), ItemFolder()
+    bench.apply(*events[:10])
+    for event in events[10:]:
+        assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
+    for frame in folder.seal().frames:
+        for raw in frame:
+            bench.applier.add_record(bench.engine, decode_record(msgspec.Raw(raw)))
+    assert_sums(bench.engine)
+    assert bench.children("generation_tokens")[OTHER] > 0
+
+
+async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> None:
+    """A recorded run of a real engine by adapter; the shown tenants survive a restart."""
+    settings = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
+    async with start(**settings) as exporter:
+        run = recorded_run("core_lora")
+        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        before = parse(await get(exporter.url))
+    async with start(**settings) as exporter:
+        after = parse(await get(exporter.url))
+        assert exporter.tenants is not None
+        adapters = exporter.registry.shown_tenants() - {OTHER}
+        assert all(name in exporter.tenants for name in adapters)
+    family = "sidestep_tenant_generation_tokens"
+    assert before[family].samples == after[family].samples
+    assert len(adapters) > 1
+    own = sum(before["vllm:generation_tokens"].samples.values())
+    assert sum(before[family].samples.values()) == own > 0
+
+
+def test_usage_errors() -> None:
+    """One line each."""
+    one_line(sidestep("serve", "--tenants.by", "name"), 2, "must be one of cache-salt, adapter")
+    one_line(sidestep("serve", "--tenants.max", "500"), 2, "must be 120 at most")
