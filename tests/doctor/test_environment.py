@@ -16,13 +16,18 @@ from engine_environments import SCRIPT, EngineEnvironment
 from exporters import Start
 from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.environment import packages
-from sidestep.doctor.environment.check import check_process
+from sidestep.doctor.environment.check import check_own, check_process
 from sidestep.doctor.environment.packages import ENGINES, Packages
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 NO_EXPORTER = {"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc", "SIDESTEP_VLLM_MODE": "instead"}
 NOTHING = {"SD161"}
 """The only code where no exporter runs."""
+SYSTEM = [
+    str(path)
+    for place in ("/usr", "/usr/local")
+    for path in Path(place).glob("lib/python3*/*-packages")
+]
 LIBRARIES = {"msgspec": "0.19.0", "pyzmq": "27.0.0"}
 
 
@@ -117,6 +122,30 @@ def test_packages_of_the_running_engine(tmp_path: Path) -> None:
         assert codes(list(check_process(process))) == NOTHING | {"SD001"}
     with made.vllm(**NO_EXPORTER, PYTHONPATH=str(elsewhere.site)) as process:
         assert codes(list(check_process(process))) == NOTHING
+
+
+def test_how_a_command_line_names_python(tmp_path: Path) -> None:
+    """By a path from its directory, or by a name that PATH has."""
+    made = EngineEnvironment(tmp_path)
+    made.python = "bin/python"
+    with made.vllm(**NO_EXPORTER) as process:
+        assert process.packages.path == [str(made.site)]
+    made.python = "python"
+    with made.vllm(**NO_EXPORTER, PATH=str(made.root / "bin")) as process:
+        assert process.packages.path == [str(made.site)]
+
+
+@pytest.mark.skipif(not SYSTEM, reason="the system's Python has no packages")
+def test_packages_of_the_system(tmp_path: Path) -> None:
+    """The system's Python has two places for them; an environment may add them to its own."""
+    made = EngineEnvironment(tmp_path)
+    with (made.root / "pyvenv.cfg").open("a") as config:
+        config.write("include-system-site-packages = true\n")
+    with made.vllm(**NO_EXPORTER) as process:
+        assert process.packages.path == [str(made.site), *SYSTEM]
+    made.python = "/usr/bin/python3"
+    with made.vllm(**NO_EXPORTER) as process:
+        assert process.packages.path == SYSTEM
 
 
 @pytest.mark.parametrize(
@@ -242,11 +271,34 @@ def test_command_lines_that_start_no_server(tmp_path: Path) -> None:
             pass
 
 
+def test_a_running_engine_as_a_command(tmp_path: Path) -> None:
+    """Its variables count; those of the shell beside it only if they are others."""
+
+    def subjects(**environ: str) -> list[str]:
+        done = sidestep("doctor", "--environment", "--json", **environ)
+        found = json.loads(done.stdout)["findings"]
+        return [each["subject"] for each in found if each["code"] == "SD011"]
+
+    given = {**NO_EXPORTER, "SIDESTEP_STACKS": "no"}
+    with EngineEnvironment(tmp_path).vllm(**given, SIDESTEP_SHUTDOWN_LINGER="0") as process:
+        own = f"process {process.pid} (vLLM)"
+        assert subjects() == [own]
+        assert subjects(**given) == [own]
+        assert sorted(subjects(**{**given, "SIDESTEP_STACKS": "yes"})) == [own, "this environment"]
+
+
 def test_this_environment() -> None:
     """Where no engine runs, the variables of this process count."""
     assert "SD160" in own(SIDESTEP_ENDPOINT="/run/ingest.ipc")
     assert "SD011" in own(SIDESTEP_VLLM_MODE="x")
     assert "SD030" in own(PROMETHEUS_MULTIPROC_DIR="/nowhere")
+
+
+def test_where_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started here would have neither an engine nor an endpoint."""
+    monkeypatch.delenv("SIDESTEP_ENDPOINT", raising=False)
+    assert codes(list(check_own(is_alone=True))) == {"SD006", "SD010"}
+    assert codes(list(check_own(is_alone=False))) == set()
 
 
 def test_this_environments_packages(tmp_path: Path) -> None:

@@ -29,10 +29,14 @@ class EngineEnvironment:
     Args:
         root: Directory to make it in.
         packages: Releases of packages; without any, a good environment of vLLM.
+
+    Attributes:
+        python: How processes name the interpreter.
     """
 
     def __init__(self, root: Path, **packages: str) -> None:
         self.root = root / "venv"
+        self.python = str(self.root / "bin" / "python")
         self.site = self.root / "lib" / "python3.11" / "site-packages"
         self.site.mkdir(parents=True)
         (self.root / "bin").mkdir()
@@ -68,12 +72,12 @@ class EngineEnvironment:
         self, *arguments: str, user: int | None = None, **environ: str
     ) -> Iterator[Process]:
         """Run the environment's Python; yield how the process is found."""
-        command = [str(self.root / "bin" / "python"), *arguments]
+        command = [self.python, *arguments]
         given = {"PATH": os.environ["PATH"], **environ}
         # The interpreter of a user's installation may be closed to others.
         program = "/usr/bin/python3" if user else None
         with subprocess.Popen(
-            command, executable=program, stdout=subprocess.PIPE, env=given, user=user
+            command, executable=program, stdout=subprocess.PIPE, env=given, user=user, cwd=self.root
         ) as started:
             assert started.stdout is not None
             started.stdout.readline()
