@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
@@ -243,10 +243,12 @@ def change(registry: Registry, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("exponential", [False, True])
+@settings(max_examples=25)
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(("change", "retire", "rename", "bounds", "describe")), st.integers(0, 3)
+            st.sampled_from(("change", "retire", "return", "rename", "bounds", "describe")),
+            st.integers(0, 3),
         ),
         max_size=6,
     )
@@ -257,7 +259,7 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
     fed = Fed(native=native)
     registry = fed.intake.registry
     kept = Encoder({})
-    for what, number in [("change", 0), ("change", 1), *steps]:
+    for what, number in [("change", 0), ("change", 1), ("return", 0), *steps]:
         found = info(number)
         if what == "rename":
             found.info = {"cache_config": {"block_size": str(len(registry.engines))}}
@@ -265,6 +267,10 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
             found.bounds = {"inter_token_latency": [0.1, 0.2 + len(registry.engines)]}
         fed.send_hello(f"s{number}", [found])
         engine = registry.engines[found.id]
+        if what == "return":
+            # It is the last one now, so that another one has its place.
+            registry.retire(engine)
+            registry.restore(engine)
         if what == "describe":
             observed = [0.5, 3.0]
             family = Family(
@@ -278,9 +284,10 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
         change(registry, engine)
         if what == "retire":
             registry.retire(engine)
-        assert encoded(kept, registry, exponential=exponential) == encoded(
-            Encoder({}), registry, exponential=exponential
-        )
+        fresh = Encoder({})
+        expected = encoded(fresh, registry, exponential=exponential)
+        assert encoded(kept, registry, exponential=exponential) == expected
+        assert [*map(len, kept._kept.values())] == [*map(len, fresh._kept.values())]
 
 
 @functools.cache

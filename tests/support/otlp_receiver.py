@@ -87,7 +87,8 @@ def accepted(rejected: int = 0, reason: str = "") -> web.Response:
 async def receiver(path: str = "/v1/metrics") -> AsyncIterator[Receiver]:
     """Run a receiver at ``path``."""
     app = web.Application(client_max_size=1 << 26)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    # A handler ends with its connection, so that hanging ones are those in flight.
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     found = Receiver("")
     app.add_routes([web.post(path, found.handle)])
     await runner.setup()
