@@ -135,6 +135,11 @@ FAULTS = [
         f"{TEMPLATE}.volumes.[sidestep-socket]",
         {"name": "sidestep-socket", "hostPath": {"path": "/run/sidestep"}},
     ),
+    Fault(
+        "SD525",
+        f"{TEMPLATE}.volumes.[sidestep-socket]",
+        {"name": "sidestep-socket", "persistentVolumeClaim": {"claimName": "shared"}},
+    ),
     Fault("SD527", TEMPLATE, mounted_deeper),
     Fault(
         "SD528",
@@ -523,6 +528,16 @@ def test_sources_of_manifests_have_to_be_rendered() -> None:
     assert f"Run `kubectl kustomize {KUSTOMIZE}/overlays/vllm | sidestep doctor" in kustomization
     assert f"Run `helm template {ROOT}/deploy/helm/sidestep | sidestep doctor" in chart
     assert kustomization.endswith(": 1 error\n")
+
+
+@pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda path: path.stem)
+def test_engines_without_sidestep_are_named(file: Path) -> None:
+    """Of manifests without sidestep, each engine is named; two have no command and no known image."""
+    found = {each.code for each in check([str(file)])}
+
+    assert found == (
+        {"SD502"} if file.stem in {"llm_inference_service", "workers_only"} else {"SD510"}
+    )
 
 
 def test_nothing_to_check(tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ def _without_exporter(pod: Pod, *, polled: bool) -> Iterator[Finding]:
             volume = pod.volume(place(engine, endpoint.removeprefix(IPC)))
             if not volume or not (volume.host_path or volume.persistent_volume_claim):
                 yield codes.NO_EXPORTER.on(pod.part(engine), f"{ENDPOINT} is {endpoint}")
-        elif not engine.has(ENDPOINT) and not polled:
-            yield codes.NOT_OBSERVED.on(pod.part(engine), f"{ENDPOINT} is not set")
+        elif not polled and not any(each.name == ENDPOINT for each in engine.env):
+            hidden = ", unless by envFrom" if engine.env_from else ""
+            yield codes.NOT_OBSERVED.on(pod.part(engine), f"{ENDPOINT} is not set{hidden}")
 
 
 def _found(pod: Pod, exporter: Exporter) -> Iterator[tuple[Code, str]]:
