@@ -77,6 +77,14 @@ async def test_an_exporter(start: Start, tmp_path: Path) -> None:
     assert "engine=0" in both["SD210"]
 
 
+def test_sglang_before_its_first_report() -> None:
+    """It has set what it knows at its start only."""
+    page = page_of_engine("page_sglang")
+    assert not codes(
+        re.sub(r"^sglang:(?!max_total_num_tokens|http).*\n", "", page, flags=re.MULTILINE)
+    )
+
+
 def edited(pattern: str, text: str = "", name: str = "page_main") -> str:
     """Return a recorded page with what ``pattern`` matches replaced."""
     page = page_of_engine(name)
@@ -102,6 +110,7 @@ FAULTS: dict[str, list[Callable[[], str]]] = {
     "SD207": [
         lambda: edited(r"^(# .... )?vllm:.*\n"),
         lambda: edited(r"^(# .... )?vllm:num_requests_running.*\n"),
+        lambda: edited(r"^vllm:.*\n"),
         lambda: edited(r"^(# .... )?sglang:(?!scheduler|http).*\n", name="page_sglang"),
     ],
     "SD208": [lambda: repeated(page_of_engine("page_spec"))],

@@ -40,8 +40,9 @@ NO_PAGE = Code(
     "error",
     "There is no metrics page at this path",
     "The server answers, but not with a page: SGLang has one with --enable-metrics only, TensorRT-LLM at"
-    " /prometheus/metrics with `return_perf_metrics: true` only, and Triton at port 8002.",
-    "Correct the path, or start the engine with its metrics.",
+    " /prometheus/metrics with `return_perf_metrics: true` only, and Triton at port 8002. vLLM answers"
+    " HTTP 500 if it cannot read PROMETHEUS_MULTIPROC_DIR, as on a network volume.",
+    "Correct the path, start the engine with its metrics, or put PROMETHEUS_MULTIPROC_DIR on a local disk.",
 )
 JSON = Code(
     "SD204",
@@ -56,7 +57,8 @@ NOT_A_PAGE = Code(
     "error",
     "The answer is no metrics page",
     "The answer is not in Prometheus' text format, such as the HTML of a proxy, or it is empty, as"
-    " Triton's metrics port answers at other paths than /metrics.",
+    " Triton's metrics port answers at other paths than /metrics, and vLLM with a PROMETHEUS_MULTIPROC_DIR"
+    " that its processes do not share.",
     "Give the whole address of the metrics page.",
 )
 NO_ENGINE = Code(
@@ -211,6 +213,12 @@ VLLM, SGLANG, TRITON = "vllm:", "sglang:", "nv_"
 PREFIXES = (VLLM, SGLANG, TRITON, "trtllm_", "llamacpp:")
 RUNNING = {VLLM: "vllm:num_requests_running", SGLANG: "sglang:num_running_reqs"}
 """A gauge that every engine has."""
+AT_START = {
+    VLLM: (RUNNING[VLLM],),
+    # A scheduler sets the first with its first report, and the second when it starts.
+    SGLANG: (RUNNING[SGLANG], "sglang:max_total_num_tokens"),
+}
+"""Of these an engine's own page has one before its first request."""
 GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
     ("vllm:generation_tokens_total", {}, "vllm:time_to_first_token_seconds_count"),
     (
@@ -354,9 +362,9 @@ def _format(page: Page) -> Iterator[Finding]:
 
 
 def _missing(page: Page) -> Iterator[Finding]:
-    for prefix, name in RUNNING.items():
-        if page.has(prefix) and not page.is_exporters and name not in page.families:
-            yield METRICS_OFF.on(page.name, f"it has families {prefix}*, but not {name}")
+    for prefix, names in AT_START.items():
+        if page.has(prefix) and not page.is_exporters and not page.samples.keys() & names:
+            yield METRICS_OFF.on(page.name, f"it has no sample of {' or '.join(names)}")
     for dialect in DIALECTS.values():
         if page.has(f"{dialect.name}:" if dialect.name != "triton" else TRITON):
             absent = [each for each in FEATURES if _is_absent(page, dialect, each)]
@@ -391,7 +399,7 @@ def _same_engine(page: Page) -> Iterator[Finding]:
 
 
 def _vllm(page: Page) -> Iterator[Finding]:
-    if RUNNING[VLLM] not in page.families:
+    if RUNNING[VLLM] not in page.samples:
         return
     config = page.samples.get("vllm:cache_config_info", ())
     if not config:
