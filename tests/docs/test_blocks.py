@@ -22,6 +22,8 @@ from promtool import run as promtool
 from readers_machine import ROOT, Machine, machines
 from schemas import validate
 
+pytestmark = pytest.mark.timeout(300)
+
 README = ROOT / "README.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 COMMANDS = re.compile(r"(?:make|pip|sidestep|docker|kubectl|uvx|git|curl) ")
