@@ -261,6 +261,15 @@ def test_what_was_counted_before_the_start_is_in_no_line() -> None:
     assert (line.row.ttft, line.row.finished) == (None, 0)
 
 
+def test_an_engine_whose_gauges_have_expired_has_no_line(bench: Bench) -> None:
+    """Its processes have been silent for long."""
+    log = Log(bench.registry)
+    bench.apply(busy())
+    bench.engines["0"].live = False
+
+    assert log.lines() == []
+
+
 def test_an_engine_that_takes_anothers_name_starts_anew(bench: Bench) -> None:
     """Its totals are smaller than those of the other one."""
     log = Log(bench.registry)

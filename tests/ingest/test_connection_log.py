@@ -172,6 +172,31 @@ def test_further_streams_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
     assert texts(caplog) == ["engine ns/m/0: stream t has left; streams that feed it: 2"]
 
 
+def test_a_stream_that_falls_silent_has_not_left(caplog: pytest.LogCaptureFixture) -> None:
+    """Another one still feeds the engine; it returns as it was."""
+    fed = connected()
+    fed.send_hello("t", [ENGINE])
+    beat(fed, "t")
+    texts(caplog)
+    for _ in range(100):
+        beat(fed)
+    silent = texts(caplog)
+    beat(fed, "t")
+
+    assert silent == []
+    assert texts(caplog) == ["engine ns/m/0: stream t has connected; streams that feed it: 2"]
+
+
+def test_each_engine_of_a_stream_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    """However many there are."""
+    fed = Fed()
+    labels = [{"engine": str(number), "model_name": "m"} for number in range(100)]
+    fed.send_hello("s", [EngineInfo(f"e{each['engine']}", "vllm", each) for each in labels])
+    fed.advance(1.0)
+
+    assert len(texts(caplog)) == 100
+
+
 @pytest.mark.parametrize("is_new", [False, True], ids=["same", "new"])
 def test_counters_from_a_snapshot_go_on(is_new: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The exporter has restarted, and perhaps the engine as well."""

@@ -88,6 +88,56 @@ async def test_a_peer_without_a_key_cannot_connect(ring: Ring, start: Start) -> 
         assert exporter.metrics.value("sidestep_messages_total", "hello") == 20
 
 
+FAILS = "the handshake of a peer at {} fails: check its keys, which both ends need or neither"
+ENDS = (
+    f"a peer ends its handshake at {{}}: an engine needs keys here, {SERVER_KEY} and {CLIENT_KEY}"
+)
+
+
+@pytest.mark.parametrize("wrong", ["the exporter's key", "no exporter's key", "no engine's key"])
+async def test_a_handshake_that_fails_is_logged(
+    wrong: str,
+    ring: Ring,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the exporter's end, once a minute; the engine's end has its own lines."""
+    log = "sidestep.transport.listener"
+    caplog.set_level("INFO", log)
+    if wrong != "no engine's key":
+        ring.environ(monkeypatch, ring.engine("a"))
+        _, other = keys.generate(ring.directory, "other")
+        monkeypatch.setenv(SERVER_KEY, str(other))
+    plain = {"ingest_endpoint": ("tcp://127.0.0.1:*",)}
+    async with start(**plain if wrong == "no exporter's key" else ring.flags) as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: any(record.name == log for record in caplog.records))
+        await until(lambda: bool(one.problem))
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(one.close, 0.1)
+        expected = (ENDS if wrong == "no engine's key" else FAILS).format(exporter.endpoints[0])
+
+    assert [r.getMessage() for r in caplog.records if r.name == log] == [expected]
+
+
+async def test_a_probe_of_a_port_without_keys_is_not_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may come every second."""
+    log = "sidestep.transport.listener"
+    caplog.set_level("INFO", log)
+    async with start(ingest_endpoint=("tcp://127.0.0.1:*",)) as exporter:
+        port = int(exporter.endpoints[0].rpartition(":")[2])
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+        async with connect(exporter) as peer:
+            await peer.send_hello()
+
+    assert log not in {record.name for record in caplog.records}
+
+
 async def test_a_key_is_accepted_as_soon_as_its_file_appears(
     ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.access import Access
 from sidestep.transport.addresses import TCP
+from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 from sidestep.transport.endpoint import Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
 from sidestep.transport.zap import Authenticator
@@ -22,6 +24,10 @@ log = logging.getLogger(__name__)
 USER = "User-Id"
 SKIPPED = 1000
 """Parts of an overlong message that one call reads."""
+
+EVENTS = (
+    zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 Socket = zmq.Socket[bytes]
 
@@ -122,9 +128,24 @@ class IngestListener:
         accepted = False
         with contextlib.suppress(zmq.Again):
             while self._accepts is not None:
-                self._accepts.recv_multipart(zmq.NOBLOCK)
-                accepted = True
+                event = recv_monitor_message(self._accepts, zmq.NOBLOCK)
+                accepted |= event["event"] == zmq.EVENT_ACCEPTED
+                self._log_failed_handshake(event["event"], event["endpoint"].decode())
         return accepted
+
+    def _log_failed_handshake(self, event: int, endpoint: str) -> None:
+        """Log what a peer with wrong keys has in its own log, too; ``zap`` logs those it denies."""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            text = "the handshake of a peer at %s fails: check its keys, which both ends need or neither"
+            self._log.warning(f"handshake {endpoint}", text, endpoint)
+        elif (
+            event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            and self._access.secret is not None
+            and endpoint.startswith(TCP)
+        ):
+            # A probe of the port does the same.
+            text = "a peer ends its handshake at %s: an engine needs keys here, %s and %s"
+            self._log.info(f"ended {endpoint}", text, endpoint, SERVER_KEY, CLIENT_KEY)
 
     def receive(self) -> Arrival | None:
         """Return the next message, or None if there is none."""
@@ -209,7 +230,7 @@ class IngestListener:
             self.zap = Authenticator(self._context, keys.__contains__, self._denied)
         seed_library()
         self.socket = router(self._context)
-        self._accepts = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED)
+        self._accepts = self.socket.get_monitor_socket(EVENTS)
         return self.socket
 
     def _require_keys(self, socket: Socket, endpoint: str) -> None:
