@@ -228,6 +228,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     )
     modules = {
         "vllm.v1.core.sched.scheduler": SimpleNamespace(Scheduler=Scheduler),
+        "vllm.v1.engine": SimpleNamespace(EngineCoreRequest=object),
         "vllm.v1.metrics": SimpleNamespace(loggers=loggers),
     }
     for name, content in modules.items():

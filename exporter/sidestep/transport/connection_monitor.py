@@ -92,9 +92,10 @@ class ConnectionMonitor:
         self.descriptor = value if event == zmq.EVENT_CONNECTED else self.descriptor
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected, self.problem = True, ""
-        elif event in _FAILED:
+        elif event in _FAILED or (event == zmq.EVENT_DISCONNECTED and not self.connected):
+            # Not every failure of a handshake has an event of its own before the end.
             self.problem = f"{HANDSHAKE_FAILED}: {self._remedy}"
-        elif event == zmq.EVENT_DISCONNECTED:
+        if event == zmq.EVENT_DISCONNECTED:
             self.connected, self.descriptor = False, -1
         elif event == zmq.EVENT_CLOSED:
             self.problem = describe_number(_connect_error(self._endpoint))

@@ -14,7 +14,6 @@ from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.access import Access
 from sidestep.transport.addresses import TCP
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 from sidestep.transport.endpoint import Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
 from sidestep.transport.zap import Authenticator
@@ -138,14 +137,9 @@ class IngestListener:
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             text = "the handshake of a peer at %s fails: check its keys, which both ends need or neither"
             self._log.warning(f"handshake {endpoint}", text, endpoint)
-        elif (
-            event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            and self._access.secret is not None
-            and endpoint.startswith(TCP)
-        ):
-            # A probe of the port does the same.
-            text = "a peer ends its handshake at %s: an engine needs keys here, %s and %s"
-            self._log.info(f"ended {endpoint}", text, endpoint, SERVER_KEY, CLIENT_KEY)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and endpoint.startswith(TCP):
+            text = "a peer ends its handshake at %s: it is a probe of the port, or an engine with wrong keys"
+            self._log.info(f"ended {endpoint}", text, endpoint)
 
     def receive(self) -> Arrival | None:
         """Return the next message, or None if there is none."""
