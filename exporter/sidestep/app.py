@@ -120,7 +120,7 @@ class Exporter:
         self.tenants = None
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
-        has_sink = self.request_log is not None or self.tenants is not None
+        has_sink = bool(self.request_log or self.tenants or objectives)
         self.registry = Registry(
             layouts,
             config.buckets,

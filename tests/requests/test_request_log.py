@@ -114,9 +114,11 @@ def test_a_record_for_each_request_that_ended(chosen: list[tuple[str, int, int]]
         assert record.output_tokens == end.generation_tokens
         assert record.extra_tokens == sum(count - 1 for _, count in outputs[1:])
         assert record.sample == begin.sample
-        assert record.max_itl_seconds == pytest.approx(max(gaps)) if gaps else True
+        assert record.max_itl_seconds == pytest.approx(max(gaps), abs=1e-5) if gaps else True
         if outputs:
-            assert record.ttft_seconds == pytest.approx(outputs[0][0].wall - begin.arrival)
+            assert record.ttft_seconds == pytest.approx(
+                outputs[0][0].wall - begin.arrival, abs=1e-5
+            )
         assert record.e2e_seconds == pytest.approx(end.wall - begin.arrival, abs=1e-5)
 
 
@@ -185,6 +187,34 @@ async def test_a_recorded_run_of_a_real_engine(start: Start, tmp_path: Path) -> 
     assert len({record["key"] for record in found}) == len(found)
     assert {record["id"] for record in found} == {""}
     assert page["sidestep_request_records"].samples.popitem()[1] == len(found)
+
+
+async def test_goodput(start: Start, tmp_path: Path) -> None:
+    """Requests and tokens that met all objectives, as their records say."""
+    log = tmp_path / "requests.jsonl"
+    slo = ("ttft=30ms", "e2e=2s", "inter_token=50ms")
+    async with start(requests_log=str(log), slo=slo) as exporter:
+        await play(exporter)
+        page = parse(await get(exporter.url))
+    good = [
+        record
+        for record in lines(log)
+        if record["reason"] != "abort" and all(record["objectives"].values())
+    ]
+    assert {name for record in good for name in record["objectives"]} == {
+        "ttft",
+        "e2e",
+        "inter_token",
+    }
+    assert 0 < len(good) < len(lines(log))
+    found = {
+        name: sum(page[f"sidestep_goodput_{name}"].samples.values())
+        for name in ("requests", "tokens")
+    }
+    assert found == {
+        "requests": len(good),
+        "tokens": sum(record["output_tokens"] for record in good),
+    }
 
 
 async def test_conditions_and_shares(start: Start, tmp_path: Path) -> None:

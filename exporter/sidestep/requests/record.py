@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from sidestep.catalog.slo import AVAILABILITY
+from sidestep.catalog.slo import AVAILABILITY, LATENCIES
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
@@ -17,6 +17,8 @@ FAILED = frozenset({"abort", "error", "refused", "engine_died", "expired"})
 """Reasons of requests that have not been served."""
 UNIDENTIFIED = Identity()
 TRACEPARENT_PARTS = 4
+DIGITS = 6
+"""Decimal places of seconds: an engine's clock does not have more."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,6 +82,16 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     objectives: dict[str, bool]
 
 
+def output_tokens(ended: EndedRequest) -> int:
+    """Return the tokens that a request generated."""
+    request = ended.request
+    if request is None or request.first is None:
+        return ended.generation_tokens
+    if ended.reason == "abort":
+        return ended.generation_tokens or request.tokens
+    return request.tokens
+
+
 def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecord:
     """Return the record of a request.
 
@@ -91,17 +103,9 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     request = ended.request or Request(ended.stamp)
     identity = request.identity or UNIDENTIFIED
     trace_id, parent = _trace(identity.trace)
-    first, last, wall, arrival = request.first, request.last, ended.wall, request.arrival
-    counted = first is not None and ended.reason != "abort"
-    decode = _between(first, last)
-    more = request.tokens - 1
-    times = {
-        "e2e": None if wall is None else _between(arrival, wall),
-        "queue": _between(request.queued, request.scheduled),
-        "ttft": request.ttft,
-        "time_per_output_token": decode / more if decode is not None and more > 0 else None,
-        "inter_token": request.longest_gap or None,
-    }
+    times = latencies(ended)
+    rounded = {name: _rounded(seconds) for name, seconds in times.items()}
+    wall, arrival = ended.wall, request.arrival
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
         time=_rfc3339(now if wall is None else wall),
@@ -117,37 +121,59 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         reason=ended.reason,
         refused=ended.refused,
         arrival=None if arrival is None else _rfc3339(arrival),
-        e2e_seconds=times["e2e"],
-        queue_seconds=times["queue"],
-        prefill_seconds=_between(request.scheduled, first),
-        decode_seconds=decode,
-        preempted_seconds=request.preempted_seconds,
+        e2e_seconds=rounded["e2e"],
+        queue_seconds=rounded["queue"],
+        prefill_seconds=_rounded(_between(request.scheduled, request.first)),
+        decode_seconds=_rounded(_between(request.first, request.last)),
+        preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
-        ttft_seconds=times["ttft"],
-        mean_itl_seconds=times["time_per_output_token"],
-        max_itl_seconds=times["inter_token"],
+        ttft_seconds=rounded["ttft"],
+        mean_itl_seconds=rounded["time_per_output_token"],
+        max_itl_seconds=rounded["inter_token"],
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
         cached_tokens=request.cached,
         external_tokens=request.external,
-        output_tokens=request.tokens if counted else ended.generation_tokens or request.tokens,
+        output_tokens=output_tokens(ended),
         extra_tokens=request.extra_tokens,
         max_tokens=ended.max_tokens,
-        objectives=_objectives(engine, times, ended.reason),
+        objectives=objectives_met(engine, ended, times),
     )
 
 
-def _objectives(engine: Engine, times: Mapping[str, float | None], reason: str) -> dict[str, bool]:
-    """Return whether each objective is met; a request that was not served meets none of latency."""
+def latencies(ended: EndedRequest) -> dict[str, float | None]:
+    """Return the latencies that objectives may limit, by ``slo.LATENCIES``; None is unknown."""
+    request = ended.request
+    if request is None:
+        return dict.fromkeys(LATENCIES)
+    decode, more = _between(request.first, request.last), request.tokens - 1
+    return {
+        "e2e": _between(request.arrival, ended.wall),
+        "queue": _between(request.queued, request.scheduled),
+        "ttft": request.ttft,
+        "time_per_output_token": decode / more if decode is not None and more > 0 else None,
+        "inter_token": request.longest_gap or None,
+    }
+
+
+def objectives_met(
+    engine: Engine, ended: EndedRequest, times: Mapping[str, float | None]
+) -> dict[str, bool]:
+    """Return whether the request met each objective that can be decided.
+
+    A request that was not served meets none. One of inter-token latency is met if the longest
+    time between two outputs meets it.
+    """
     if engine.objectives is None:
         return {}
+    is_served = ended.reason not in FAILED
     found: dict[str, bool] = {}
     for name, family in engine.layout.tables.latencies.items():
         seconds = times.get(name)
-        for limit in engine.objectives.limits(family):
-            if seconds is not None:
-                found[limit.objective] = seconds <= limit.threshold and reason not in FAILED
+        if seconds is not None:
+            for limit in engine.objectives.limits(family):
+                found[limit.objective] = is_served and seconds <= limit.threshold
     if engine.objectives.availability:
-        found[AVAILABILITY] = reason not in FAILED
+        found[AVAILABILITY] = is_served
     return found
 
 
@@ -155,7 +181,11 @@ def _between(start: float | None, end: float | None) -> float | None:
     """Return the interval if both ends are known and in order."""
     if start is None or end is None or end < start:
         return None
-    return round(end - start, 6)
+    return end - start
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, DIGITS)
 
 
 def _rfc3339(time: float) -> str:

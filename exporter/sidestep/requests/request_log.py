@@ -20,7 +20,13 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition
 from sidestep.requests.log_file import LineSink
-from sidestep.requests.record import make_record
+from sidestep.requests.record import (
+    FAILED,
+    latencies,
+    make_record,
+    objectives_met,
+    output_tokens,
+)
 from sidestep.requests.tenants import Tenants
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
@@ -34,6 +40,8 @@ BATCH = 1000
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 3.0
 """Seconds that the last records have to be written when the exporter stops."""
+GOODPUT = ("goodput_requests", "goodput_tokens")
+"""Handlers of the requests that met all objectives."""
 RECORDS, LOST, PENDING = (
     "sidestep_request_records_total",
     "sidestep_request_records_lost_total",
@@ -156,6 +164,12 @@ class EngineRequests:
         self._requests = requests
         self._tenants = tenants
         self._engine = engine
+        self._goodput: list[int] = []
+        """Slots of the counters of requests and tokens that met all objectives; empty without any."""
+        if engine.objectives is not None and engine.objectives.names:
+            handled = engine.layout.handled
+            self._goodput = [handled[name].slots[0] for name in GOODPUT]
+            self._count_goodput(0, 0)
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
         """Return whose request begins; empty if tenants are not counted."""
@@ -163,8 +177,17 @@ class EngineRequests:
 
     def end(self, ended: EndedRequest) -> None:
         """Record a request that ended."""
+        if self._goodput and ended.reason not in FAILED:
+            met = objectives_met(self._engine, ended, latencies(ended))
+            if all(met.values()):
+                self._count_goodput(1, output_tokens(ended))
         if self._requests is not None:
             self._requests.add(self._engine, ended)
+
+    def _count_goodput(self, *counts: int) -> None:
+        values = self._engine.values
+        for slot, count in zip(self._goodput, counts, strict=True):
+            values[slot] = (values[slot] or 0) + count
 
     def lose(self, count: int) -> None:
         """Count requests that ended unseen."""

@@ -55,6 +55,16 @@ ROWS: tuple[Row, ...] = (
         own=("reason",),
         closed=UNTRACKED,
     ),
+    _counter(
+        "sidestep_goodput_requests_total",
+        Handler("goodput_requests"),
+        "Requests that met all objectives of --slo: served, and every latency within its threshold.",
+    ),
+    _counter(
+        "sidestep_goodput_tokens_total",
+        Handler("goodput_tokens"),
+        "Generated tokens of the requests in sidestep_goodput_requests_total.",
+    ),
     *(
         _counter(f"sidestep_tenant_{name}_total", Handler(handler), text, own=(TENANT,))
         for name, handler, text in (
