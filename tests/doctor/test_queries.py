@@ -88,6 +88,7 @@ GOOD = (
     "vllm:num_requests_running",
     'vllm:request_success_total{finished_reason=~"stop|length",pod="a"}',
     "sum by (pod, finished_reason) (rate(vllm:request_success_total[5m]))",
+    'vllm:num_requests_running{finished_reason=~".*",le=""} offset -5m',
     "vllm:num_preemptions or vllm:num_preemptions_total",
     "absent(vllm:num_preemptions)",
     "vllm:num_requests_running unless vllm:num_preemptions",
@@ -119,6 +120,7 @@ ON_PAGE = {
     "vllm:lora_requests_info": "SD412",
     "rate(vllm:time_to_first_token_seconds[5m])": "SD413",
     "DCGM_FI_DEV_GPU_UTIL": "SD414",
+    "rate(process_resident_memory_bytes[5m])": "SD418",
     '{__name__=~"vllm:foo.*"}': "SD412",
 }
 
@@ -133,7 +135,13 @@ def test_on_a_page(query: str) -> None:
 
 def test_successors(tmp_path: Path, page: str) -> None:
     """Whatever has another name is shown with it, and all panels that use it."""
-    given = board(tmp_path / "board.json", LEGACY, f"avg({LEGACY})", "sglang:num_running_reqs")
+    given = board(
+        tmp_path / "board.json",
+        LEGACY,
+        f"avg({LEGACY})",
+        "sglang:num_running_reqs",
+        '{__name__=~"none:.*"}',
+    )
     found = findings("--dashboard", given, "--engine-page", page)
     assert found == [
         (
@@ -144,6 +152,7 @@ def test_successors(tmp_path: Path, page: str) -> None:
             "SD411",
             "sglang:num_running_reqs -> vllm:num_requests_running: nothing is of SGLang (panel 2)",
         ),
+        ("SD412", "__name__=~'none:.*': no name is like it (panel 3)"),
     ]
 
 
