@@ -116,7 +116,7 @@ NEEDS_FLAG = Code(
     "SD415",
     "info",
     "A metric needs a flag of the exporter",
-    "The name is exposed only with `--metrics.common` or `--slo`.",
+    "The name is exposed only with `--metrics.common`, `--slo` or `--tenants.by`.",
     "Run `sidestep serve` with the flag.",
 )
 FORMER = Code(

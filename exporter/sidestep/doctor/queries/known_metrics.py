@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sidestep.catalog.model import Kind
+from sidestep.catalog.model import Kind, Row
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.legacy_rows import LOST
@@ -14,6 +14,7 @@ from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
 LEGACY, COMMON, SLO = "--metrics.legacy", "--metrics.common", "--slo"
+TENANTS = "--tenants.by"
 """Flags of the exporter that add families."""
 _CONNECTOR = "a KV connector (--kv-transfer-config) of vLLM"
 OPTIONS: Mapping[str, str] = {
@@ -85,7 +86,7 @@ class Metric(NamedTuple):
     Attributes:
         dialects: The dialects that have it; ``exporter`` for the exporter's own.
         needs: What brings it; empty: nothing special.
-        flag: The exporter's flag among ``LEGACY``, ``COMMON`` and ``SLO`` without which it is hidden.
+        flag: The exporter's flag without which it is hidden.
         successor: The name or expression to use instead of a former name.
         until: Last release with a former name.
     """
@@ -192,15 +193,6 @@ def _families() -> frozenset[str]:
 def _rows() -> Iterator[Metric]:
     for dialect in DIALECTS.values():
         for row in (*dialect.rows, *dialect.common_rows):
-            flag = (
-                LEGACY
-                if row.status == "hidden"
-                else COMMON
-                if row in dialect.common_rows
-                else SLO
-                if row.name in (SLO_REQUESTS, SLO_UNDECIDED)
-                else ""
-            )
             yield Metric(
                 row.name,
                 row.name,
@@ -208,11 +200,21 @@ def _rows() -> Iterator[Metric]:
                 frozenset(row.labels),
                 frozenset((dialect.name,)),
                 OPTIONS.get(f"{dialect.name} {row.feature}", ""),
-                flag,
-                row.successor if flag == LEGACY else "",
+                _flag(row, is_common=row in dialect.common_rows),
+                row.successor if row.status == "hidden" else "",
                 row.since,
                 row.until,
             )
+
+
+def _flag(row: Row, *, is_common: bool) -> str:
+    if row.status == "hidden":
+        return LEGACY
+    if is_common:
+        return COMMON
+    if row.name.startswith("sidestep_tenant_"):
+        return TENANTS
+    return SLO if row.name in (SLO_REQUESTS, SLO_UNDECIDED) else ""
 
 
 def _own() -> Iterator[Metric]:
