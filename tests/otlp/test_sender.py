@@ -362,6 +362,43 @@ async def test_the_last_push_has_the_last_counts(start: Start) -> None:
         assert {key: found.samples[key] for key in page.samples} == page.samples
 
 
+async def test_an_exporter_without_a_page_pushes(start: Start) -> None:
+    """Nothing has to scrape it; its instance has no port."""
+    async with receiver() as found:
+        async with start(otlp_endpoint=found.url, web_listen_address=("",)) as exporter:
+            await replay(exporter)
+        assert counts_of(found.samples)
+        assert found.resource["service.instance.id"] == found.resource["host.name"]
+
+
+async def test_a_recovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The first success, the outage with its cause, and its end."""
+
+    async def fail(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    caplog.set_level(logging.INFO, "sidestep")
+    async with pushing() as (made, found):
+        await made.sender.push()
+        for answer in (fail, fail, None):
+            made.clock.now += 61
+            found.answer = answer
+            await made.sender.push()
+
+    lines = [record.getMessage() for record in caplog.records if "--otlp" in record.getMessage()]
+    assert [line.rpartition("/v1/metrics ")[2] for line in lines] == [
+        "accepts metrics",
+        "answers 503: Service Unavailable",
+        "answers 503: Service Unavailable",
+        "accepts metrics",
+    ]
+
+
+def counts_of(samples: Samples) -> float:
+    """Return all tokens generated."""
+    return sum(value for (name, _), value in samples.items() if name == TOKENS)
+
+
 async def replay(exporter: Exporter) -> None:
     """Replay a recorded run."""
     player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")

@@ -142,7 +142,7 @@ class OtlpSender:
         if accepted and not refused:
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
             if not self._is_accepted:
-                log.info("metrics are sent by OTLP to %s", self._shown)
+                self._log.info("accepted", "--otlp.endpoint: %s accepts metrics", self._shown)
         self._is_accepted = accepted and not refused
 
     async def _post(self, request: Request) -> int:
@@ -194,13 +194,13 @@ class OtlpSender:
             self._resume_at = self._clock() + _pause(response.headers.get("Retry-After", ""))
         elif CLIENT_ERROR <= status < SERVER_ERROR and status not in RETRYABLE:
             self._metrics.add("sidestep_otlp_rejected_points_total", request.points)
-        reason = answer.decode("utf-8", "replace") if answer.isascii() else response.reason
+        reason = answer.decode(errors="replace") or response.reason or "no reason given"
         self._log.warning(
             str(status),
-            "%s answers %d: %s",
+            "--otlp.endpoint: %s answers %d: %s",
             self._shown,
             status,
-            _line(reason or "no reason given"),
+            _line(reason),
         )
 
     def _rejected(self, response: aiohttp.ClientResponse, answer: bytes) -> int:
@@ -210,12 +210,14 @@ class OtlpSender:
         try:
             partial = ExportMetricsServiceResponse.FromString(answer).partial_success
         except DecodeError:
-            self._log.warning("answer", "%s answers 200 with an unreadable body", self._shown)
+            self._log.warning(
+                "answer", "--otlp.endpoint: %s answers 200 with an unreadable body", self._shown
+            )
             return 0
         if partial.rejected_data_points > 0 or partial.error_message:
             self._log.warning(
                 "partial",
-                "%s rejects %d points: %s",
+                "--otlp.endpoint: %s rejects %d points: %s",
                 self._shown,
                 partial.rejected_data_points,
                 _line(partial.error_message),
@@ -225,7 +227,9 @@ class OtlpSender:
 
     def _failed(self, status: str, why: object) -> None:
         self._metrics.add("sidestep_otlp_requests_total", 1, status)
-        self._log.warning(status, "%s cannot be reached: %s", self._shown, _line(why))
+        self._log.warning(
+            status, "--otlp.endpoint: %s cannot be reached: %s", self._shown, _line(why)
+        )
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:
