@@ -176,13 +176,18 @@ def test_two_engines_on_one_host(tmp_path: Path, binary: str) -> None:
         assert codes(one) == ["SD308"]
 
 
-def test_one_page_in_two_jobs(tmp_path: Path, binary: str) -> None:
-    """The same address is in two jobs."""
-    with (
-        growing_page(ENGINE + BUILD) as url,
-        running(binary, tmp_path, {"url": url}, {"url": url, "job": "b"}) as one,
-    ):
-        assert codes(one) == ["SD305", "SD308"]
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1", "the same page"), ("localhost", "one exporter under two addresses")],
+)
+def test_one_page_in_two_jobs(tmp_path: Path, binary: str, host: str, why: str) -> None:
+    """The same process is in two jobs, by one address or by two."""
+    with growing_page(ENGINE + BUILD) as url:
+        again = {"url": url.replace("127.0.0.1", host), "job": "b"}
+        with running(binary, tmp_path, {"url": url}, again) as one:
+            found = doctor("--prometheus", one.url)
+    assert [code for code, _, _ in found] == ["SD305", "SD308"]
+    assert found[0][2].endswith(f"(job a, b) are {why}")
 
 
 def test_no_exporter_and_a_target_that_is_down(tmp_path: Path, binary: str) -> None:

@@ -20,7 +20,7 @@ _CONNECTOR = "a KV connector (--kv-transfer-config) of vLLM"
 OPTIONS: Mapping[str, str] = {
     "vllm spec_decode": "vLLM's --speculative-config",
     "vllm diffusion": "a diffusion model",
-    "vllm kv_cache_metrics": "vLLM's --kv-cache-metrics, or sidestep's tap in its core",
+    "vllm kv_cache_metrics": "vLLM's --kv-cache-metrics, or sidestep's tap and --kv.sample-rate above 0",
     "vllm nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1 in vLLM's environment",
     "vllm kv_consumer": "a KV connector of vLLM that loads KV (--kv-transfer-config)",
     "vllm watermark": "vLLM's --watermark-config",
