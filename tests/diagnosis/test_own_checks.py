@@ -61,6 +61,15 @@ async def test_rejected_messages(start: Start) -> None:
         assert (await found(exporter, "SD106"))["subject"] == "bad_schema"
 
 
+async def test_a_refused_stream_has_the_remedy_of_its_reason(start: Start) -> None:
+    """The same as in the log."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send(Hello(VERSION + 1, "s", 1, 1, 1, []))
+        finding = await found(exporter, "SD106")
+    assert finding["subject"] == "version"
+    assert finding["remedy"].startswith("Install the same release of sidestep here and in")
+
+
 async def test_two_engines_with_equal_labels(start: Start) -> None:
     """The later one is named."""
     async with start() as exporter, connect(exporter) as peer:

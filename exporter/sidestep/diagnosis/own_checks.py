@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep.ingest.connection_log import REMEDIES
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.registry import Registry
@@ -190,7 +191,10 @@ class OwnChecks:
             within = (
                 "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
             )
-            yield code.on(text or EXPORTER, f"{added:.0f} {within} ({name})")
+            remedy = REMEDIES.get(labels[0], "") if code is codes.REJECTED else ""
+            yield code.on(
+                text or EXPORTER, f"{added:.0f} {within} ({name})", remedy[:1].upper() + remedy[1:]
+            )
 
     def _gauges(self) -> Iterator[Finding]:
         values = self._values((*EXPECTED, *GAUGES))
