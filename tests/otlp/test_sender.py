@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
@@ -35,6 +37,7 @@ from otlp_receiver import (
     stamps_of,
 )
 from pages import get, parse
+from polled import polled
 from ports import free_port
 from sidestep.app import Exporter
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
@@ -65,7 +68,7 @@ class Clock:
 class Pushing:
     """A sender of one engine's series, with its metrics and clock."""
 
-    def __init__(self, url: str, **headers: str) -> None:
+    def __init__(self, url: str, query: str = "", **headers: str) -> None:
         fed = Fed()
         fed.send_hello("s", [INFO])
         self.metrics, self.clock = SelfMetrics(), Clock()
@@ -77,7 +80,12 @@ class Pushing:
             exponential=False,
         )
         self.sender = OtlpSender(
-            families, Encoder({}), self.metrics, f"{url}/v1/metrics", headers, clock=self.clock
+            families,
+            Encoder({}),
+            self.metrics,
+            f"{url}/v1/metrics{query}",
+            headers,
+            clock=self.clock,
         )
 
     def requests(self) -> dict[str, float]:
@@ -140,11 +148,17 @@ async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize("form", ["seconds", "date", "endless", "garbage", ""])
+@pytest.mark.parametrize("form", ["seconds", "date", "endless", "nan", "garbage", ""])
 async def test_retry_after_is_honoured(status: int, form: str) -> None:
     """No push is made before; an endless time is bounded, and one that is none is ignored."""
     date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=90), usegmt=True)
-    after = {"seconds": "60", "date": date, "endless": "1e30", "garbage": "soon"}.get(form)
+    after = {
+        "seconds": "60",
+        "date": date,
+        "endless": "1e30",
+        "nan": "nan",
+        "garbage": "soon",
+    }.get(form)
 
     async def busy(_: web.Request) -> web.StreamResponse:
         return web.Response(status=status, headers={"Retry-After": after} if after else {})
@@ -159,6 +173,47 @@ async def test_retry_after_is_honoured(status: int, form: str) -> None:
     assert made.value("rejected_points_total") == made.value("points_total") == 0
     least, most = {"seconds": (60, 60), "date": (80, 90), "endless": (300, 300)}.get(form, (0, 0))
     assert least <= pause <= most
+
+
+@given(st.text() | st.floats().map(str) | st.datetimes().map(format_datetime))
+def test_any_retry_after_is_a_bounded_pause(text: str) -> None:
+    """A receiver cannot stop pushes for good."""
+    assert 0.0 <= module._pause(text) <= module.MAX_PAUSE
+
+
+@pytest.mark.parametrize("status", [200, 202, 204])
+async def test_every_status_of_success_is_one(status: int) -> None:
+    """Not all receivers answer 200."""
+
+    async def accept(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status)
+
+    async with pushing() as (made, found):
+        found.answer = accept
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {str(status): 1}
+    assert made.value("points_total") > 0
+    assert made.value("last_success_timestamp_seconds") > 0
+
+
+async def test_an_answer_that_is_no_http_is_logged_without_secrets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The URL's query may be one."""
+
+    async def garbage(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\xff no HTTP\r\n\r\n")
+
+    async with polled(garbage) as server:
+        made = Pushing(server.url, "?token=s3cret")
+        await made.sender.push()
+        await made.sender.close()
+
+    assert made.requests() == {"connection": 1}
+    assert "cannot be reached: " in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 async def test_a_pause_delays_the_next_push() -> None:

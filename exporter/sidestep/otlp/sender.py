@@ -37,9 +37,10 @@ MAX_PAUSE = 300.0
 MAX_ANSWER_BYTES = 64 << 10
 MAX_REASON_CHARS = 200
 KIND = "application/x-protobuf"
-OK, CLIENT_ERROR, SERVER_ERROR = 200, 400, 500
-RETRYABLE = frozenset({408, 429, 502, 503, 504})
-"""Statuses after which the same data could be accepted; others are a receiver's last word."""
+SUCCESS, CLIENT_ERROR = 2, 4
+"""First digits of statuses."""
+RETRYABLE = frozenset({408, 429})
+"""Client errors after which the same data could be accepted."""
 
 
 class Durable(Protocol):
@@ -133,11 +134,11 @@ class OtlpSender:
         accepted = refused = False
         for request in requests:
             status = await self._post(request)
-            if status == OK:
+            if status // 100 == SUCCESS:
                 accepted = True
             else:
                 refused = True
-                if status in RETRYABLE or not CLIENT_ERROR <= status < SERVER_ERROR:
+                if not _is_final(status):
                     break
         if accepted and not refused:
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
@@ -159,8 +160,13 @@ class OtlpSender:
                 answer = await _read(response.content)
                 self._answered(request, response, answer)
                 return response.status
+        except aiohttp.ServerTimeoutError:
+            self._failed("timeout", f"no connection within {CONNECT_SECONDS:g} s")
         except asyncio.TimeoutError:
             self._failed("timeout", f"no answer within {TIMEOUT:g} s")
+        except aiohttp.ClientResponseError as error:
+            # The error's own text includes the URL, whose query may be a secret.
+            self._failed("connection", error.message)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # aiohttp's own text also mentions an SSL option that is not set.
             self._failed("connection", getattr(error, "os_error", error))
@@ -185,14 +191,14 @@ class OtlpSender:
     def _answered(self, request: Request, response: aiohttp.ClientResponse, answer: bytes) -> None:
         status = response.status
         self._metrics.add("sidestep_otlp_requests_total", 1, str(status))
-        if status == OK:
+        if status // 100 == SUCCESS:
             rejected = min(self._rejected(response, answer), request.points)
             self._metrics.add("sidestep_otlp_points_total", request.points - rejected)
             self._metrics.add("sidestep_otlp_rejected_points_total", rejected)
             return
         if status in (429, 503):
             self._resume_at = self._clock() + _pause(response.headers.get("Retry-After", ""))
-        elif CLIENT_ERROR <= status < SERVER_ERROR and status not in RETRYABLE:
+        elif _is_final(status):
             self._metrics.add("sidestep_otlp_rejected_points_total", request.points)
         reason = answer.decode(errors="replace") or response.reason or "no reason given"
         self._log.warning(
@@ -211,7 +217,9 @@ class OtlpSender:
             partial = ExportMetricsServiceResponse.FromString(answer).partial_success
         except DecodeError:
             self._log.warning(
-                "answer", "--otlp.endpoint: %s answers 200 with an unreadable body", self._shown
+                "answer",
+                "--otlp.endpoint: %s accepts metrics with an unreadable answer",
+                self._shown,
             )
             return 0
         if partial.rejected_data_points > 0 or partial.error_message:
@@ -242,6 +250,11 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
     return bytes(found[:MAX_ANSWER_BYTES])
 
 
+def _is_final(status: int) -> bool:
+    """Return whether the same data would be refused again."""
+    return status // 100 == CLIENT_ERROR and status not in RETRYABLE
+
+
 def _pause(text: str) -> float:
     """Return the seconds of a ``Retry-After``, which is a number or a date; 0 if it is neither."""
     try:
@@ -249,9 +262,10 @@ def _pause(text: str) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError):
+        except (ArithmeticError, LookupError, TypeError, ValueError):
             return 0.0
-    return min(max(seconds, 0.0), MAX_PAUSE)
+    # NaN is no number of seconds either.
+    return min(seconds, MAX_PAUSE) if seconds > 0 else 0.0
 
 
 def _line(text: object) -> str:
