@@ -131,6 +131,10 @@ async def test_native_histograms_that_are_not_scraped(
         def check() -> None:
             with running(binary, tmp_path, {"url": exporter.url}) as one:
                 assert codes(one) == ["SD307", "SD308"]
+            again = tmp_path / "again"
+            again.mkdir()
+            with running(binary, again, {"url": exporter.url}, flags=(NATIVE,)) as one:
+                assert codes(one) == ["SD308"]
 
         await asyncio.to_thread(check)
 
