@@ -260,7 +260,7 @@ async def test_a_sender_of_another_protocol_is_seen_at_both_ends(
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(count())
-        await until(lambda: "refuses the stream: version" in caplog.text)
+        await until(lambda: "refuses the stream: version sender uses" in caplog.text)
         (line,) = texts(caplog)
         await asyncio.to_thread(one.close, 0.1)
 

@@ -351,6 +351,8 @@ class Receiver:
         return stream.peer, reply
 
     def _refuse(self, peer: bytes, incarnation: int, code: str, detail: str = "") -> Received:
+        # A WireError's text begins with the code where both are the same.
+        detail = detail.removeprefix(f"{code}: ")
         return Received(replies=[(peer, Nack(self.boot, incarnation, code, detail[:256]))])
 
 
