@@ -196,4 +196,5 @@ class Forwarder:
         code = code if code in NACK_CODES else "other"
         self._metrics.add("sidestep_forward_errors_total", 1, code)
         text = "the exporter at %s rejects forwarded records: %s"
-        self._log.warning(code, text, self._endpoint, detail or code)
+        reason = f"{code}: {detail}" if detail else code
+        self._log.warning(code, text, self._endpoint, reason)
