@@ -370,7 +370,7 @@ def top(
     type=click.Choice(SEVERITIES),
     default="error",
     show_default=True,
-    help="Lowest severity at which the exit code is 1; with errors it is 2 in any case.",
+    help="Exit with 1 if there is a finding of this severity or a higher one; with 2 for errors.",
 )
 @_access
 def doctor(
