@@ -274,6 +274,11 @@ def test_every_rule_has_data(scraped: Scraped, version: str, path: Path) -> None
 
 PEERS = {
     "aibrix/vllm_engine.json": (37, 37),
+    "dcgm/dcgm-exporter.json": (8, 4),
+    "dynamo/dcgm-metrics.json": (14, 4),
+    "dynamo/disagg-dashboard.json": (25, 2),
+    "dynamo/dynamo-cm.yaml": (13, 2),
+    "dynamo/dynamo.json": (13, 2),
     "kserve/kserve-epp-all.json": (22, 10),
     "kserve/pd-disaggregation.json": (7, 3),
     "kserve/prefix-caching.json": (18, 3),
@@ -298,8 +303,8 @@ PEERS = {
 }
 """Queries of other projects' dashboards, and how many of them have data.
 
-The others use metrics of a router (production-stack), one that no engine has (failure-saturation), and those of NIXL,
-which no recorded engine used (pd-coordinator, 15 queries).
+Of dcgm-exporter's metrics those of its stand-in are there. The others use metrics of a router (production-stack), one
+that no engine has (failure-saturation), and those of NIXL, which no recorded engine used (pd-coordinator, 15 queries).
 """
 ROUTERS = {
     'avg_over_time(up{job="gaie-optimized-baseline-epp",namespace=~".*"}[5m])',
