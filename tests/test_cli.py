@@ -108,7 +108,7 @@ def test_help_groups_settings_by_topic(command: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.flag)
 def test_help_shows_the_default_in_effect(setting: Setting, help_text: str) -> None:
-    """It is the value of a configuration without flags, variables and file; an unset one is empty."""
+    """The default in help is the value of a configuration without flags, variables and file; an unset one is empty."""
     found = re.search(rf"\[{setting.variable};(default|unset):([^\]]+)\]", help_text)
     assert found
     effective = getattr(read({}, {}), setting.key)
@@ -120,7 +120,7 @@ def test_help_shows_the_default_in_effect(setting: Setting, help_text: str) -> N
 
 
 def test_help_shows_the_default_endpoint(help_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the directory of the user's session, or else among temporary files."""
+    """The endpoint is in the directory of the user's session, or else among temporary files."""
     found = re.search(r"unset:([^;]+);withoutthatvariable,([^;\]]+)\]", help_text)
     assert found
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")

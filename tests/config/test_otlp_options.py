@@ -71,7 +71,7 @@ def test_variables_are_separated_by_commas() -> None:
     ],
 )
 def test_an_invalid_setting_is_one_line(flags: Mapping[str, Any], complaint: str) -> None:
-    """It says what to do, and has no secret."""
+    """The line names the remedy, and has no secret."""
     endpoint = {} if "requires --otlp" in complaint else {"otlp_endpoint": URL}
     if not complaint:
         assert read({**endpoint, **flags}, {}).otlp_header

@@ -1,4 +1,4 @@
-"""What an exporter finds about itself, by faults seeded over real connections, files and time."""
+"""Findings of an exporter about itself, by faults seeded over real connections, files and time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_what_a_sender_reports(heartbeat: Heartbeat, code: str, start: Sta
 
 
 async def test_a_stalled_engine(start: Start) -> None:
-    """It is named."""
+    """The engine is named."""
     limits = {"health_min_threshold": "3", "health_max_threshold": "3"}
     async with start(**limits) as exporter, process(exporter) as stuck:
         stuck.progress = [msgspec.structs.replace(WORKING, steps=6, step_age=70.0, unfinished=1)]

@@ -108,7 +108,7 @@ def test_commands_between_backticks_run(reader: Machine) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """It has at most 150 lines."""
+    """README has at most 150 lines."""
     assert len(README.read_text().splitlines()) <= 150
 
 

@@ -165,7 +165,7 @@ async def test_an_unknown_host() -> None:
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
 async def test_another_program(reply: bytes) -> None:
-    """It says something else than an exporter, or nothing."""
+    """The answer is not an exporter's, or there is none."""
     with answering(reply) as address:
         assert codes(await found(address)) == ["SD165"]
 

@@ -20,7 +20,7 @@ from sidestep_adapters.recording.replay import Replay
 from web_servers import server
 
 RECORDED = sorted(path.name.removesuffix(".txt.gz") for path in DATA.glob("page_*.txt.gz"))
-SHARED = Path("/work/shared/reference")
+SHARED = Path(__file__).parents[3] / "shared" / "reference"
 
 
 def found(text: str) -> list[Finding]:

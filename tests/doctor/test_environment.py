@@ -109,7 +109,7 @@ def test_a_release_without_the_plugin(tmp_path: Path) -> None:
 
 
 def test_an_old_python() -> None:
-    """It is recognised by the directory of its packages."""
+    """The process is recognised by the directory of its packages."""
     found = packages.check(Packages("old", ["/opt/venv/lib/python3.9/site-packages"]))
     assert "SD007" in codes(list(found))
 

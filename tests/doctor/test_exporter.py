@@ -98,5 +98,5 @@ async def test_another_server(text: str, date: float, code: str) -> None:
 
 
 def test_a_wrong_address() -> None:
-    """It is a usage error, not a finding."""
+    """A wrong address is a usage error, not a finding."""
     one_line(sidestep("doctor", "ftp://host"), 2, "must be a URL")

@@ -346,7 +346,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.path[-60:])
 def test_harmless_changes_are_no_findings(change: Fault, tmp_path: Path) -> None:
-    """What works in a cluster is not a finding."""
+    """Manifests that work in a cluster have no finding."""
     assert found_in(tmp_path / "all.yaml", changed(change)) == []
 
 

@@ -84,7 +84,7 @@ def test_queries_that_never_have_a_result(tmp_path: Path, name: str) -> None:
 
 
 def test_successors() -> None:
-    """What has another name is shown with it."""
+    """Families with another name are shown with it."""
     reasons = {each.name: each.instead for some in named("main").values() for each in some}
     assert {name: reasons[name] for name in SUCCESSORS} == SUCCESSORS
 

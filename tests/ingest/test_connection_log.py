@@ -107,7 +107,7 @@ def test_a_sender_of_an_older_release_has_no_versions(caplog: pytest.LogCaptureF
 
 
 def test_an_engine_that_leaves_and_returns(caplog: pytest.LogCaptureFixture) -> None:
-    """It returns as another process."""
+    """The engine returns as another process."""
     fed = connected()
     texts(caplog)
     fed.send("s", Bye(fed.incarnation("s"), 0))

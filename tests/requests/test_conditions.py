@@ -66,7 +66,7 @@ def test_conditions(condition: str, holds: bool) -> None:
     ],
 )
 def test_mistakes_complete_an_error_line(condition: str, says: str) -> None:
-    """What is known is named."""
+    """The error names the known values."""
     with pytest.raises(ValueError, match=says):
         parse(condition)
 

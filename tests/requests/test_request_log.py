@@ -148,7 +148,7 @@ def test_dropped_events_are_not_a_death() -> None:
 
 
 def test_a_refused_request() -> None:
-    """It has neither queue nor output."""
+    """A refused request has neither queue nor output."""
     refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
     (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
     assert (record.reason, record.refused) == ("refused", "prompt_too_long")

@@ -184,7 +184,7 @@ def test_the_error_of_the_sketch(names: list[str], counters: int) -> None:
     ],
 )
 def test_rules(by: str, identity: Identity | None, adapter: str, name: str) -> None:
-    """What a tenant is."""
+    """Each rule reads its part of a request."""
     assert Tenants(by, 3).tenant(identity, adapter) == name
 
 

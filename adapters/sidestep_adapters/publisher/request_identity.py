@@ -1,4 +1,4 @@
-"""Whose request it is, as far as ``SIDESTEP_REQUEST_IDENTITY`` lets it leave the engine's process."""
+"""Identities of requests, as far as ``SIDESTEP_REQUEST_IDENTITY`` lets them leave the engine's process."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Subscriber:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the publisher."""
+        """True while there is a connection to the publisher."""
         return self._monitor is not None and self._monitor.connected
 
     def open(self, wake: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ BESIDE_SETTINGS = (
 _SERVICE = re.compile(
     r"SIDESTEP_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)"
 )
-"""What Kubernetes sets in every pod for a Service whose name begins with "sidestep"; ``..._PORT`` is a URL."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with "sidestep"; ``..._PORT`` is a URL."""
 
 
 def unknown(environ: Mapping[str, str], settings: Collection[str]) -> list[tuple[str, str]]:

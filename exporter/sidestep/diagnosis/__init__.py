@@ -1,1 +1,1 @@
-"""What is wrong with an installation, as findings with stable codes."""
+"""Findings on an installation, with stable codes."""

@@ -26,7 +26,7 @@ PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Sources(NamedTuple):
-    """What to check; the exporter on this machine if all are empty.
+    """Sources to check; the exporter on this machine if all are empty.
 
     Attributes:
         exporters: Addresses of exporters.

@@ -250,7 +250,7 @@ class Page(NamedTuple):
 
     @property
     def is_exporters(self) -> bool:
-        """Whether it is the page of a sidestep exporter."""
+        """True for the page of a sidestep exporter."""
         return "sidestep_build_info" in self.families
 
     def has(self, *prefixes: str) -> bool:

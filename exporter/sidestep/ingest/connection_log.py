@@ -28,7 +28,7 @@ REMEDIES = {
     "changed_dialect": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
     "bad_label": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
 }
-"""What to do about a refusal, by its reason; the text of others says it."""
+"""Remedy of a refusal, by its reason; the text of other refusals contains it."""
 
 REFUSED_SENDERS = 16
 """Senders and reasons with lines of their own; a sender may name itself as it likes."""
@@ -39,7 +39,7 @@ GOES_ON = "its counters go on"
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """What the lines have said of an engine.
+    """State of an engine in the lines so far.
 
     Attributes:
         streams: Names of the streams that feed it, by incarnation.

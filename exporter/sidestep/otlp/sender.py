@@ -91,7 +91,7 @@ class OtlpSender:
         self._stamp = 0
         self._resume_at = clock()
         self._is_accepted: bool | None = None
-        """Whether the last push was accepted; None before the first."""
+        """True if the last push was accepted; None before the first."""
         metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
 
     async def run(self, interval: float) -> None:

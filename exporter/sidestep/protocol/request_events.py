@@ -29,7 +29,7 @@ WAITING, PREEMPTED, RUNNING = range(3)
 
 
 class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Whose request it is; sent only where the engine's administrator has allowed that.
+    """Identity of a request; sent only where the engine's administrator has allowed that.
 
     Attributes:
         id: The request's id as its client knows it, or its hash.

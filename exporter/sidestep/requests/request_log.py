@@ -172,7 +172,7 @@ class EngineRequests:
             self._count_goodput(0, 0)
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
-        """Return whose request begins; empty if tenants are not counted."""
+        """Return the tenant of a request that begins; empty if tenants are not counted."""
         return "" if self._tenants is None else self._tenants.tenant(identity, adapter)
 
     def end(self, ended: EndedRequest) -> None:

@@ -1,4 +1,4 @@
-"""Tenants: whose requests count under a name of their own, and whose under ``__other__``."""
+"""Tenants of requests: those with series of their own, and all others as ``__other__``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RULES: dict[str, Callable[[Identity, str], str]] = {
     "priority": _by_priority,
     "id-prefix": _by_id_prefix,
 }
-"""What ``--tenants.by`` may be."""
+"""Tenant of a request by value of ``--tenants.by``."""
 _UNKNOWN = Identity()
 
 
@@ -94,7 +94,7 @@ class Tenants:
         return name in self._shown
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
-        """Return whose request begins, and count it."""
+        """Return the tenant of a request that begins, and count the request."""
         name = self._rule(identity or _UNKNOWN, adapter) or NO_TENANT
         count = self._requests.add(name)
         if name in self._shown or name == OTHER:

@@ -59,7 +59,7 @@ class ConnectionMonitor:
         self._endpoint = endpoint
         self._remedy = remedy
         self._has_tried = False
-        """Whether libzmq has had an address to connect to since it last decided to wait."""
+        """True if libzmq has had an address to connect to since it last decided to wait."""
         self.socket: Socket = socket.get_monitor_socket(_EVENTS)
 
     def events(self) -> Iterator[int]:

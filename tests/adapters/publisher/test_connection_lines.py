@@ -1,4 +1,4 @@
-"""What an engine's log says on its connection to an exporter, over real sockets."""
+"""Lines of an engine's log on its connection to an exporter, over real sockets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 
 UNPRIVILEGED = """
-    import logging, os, sys, time
+    import logging, os, sys, threading
     from sidestep.telemetry import peer_log
     from publishers_of_one import publisher
     logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+    seen = threading.Event()
+    class Seen(logging.Handler):
+        def emit(self, record):
+            seen.set()
+    logging.getLogger().addHandler(Seen())
     peer_log.PATIENCE = 0.2
     path = sys.argv[1]
     if os.getuid() == 0:
@@ -36,7 +41,7 @@ UNPRIVILEGED = """
     else:
         os.chmod(path, 0)
     one = publisher("ipc://" + path)
-    time.sleep(1.0)
+    seen.wait(30.0)
     one.close(0.1)
     print(os.getuid())
 """

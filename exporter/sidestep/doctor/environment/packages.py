@@ -86,7 +86,7 @@ CODES = (
 
 PYTHON = (3, 10)
 LIBRARIES = ("msgspec", "pyzmq")
-"""What the plugin needs; the exporter and the command line need more."""
+"""Packages that the plugin needs; the exporter and the command line need more."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _PYTHON_DIRECTORY = re.compile(r"python(\d+)\.(\d+)")
 

@@ -119,7 +119,7 @@ class Process(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What findings call it."""
+        """Name of the process in findings."""
         return f"process {self.pid} ({self.engine.title})"
 
 

@@ -205,7 +205,7 @@ class Exporter(NamedTuple):
 
     @property
     def polls(self) -> bool:
-        """Whether it reads from engines, which then need no plugin."""
+        """True if the exporter reads from engines, which then need no plugin."""
         return bool(s.triton or s.scrape or s.subscribe) if (s := self.settings) else False
 
     @property

@@ -69,7 +69,7 @@ class Target(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What was read of a Prometheus.
+    """Answers read from a Prometheus.
 
     Attributes:
         skew: Seconds by which its clock is ahead of this machine's.

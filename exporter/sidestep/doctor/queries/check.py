@@ -68,7 +68,7 @@ async def _run(
 ) -> AsyncIterator[tuple[str, Judged]]:
     """Yield the files' queries with what is wrong on the Prometheus servers that answer."""
     for url in prometheus:
-        # Why a server does not answer is said by the check of the server itself.
+        # The check of the server itself reports why it does not answer.
         with contextlib.suppress(FetchError, RefusedError):
             live = await LiveQueries.of(Api(session, url))
             for file, queries in found.items():

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a metric's name: its kind and labels, its successor, what brings it."""
+"""Facts of the catalogue about a metric's name: kind, labels, successor, and the option that brings it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIONS: Mapping[str, str] = {
     "triton response_cache": "a model with a response cache (--cache-config of Triton)",
     "triton response_stats": "a decoupled model",
 }
-"""What brings the rows of a dialect's feature."""
+"""Option that brings the rows of a dialect's feature."""
 EXPORTERS: Mapping[str, str] = {
     "DCGM_": "NVIDIA's dcgm-exporter",
     "kube_": "kube-state-metrics",

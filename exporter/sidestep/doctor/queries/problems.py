@@ -1,4 +1,4 @@
-"""What is wrong with a query: why it has no result, or why its result is wrong."""
+"""Problems of a query: the reasons why it has no result, or a wrong one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MOST_VALUES = 6
 
 
 class Problem(NamedTuple):
-    """What is wrong with a part of a query.
+    """Problem of a part of a query.
 
     Attributes:
         name: Of the metric.
@@ -85,7 +85,7 @@ class Reasons:
         return there or ("" if metric is None else metric.kind)
 
     def lacks(self, name: str, label: str) -> bool:
-        """Return whether no series of a metric has the label, whoever scrapes it."""
+        """Return whether no series of a metric has the label, whatever the scrape adds."""
         if self._there is not None and name in self._there.names:
             is_known = self._has_targets or self._is_of_engine(name, label)
             return is_known and label not in self._there.names[name]

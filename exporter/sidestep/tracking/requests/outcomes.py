@@ -47,7 +47,7 @@ class EndedRequest(msgspec.Struct, gc=False):
 
 
 class TenantCounts(msgspec.Struct, gc=False):
-    """What was counted for the requests of one tenant.
+    """Counts of the requests of one tenant.
 
     Attributes:
         ended: Requests that ended, ``failed`` of them by an abort or an error.
@@ -66,10 +66,10 @@ class TenantCounts(msgspec.Struct, gc=False):
 
 
 class RequestSink(Protocol):
-    """Receiver of the requests of one engine that end, and of whose they are."""
+    """Receiver of the ended requests of one engine; it also names their tenants."""
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
-        """Return whose request begins; empty if tenants are not counted."""
+        """Return the tenant of a request that begins; empty if tenants are not counted."""
 
     def end(self, ended: EndedRequest) -> None:
         """Receive a request that ended."""
