@@ -7,6 +7,7 @@ import functools
 from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge
+from sidestep.metrics.registry import TENANT
 
 MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
 """Gauge of the most requests that fit into an engine's batch."""
@@ -69,4 +70,58 @@ def objectives(
             extra_labels=extra_labels,
             mirrored=mirrored,
         ),
+    )
+
+
+def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
+    """Return the rows of the requests that met all objectives, for a dialect that sends requests."""
+    built = functools.partial(counter, shared=shared, feature=feature)
+    return (
+        built(
+            "sidestep_goodput_requests_total",
+            Handler("goodput_requests"),
+            "Requests that met all objectives of --slo: served, and every latency within its threshold.",
+        ),
+        built(
+            "sidestep_goodput_tokens_total",
+            Handler("goodput_tokens"),
+            "Generated tokens of the requests in sidestep_goodput_requests_total.",
+        ),
+    )
+
+
+def tenants(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
+    """Return the rows of the counters by tenant, for a dialect that sends requests."""
+    built = functools.partial(counter, own=(TENANT,), shared=shared, feature=feature)
+    return tuple(
+        built(f"sidestep_tenant_{name}_total", Handler(handler), text)
+        for name, handler, text in (
+            ("requests", "tenant_requests", "Requests that ended, by tenant."),
+            (
+                "failed_requests",
+                "tenant_failed_requests",
+                "Requests that ended by an abort or an error, by tenant.",
+            ),
+            (
+                "prompt_tokens",
+                "tenant_computed_tokens",
+                "Prompt tokens whose KV was computed, by tenant.",
+            ),
+            (
+                "cached_prompt_tokens",
+                "tenant_cached_tokens",
+                "Prompt tokens whose KV came from a cache, by tenant.",
+            ),
+            ("generation_tokens", "tenant_generated_tokens", "Generated tokens, by tenant."),
+            (
+                "queue_seconds",
+                "tenant_queue_seconds",
+                "Seconds that requests which ended had waited in the queue, by tenant.",
+            ),
+            (
+                "compute_seconds",
+                "tenant_compute_seconds",
+                "Seconds from the batch to the last output of requests which ended, by tenant.",
+            ),
+        )
     )

@@ -10,8 +10,8 @@ import functools
 
 from sidestep.catalog.model import Computed, Handler, Row
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
+from sidestep.engines.shared_rows import goodput, tenants
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
-from sidestep.metrics.registry import TENANT
 from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.tracking.requests.rules import UNTRACKED
 
@@ -55,48 +55,8 @@ ROWS: tuple[Row, ...] = (
         own=("reason",),
         closed=UNTRACKED,
     ),
-    _counter(
-        "sidestep_goodput_requests_total",
-        Handler("goodput_requests"),
-        "Requests that met all objectives of --slo: served, and every latency within its threshold.",
-    ),
-    _counter(
-        "sidestep_goodput_tokens_total",
-        Handler("goodput_tokens"),
-        "Generated tokens of the requests in sidestep_goodput_requests_total.",
-    ),
-    *(
-        _counter(f"sidestep_tenant_{name}_total", Handler(handler), text, own=(TENANT,))
-        for name, handler, text in (
-            ("requests", "tenant_requests", "Requests that ended, by tenant."),
-            (
-                "failed_requests",
-                "tenant_failed_requests",
-                "Requests that ended by an abort or an error, by tenant.",
-            ),
-            (
-                "prompt_tokens",
-                "tenant_computed_tokens",
-                "Prompt tokens whose KV was computed, by tenant.",
-            ),
-            (
-                "cached_prompt_tokens",
-                "tenant_cached_tokens",
-                "Prompt tokens whose KV came from a cache, by tenant.",
-            ),
-            ("generation_tokens", "tenant_generated_tokens", "Generated tokens, by tenant."),
-            (
-                "queue_seconds",
-                "tenant_queue_seconds",
-                "Seconds that requests which ended had waited in the queue, by tenant.",
-            ),
-            (
-                "compute_seconds",
-                "tenant_compute_seconds",
-                "Seconds from the batch to the last output of requests which ended, by tenant.",
-            ),
-        )
-    ),
+    *goodput(feature=ENGINE_CORE),
+    *tenants(feature=ENGINE_CORE),
     _histogram(
         "sidestep_request_preempted_seconds",
         "preempted_seconds[]",

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
+from sidestep.engines import tenant_counters
 from sidestep.engines.handlers import Handlers, increase
-from sidestep.engines.vllm import tenant_counters
+from sidestep.engines.tenant_counters import TenantCounters
 from sidestep.engines.vllm.rows import E2E, TTFT
-from sidestep.engines.vllm.tenant_counters import TenantCounters
+from sidestep.engines.vllm.tenant_totals import tenant_totals
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reader
@@ -44,7 +45,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
-        self._tenants = TenantCounters(layout, registry)
+        self._tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.vllm.readers import FAILED
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import OTHER
@@ -22,11 +21,8 @@ HANDLERS = {
 }
 """Field of ``TenantCounts`` by handler."""
 _OTHER = (OTHER,)
-_ENDS, _SOURCES, _GENERATED = (
-    "vllm:request_success_total",
-    "vllm:prompt_tokens_by_source_total",
-    "vllm:generation_tokens_total",
-)
+Total = Callable[[Engine], Number | None]
+"""A reader of an engine's own counter; None: the engine does not have it."""
 
 
 class TenantCounters:
@@ -34,21 +30,21 @@ class TenantCounters:
 
     What belongs to no shown tenant is the difference to the engine's own counter: so the sums are
     equal, also for tokens of requests that are not tracked.
+
+    Args:
+        layout: The layout of the engines' dialect.
+        registry: The engines' registry.
+        totals: The engine's own counter of each field of ``TenantCounts`` that has one.
     """
 
-    def __init__(self, layout: Layout, registry: Registry) -> None:
+    def __init__(self, layout: Layout, registry: Registry, totals: Mapping[str, Total]) -> None:
         self._registry = registry
-        self._slots = {field: layout.handled[name].slots[0] for name, field in HANDLERS.items()}
-        ends, sources = layout.find(_ENDS), layout.find(_SOURCES)
-        computed, *cached = sources.slots
-        assert sources.row.closed[0] == "local_compute"
-        self._totals = {
-            "ended": ends.slots,
-            "failed": [ends.slots[ends.row.closed.index(reason)] for reason in FAILED],
-            "computed": [computed],
-            "cached": cached[: len(sources.row.closed) - 1],
-            "generated": layout.find(_GENERATED).slots,
+        self._slots = {
+            field: layout.handled[name].slots[0]
+            for name, field in HANDLERS.items()
+            if name in layout.handled
         }
+        self._totals = totals
 
     def count(self, engine: Engine, tenants: Mapping[str, TenantCounts]) -> None:
         """Add counts by tenant, after the engine's own counters were increased."""
@@ -66,8 +62,9 @@ class TenantCounters:
         """Count under ``__other__`` what the engine has counted for no shown tenant."""
         if self._registry.tenants is None:
             return
-        for field, slots in self._totals.items():
-            children = engine.keyed[self._slots[field]]
-            children.pop(_OTHER, None)
-            total: Number = sum(engine.values[slot] or 0 for slot in slots)
-            children[_OTHER] = total - sum(children.values())
+        for field, read in self._totals.items():
+            total = read(engine)
+            if total is not None:
+                children = engine.keyed[self._slots[field]]
+                children.pop(_OTHER, None)
+                children[_OTHER] = total - sum(children.values())
