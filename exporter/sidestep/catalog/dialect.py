@@ -122,6 +122,7 @@ class DialectTables:
             samples: their number, and the tokens of the longest.
         key_series: The series of the statistics log line; None: its line has those of the live page.
         live_series: Further series of the live page.
+        recorded: Counters of the requests that end with a record.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
             shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.
         computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
@@ -142,6 +143,7 @@ class DialectTables:
     parallel_samples: tuple[str, ...] = ()
     key_series: KeySeries | None = None
     live_series: LiveSeries = LiveSeries()
+    recorded: tuple[Series, ...] = ()
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.
     computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)

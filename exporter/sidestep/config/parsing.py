@@ -161,6 +161,21 @@ def whole(value: object) -> int:
     return int(digits)
 
 
+def tenant_rule(value: object) -> str:
+    """Accept what a request's tenant can be.
+
+    Raises:
+        ValueError: Completes an error line.
+    """
+    given = text(value)
+    name = given.removeprefix("header:")
+    if given in ("cache-salt", "adapter", "priority", "id-prefix"):
+        return given
+    if name == given or not name or len(name) > MAX_LABEL_CHARS or not is_printable(name):
+        raise ValueError("must be one of cache-salt, adapter, priority, id-prefix, header:NAME")
+    return given
+
+
 def tenants(value: object) -> int:
     """Return a number of tenants whose series fit into a record of one engine.
 

@@ -445,9 +445,10 @@ class Config:
     )
     tenants_by: str = option(
         "--tenants.by WHAT",
-        "What a request's tenant is, where the tap sends events: cache-salt, adapter, priority or id-prefix"
-        " (the part of the request's id before its first hyphen). See tenants.md.",
-        parsing.optional(parsing.one_of("cache-salt", "adapter", "priority", "id-prefix")),
+        "What a request's tenant is, where engines send requests: cache-salt, adapter, priority, id-prefix"
+        " (the part of the request's id before its first hyphen) or header:NAME (SGLang's custom label of"
+        " that name). See tenants.md.",
+        parsing.optional(parsing.tenant_rule),
         "",
         unset="tenants are not counted",
     )

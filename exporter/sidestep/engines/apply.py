@@ -52,6 +52,7 @@ class Applier:
         self.registry.touch(engine)
         if isinstance(item, Samples):
             add_samples(self.registry, engine, item)
+            self._handlers[engine.layout.dialect].balance_tenants(engine)
         else:
             self._handlers[engine.layout.dialect].apply(engine, item)
 
@@ -87,10 +88,10 @@ class Applier:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
         check_record(engine, record)
         totals = record.totals
-        ended = _ended(engine)
+        handlers = self._handlers[engine.layout.dialect]
+        ended = _recorded(engine)
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
-            handlers = self._handlers[engine.layout.dialect]
             handlers.count_untracked(engine, untracked)
             # Only a core sends request events.
             if engine.front_ends:
@@ -98,9 +99,7 @@ class Applier:
         if totals.blocks:
             self.abandon_blocks(engine)
         moved = add_record(self.registry, engine, record)
-        if engine.requests is not None and engine.requests.sink is not None:
-            engine.requests.sink.lose(int(_ended(engine) - ended))
-            self._handlers[engine.layout.dialect].balance_tenants(engine)
+        handlers.account_folded(engine, int(_recorded(engine) - ended))
         return moved
 
     def abandon_blocks(self, engine: Engine) -> None:
@@ -108,7 +107,6 @@ class Applier:
         self._handlers[engine.layout.dialect].abandon_blocks(engine)
 
 
-def _ended(engine: Engine) -> Number:
-    """Return how many requests of ``engine`` have ended."""
-    finished = engine.layout.tables.live_series.finished
-    return sum(scalar(engine, series.family) for series in finished)
+def _recorded(engine: Engine) -> Number:
+    """Return how many requests of ``engine`` have ended, as far as such have a record."""
+    return sum(scalar(engine, series.family) for series in engine.layout.tables.recorded)

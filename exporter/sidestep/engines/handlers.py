@@ -62,7 +62,10 @@ class Handlers:
         """Abandon the engine's tracked blocks."""
 
     def balance_tenants(self, engine: Engine) -> None:
-        """Adapt the counters of tenants to the engine's own, after a folded record was added."""
+        """Adapt the counters of tenants to the engine's own, after Samples were added."""
+
+    def account_folded(self, engine: Engine, ended: int) -> None:
+        """Account for a folded record, in which ``ended`` requests have ended unseen."""
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

@@ -22,6 +22,7 @@ from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMI
 from sidestep.tracking.health.machine import HealthTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.rules import UNTRACKED
 
 Number = int | float
@@ -99,6 +100,7 @@ class Engine:
         held_tokens: Tokens of an engine step whose scheduler statistics have not arrived.
         statistics: The last item of cumulative statistics that the engine's server keeps.
         requests: The engine's requests in flight, where it sends request events.
+        sink: Receiver of its requests that end; None until its first one, or where nobody needs them.
         blocks: The engine's KV blocks, where it sends events of them.
         saturation: The engine's saturation estimate; None where it is not tracked.
         health: Progress of the engine's processes, where they report it.
@@ -148,6 +150,7 @@ class Engine:
         "restarts",
         "saturation",
         "seen_at",
+        "sink",
         "statistics",
         "streams",
         "values",
@@ -177,6 +180,7 @@ class Engine:
         self.held_tokens = self.version = self.label_version = 0
         self.statistics: Polled | None = None
         self.requests: RequestTracker | None = None
+        self.sink: RequestSink | None = None
         self.blocks: BlockTracker | None = None
         self.saturation: Saturation | None = None
         self.health = HealthTracker()
@@ -307,7 +311,7 @@ class Engine:
             for numbers in self.requests.samples.observed:
                 for name, number in zip(self.layout.tables.parallel_samples, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
-        self.requests = self.blocks = None
+        self.requests = self.sink = self.blocks = None
         self.lost_cores.clear()
         self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
         for name in ("requests_by_state", "longest_preemption"):
@@ -320,7 +324,7 @@ class Engine:
         made.clear_series()
         made.label_cache, made.streams, made.last_seen = {}, set(), 0.0
         made.lost_cores, made.front_ends = set(), set()
-        made.requests = made.blocks = made.statistics = None
+        made.requests = made.sink = made.blocks = made.statistics = None
         made.health = HealthTracker()
         return made
 

@@ -294,9 +294,15 @@ class Registry:
         if engine.requests is None:
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
-            sink = None if self.request_sink is None else self.request_sink(engine)
+            sink = self.sink_of(engine)
             engine.requests = RequestTracker(self.rules, self.sample_groups, deployment, sink)
         return engine.requests
+
+    def sink_of(self, engine: Engine) -> RequestSink | None:
+        """Return the receiver of the requests of ``engine`` that end; create it if there is none."""
+        if engine.sink is None and self.request_sink is not None:
+            engine.sink = self.request_sink(engine)
+        return engine.sink
 
     def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:
         """Return the tracker of ``engine``'s KV blocks, a new one where there is none of ``kind``."""

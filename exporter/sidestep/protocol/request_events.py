@@ -19,6 +19,7 @@ MAX_EVENTS = 512
 MAX_BATCH = MAX_REQUESTS = 1 << 15
 """Maximum requests of one iteration, and mentions of requests in one item. Tracking this many new
 requests blocks the event loop for 50 ms."""
+MAX_REQUEST_LABELS = 16
 MAX_CLIENTS = 256
 """Maximum API servers with output in one iteration."""
 
@@ -37,6 +38,7 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
         salt: The cache salt, or its hash; empty: none.
         trace: The W3C ``traceparent``; empty: none.
         priority: As the client gave it.
+        labels: Labels that the client gave it, of those that the engine's administrator allows.
     """
 
     id: Text = ""
@@ -44,6 +46,7 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
     salt: Text = ""
     trace: Text = ""
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
+    labels: Annotated[dict[Text, Text], Meta(max_length=MAX_REQUEST_LABELS)] = {}
 
 
 def id_prefix(text: str) -> str:

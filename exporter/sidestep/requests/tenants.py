@@ -31,7 +31,11 @@ def _by_id_prefix(identity: Identity, _: str) -> str:
     return identity.prefix or id_prefix(identity.id)
 
 
-RULES: dict[str, Callable[[Identity, str], str]] = {
+Rule = Callable[[Identity, str], str]
+"""Function that returns the tenant of a request, of its identity and its adapter; empty: none."""
+HEADER = "header:"
+"""Prefix of a rule by a label that the client gave its request."""
+RULES: dict[str, Rule] = {
     "cache-salt": _by_salt,
     "adapter": _by_adapter,
     "priority": _by_priority,
@@ -39,6 +43,14 @@ RULES: dict[str, Callable[[Identity, str], str]] = {
 }
 """Tenant of a request by value of ``--tenants.by``."""
 _UNKNOWN = Identity()
+
+
+def rule(by: str) -> Rule:
+    """Return the rule that ``--tenants.by`` names."""
+    if not by.startswith(HEADER):
+        return RULES[by]
+    name = by.removeprefix(HEADER)
+    return lambda identity, _: identity.labels.get(name, "")
 
 
 class HeavyHitters:
@@ -73,7 +85,7 @@ class Tenants:
     the one with the fewest. Which tenants are shown is an estimate; what is counted for them is not.
 
     Args:
-        by: One of ``RULES``.
+        by: One of ``RULES``, or ``header:NAME``.
         limit: Most tenants that are shown.
         always: Tenants that are shown as long as the exporter runs; they count for the limit.
 
@@ -83,7 +95,7 @@ class Tenants:
 
     def __init__(self, by: str, limit: int, always: Collection[str] = ()) -> None:
         self.replaced: Callable[[str], None] = lambda _: None
-        self._rule = RULES[by]
+        self._rule = rule(by)
         self._limit = max(limit, len(always))
         self._always = frozenset(always)
         self._shown = dict.fromkeys(always)

@@ -18,7 +18,7 @@ from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 from sidestep.engines.sglang.common_rows import HITS
 from sidestep.engines.sglang.handlers import SglangHandlers
 from sidestep.engines.sglang.readers import availability_counts
-from sidestep.engines.sglang.wire import SglangStats
+from sidestep.engines.sglang.wire import SglangRequests, SglangStats
 
 DIALECT: Dialect = Dialect(
     name="sglang",
@@ -27,6 +27,7 @@ DIALECT: Dialect = Dialect(
         *rows.ROWS,
         *scheduler_rows.ROWS,
         *request_rows.ROWS,
+        *request_rows.REQUESTS,
         *cache_rows.ROWS,
         *process_rows.ROWS,
         *legacy_rows.ROWS,
@@ -37,7 +38,7 @@ DIALECT: Dialect = Dialect(
         *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
     ),
     common_rows=common_rows.ROWS,
-    items=(SglangStats,),
+    items=(SglangStats, SglangRequests),
     structs=(SglangStats,),
     handlers=SglangHandlers,
     # Priorities have further series of both queues.
@@ -59,6 +60,7 @@ DIALECT: Dialect = Dialect(
         looked_up=(Series("sglang:prefill_effective_tokens_total", ALL_VALUES),),
         found=tuple(Series("sglang:prefill_effective_tokens_total", mode) for mode in HITS),
     ),
+    recorded=(Series(request_rows.ENDED_REQUESTS, ALL_VALUES),),
     latencies={
         "ttft": "sglang:time_to_first_token_seconds",
         "inter_token": "sglang:inter_token_latency_seconds",

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.handlers import Handlers, is_fresh
+from sidestep.engines.handlers import is_fresh
+from sidestep.engines.sglang.request_handlers import RequestHandlers
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount, SglangStats
 from sidestep.metrics.engine import Engine
@@ -22,10 +23,11 @@ _BUCKETS = [
 ]
 
 
-class SglangHandlers(Handlers):
+class SglangHandlers(RequestHandlers):
     """Applies SGLang's items to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
+        *RequestHandlers.HANDLED,
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
     }
@@ -35,7 +37,7 @@ class SglangHandlers(Handlers):
         self._read = compile_reader(layout, registry, SglangStats)
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
-        self.appliers = {SglangStats: self._stats}
+        self.appliers = {**self.appliers, SglangStats: self._stats}
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):

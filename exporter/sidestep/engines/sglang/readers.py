@@ -1,4 +1,4 @@
-"""Reader of how SGLang's requests ended."""
+"""Readers of SGLang's counters, and of how its requests ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ def availability_counts(engine: Engine) -> AvailabilityCounts | None:
     SGLang counts aborted requests among those that finished.
     """
     finished, aborted = (
-        _total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")
+        own_total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")
     )
     if finished is None and aborted is None:
         return None
     return max((finished or 0) - (aborted or 0), 0), aborted or 0
 
 
-def _total(engine: Engine, name: str) -> Number | None:
+def own_total(engine: Engine, name: str) -> Number | None:
+    """Return the sum of a counter of SGLang's over all of its labels; None if it has none."""
     family = engine.open_families.get(name)
     if family is None:
         return None

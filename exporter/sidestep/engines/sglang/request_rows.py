@@ -1,4 +1,4 @@
-"""Rows of SGLang's families of a tokenizer (0.5.23): the requests' tokens and latencies.
+"""Rows of a tokenizer: SGLang's families of the requests' tokens and latencies (0.5.23), and its requests.
 
 A tokenizer belongs to no rank. An administrator can configure additional labels of requests, and
 their priority, so a sender may add labels.
@@ -6,9 +6,15 @@ their priority, so a sender may add labels.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.model import Handler, Row
+from sidestep.engines import shared_rows
+from sidestep.engines.row_builders import counter
 from sidestep.engines.sglang.collectors import TOKENIZER as _T
 
+ENDED = "ended_requests"
+"""Handler of the requests that ended."""
+ENDED_REQUESTS = "sidestep_ended_requests_total"
+REASONS = ("stop", "length", "abort", "error", "refused")
 _LOADS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 # The table is laid out by hand: name above text, two lines a row.
@@ -54,3 +60,19 @@ ROWS: tuple[Row, ...] = (
                  "sglang_e2e_request_latency", "is_streaming"),
 )
 # fmt: on
+REQUESTS: tuple[Row, ...] = (
+    counter(
+        ENDED_REQUESTS,
+        Handler(ENDED),
+        "Requests that ended, by reason, parallel samples one by one: those that were aborted before"
+        " they ran or refused are in none of SGLang's counters. __other__: requests without a record,"
+        " since the engine's process could not hold more.",
+        own=("reason",),
+        closed=REASONS,
+        shared=_T.shared,
+    ),
+    *shared_rows.goodput(_T.shared),
+    *shared_rows.tenants(_T.shared),
+)
+HANDLED = frozenset(row.source.name for row in REQUESTS if isinstance(row.source, Handler))
+"""Handlers of ``REQUESTS``."""

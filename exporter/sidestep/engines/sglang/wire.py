@@ -20,8 +20,15 @@ from sidestep.protocol.limits import (
     Ratio,
     Seconds,
     Tally,
+    Text,
 )
-from sidestep.protocol.self_described import EngineIndex
+from sidestep.protocol.request_events import Identity
+from sidestep.protocol.self_described import EngineIndex, Family
+
+MAX_ENDED = 512
+"""Maximum requests of one item."""
+MAX_OWN_COUNTERS = 6
+"""Maximum families of one item of requests: decoding their samples blocks the event loop for 50 ms."""
 
 Used = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
 """Tokens of a pool minus its free and evictable ones: negative where the engine miscounts these."""
@@ -106,3 +113,80 @@ class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
     stamp: Seconds
     wall: Seconds
     stats: SchedulerStats
+
+
+class SglangRequest(msgspec.Struct, array_like=True, gc=False):
+    """A request that ended, as its tokenizer knows it.
+
+    Times are in the tokenizer's monotonic clock; None is unknown.
+
+    Attributes:
+        number: Number that the tokenizer gave it.
+        arrival: Unix time of ``created``.
+        created: Time of its arrival at the tokenizer.
+        ended: Time of its end.
+        reason: ``stop``, ``length``, ``abort``, ``error`` or ``refused``.
+        queued: Time of its entry into the scheduler's queue.
+        scheduled: Time of its first forward pass.
+        first: Time of its first token.
+        preempted_seconds: Time that it waited in the queue after it was retracted.
+        cached_tokens: Prompt tokens found in a cache, ``external_tokens`` of them in a storage.
+        draft_tokens: Accepted tokens of drafts.
+        retractions: How often it was retracted.
+        max_tokens: Limit on its tokens.
+        refused: Why it was refused.
+        adapter: Its LoRA adapter; empty: none.
+        sample: Its number among the parallel samples of one prompt, in the order in which they ended.
+        counted: Whether the engine's own counters have it.
+        recorded: Whether it is a request of a client, or a sample of one.
+        identity: None where the engine does not say whose request it is.
+    """
+
+    number: Count
+    arrival: Seconds
+    created: Seconds
+    ended: Seconds
+    reason: Text
+    queued: Seconds | None = None
+    scheduled: Seconds | None = None
+    first: Seconds | None = None
+    preempted_seconds: Seconds = 0.0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_tokens: Count = 0
+    external_tokens: Count = 0
+    draft_tokens: Count = 0
+    retractions: Count = 0
+    max_tokens: Count | None = None
+    refused: Text = ""
+    adapter: Text = ""
+    sample: Count = 0
+    counted: bool = False
+    recorded: bool = True
+    identity: Identity | None = None
+
+
+class SglangAbort(msgspec.Struct, array_like=True, gc=False):
+    """An abort of one request; the request itself ends later."""
+
+    adapter: Text = ""
+    identity: Identity | None = None
+
+
+class SglangRequests(msgspec.Struct, array_like=True, gc=False, tag="gr"):
+    """Requests of a tokenizer that ended or were aborted, with what its own counters added for them.
+
+    Both are in one item, so that counters by tenant add up to the engine's own at any moment.
+
+    Attributes:
+        source: Identifies the process that numbers the requests.
+        unseen: Requests that ended and are in no item, since the process could not hold them.
+    """
+
+    engine: EngineIndex
+    stamp: Seconds
+    source: Count
+    ended: Annotated[list[SglangRequest], Meta(max_length=MAX_ENDED)] = []
+    aborted: Annotated[list[SglangAbort], Meta(max_length=MAX_ENDED)] = []
+    counters: Annotated[list[Family], Meta(max_length=MAX_OWN_COUNTERS)] = []
+    unseen: Count = 0

@@ -51,6 +51,7 @@ DIALECT: Dialect = Dialect(
         slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
         steps=Series("vllm:iteration_tokens_total"),
     ),
+    recorded=(Series("vllm:request_success_total", ALL_VALUES),),
     live_series=LiveSeries(
         finished=(Series("vllm:request_success_total", ALL_VALUES),),
         aborted=(Series("vllm:request_success_total", "abort"),),

@@ -86,9 +86,11 @@ class EventHandlers(Handlers):
         self.registry.limited["label_values"] += outcomes.limited
         self._tenants.count(engine, outcomes.tenants)
 
-    def balance_tenants(self, engine: Engine) -> None:
-        """Count for no shown tenant what a folded record has added."""
-        self._tenants.balance(engine)
+    def account_folded(self, engine: Engine, ended: int) -> None:
+        """Count for no shown tenant what a folded record has added, and its requests as unseen."""
+        if engine.sink is not None:
+            engine.sink.lose(ended)
+            self._tenants.balance(engine)
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""
