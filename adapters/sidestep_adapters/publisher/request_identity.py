@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from sidestep.protocol.limits import printable
+from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.request_events import Identity, id_prefix
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class IdentityMaker:
         """Return the identity of a request; None if none may be sent."""
         if not self.is_on:
             return None
+        priority = max(-COUNT_LIMIT, min(priority, COUNT_LIMIT))
         trace = (trace_headers or {}).get("traceparent", "")
         if not _TRACEPARENT.fullmatch(trace):
             trace = ""

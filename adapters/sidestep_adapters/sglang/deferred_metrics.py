@@ -32,6 +32,9 @@ class DeferredMetrics:
         queue: Recorded calls: source, key, value and weight.
         dropped: Calls dropped so far because the queue was full.
         limit: Maximum number of waiting calls; 0 after ``close``.
+        is_open: Whether the last call that was taken begins a group that has not ended: a source sets
+            it. The items of a group are made together.
+        is_full: Whether a source has as many calls as an item holds; it sets this.
         fail: Called inside ``except`` with a description of the problem; ``Publisher.fail``.
     """
 
@@ -39,6 +42,8 @@ class DeferredMetrics:
         self.queue: deque[tuple[MetricSource, Any, Any, int]] = deque()
         self.dropped = 0
         self.limit = MAX_QUEUED
+        self.is_open = self.is_full = False
+        self._touched: dict[MetricSource, None] = {}
         self.fail: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
@@ -47,6 +52,7 @@ class DeferredMetrics:
     def clear(self) -> None:
         """Discard all recorded calls; in a forked child they belong to the parent."""
         self.queue.clear()
+        self.is_open = False
 
     def close(self) -> None:
         """Discard all recorded calls and accept no more."""
@@ -68,15 +74,18 @@ class DeferredMetrics:
 
     def items(self) -> list[Item]:
         """Remove a slice of the recorded calls and return their items; runs in the publisher thread."""
-        touched: dict[MetricSource, None] = {}
         queue = self.queue
+        self.is_full = False
         for _ in range(min(len(queue), SLICE)):
-            source, key, value, weight = queue.popleft()
-            try:
-                source.add(key, value, weight)
-                touched[source] = None
-            except Exception:  # noqa: BLE001 - an invalid value drops its own call only
-                self.fail("a value could not be read")
+            self._take()
+            if self.is_full:
+                break
+        while self.is_open and queue:
+            self._take()
+        if self.is_open:
+            # The engine's thread records the rest of the group just now.
+            return []
+        touched, self._touched = self._touched, {}
         now = time.monotonic()
         made: list[Item] = []
         for source in touched:
@@ -85,6 +94,14 @@ class DeferredMetrics:
             except Exception:  # noqa: BLE001 - as above
                 self.fail("recorded values could not be converted to items")
         return made
+
+    def _take(self) -> None:
+        source, key, value, weight = self.queue.popleft()
+        try:
+            self._touched[source] = None
+            source.add(key, value, weight)
+        except Exception:  # noqa: BLE001 - an invalid value drops its own call only
+            self.fail("a value could not be read")
 
 
 def _ignore(problem: str) -> None:

@@ -15,11 +15,14 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.publisher.environment import endpoint, mode, namespace, usable_endpoint
+from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.sglang.collectors import Process, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
 from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
+from sidestep_adapters.sglang.request_hooks import record_counted, record_uncounted
+from sidestep_adapters.sglang.requests import RequestRecorder
 from sidestep_adapters.sglang.stats import StatsRecorder
 
 log = logging.getLogger(__name__)
@@ -205,6 +208,7 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
         observe = _call_both(observe, collector.observe_inter_token_latency)
     collector.observe_inter_token_latency = observe
     _report_progress(process, collector, "tokenizer")
+    _record_requests(process, collector, made)
     process.start(stream_name("tokenizer", serving_config(server_args)[1]))
     return made
 
@@ -218,6 +222,23 @@ def _report_progress(process: Process, collector: Any, role: str) -> None:
             process.add_measure(kind(owner, process.engine(role, collector.labels)))
     except Exception:
         log.exception("sidestep: the %s was not found; its progress is not reported", role)
+
+
+def _record_requests(process: Process, collector: Any, stubs: dict[str, MetricStub]) -> None:
+    """Record the requests that end in the tokenizer."""
+    engine, deferred = process.engine("tokenizer", collector.labels), process.deferred
+    recorder = RequestRecorder(deferred, engine, stubs, identity_maker())
+
+    def fail(problem: str) -> None:
+        deferred.fail(problem)
+
+    try:
+        record_counted(recorder, collector, fail)
+        manager = constructing(TokenizerProgress.method)
+        if manager is not None:
+            record_uncounted(recorder, manager, fail)
+    except AttributeError as error:
+        log.warning("sidestep: not all requests get records in this release of SGLang: %s", str(error))
 
 
 def latency_recorder(

@@ -140,6 +140,13 @@ class Client:
         stop string continues in the engine's core until the front end aborts it.
         One of ``streams`` completions is streamed, and those that a client leaves.
         """
+        asks = self.mixed_asks(leave=leave, stop_strings=stop_strings, streams=streams)
+        return [answer for group in asks for answer in await self.ask_all(group)]
+
+    def mixed_asks(
+        self, *, leave: bool = True, stop_strings: bool = True, streams: int = 1
+    ) -> list[list[Ask]]:
+        """Return the requests of ``mixed``: those of a group are asked concurrently."""
         text, plain = self.text, {"ignore_eos": True}
         shared = text(200)
         letters = list("aeio")
@@ -163,12 +170,11 @@ class Client:
         ]
         turns = itertools.count()
         return [
-            answer
-            for group in groups
-            for answer in await self.ask_all(
+            [
                 dataclasses.replace(ask, stream=not next(turns) % streams or ask.leave > 0)
                 for ask in group
-            )
+            ]
+            for group in groups
         ]
 
     @staticmethod
