@@ -38,6 +38,9 @@ SCHEDULERS = {
 """Families by attribute of a scheduler's collector."""
 TOKENIZERS = {
     "prompt_tokens_total": "sglang:prompt_tokens_total",
+    "generation_tokens_total": "sglang:generation_tokens_total",
+    "cached_tokens_total": "sglang:cached_tokens_total",
+    "num_requests_total": "sglang:num_requests_total",
     "num_aborted_requests_total": "sglang:num_aborted_requests_total",
     "histogram_time_to_first_token": "sglang:time_to_first_token_seconds",
     "histogram_inter_token_latency": "sglang:inter_token_latency_seconds",
@@ -187,6 +190,30 @@ class TokenizerMetricsCollector(Collector):
         self.histogram_time_to_first_token.labels(
             **labels, is_streaming="true" if stream else "false"
         ).observe(value)
+
+    def observe_one_finished_request(
+        self,
+        labels: dict[str, Any],
+        prompt: int,
+        generated: int,
+        cached: int,
+        *,
+        details: dict[str, int] | None = None,
+        stream: bool = False,
+    ) -> None:
+        """Count a request that finished, as SGLang does."""
+        labelled = {**labels, "is_streaming": "true" if stream else "false"}
+        self.prompt_tokens_total.labels(**labelled).inc(prompt)
+        self.generation_tokens_total.labels(**labelled).inc(generated)
+        for source, tokens in (details or {"total": cached}).items():
+            if cached > 0 and tokens > 0:
+                self.cached_tokens_total.labels(**labels, cache_source=source).inc(tokens)
+        self.num_requests_total.labels(**labelled).inc(1)
+        self.prompt_tokens_histogram.labels(**labels).observe(float(prompt))
+
+    def observe_one_aborted_request(self, labels: dict[str, Any]) -> None:
+        """Count an abort."""
+        self.num_aborted_requests_total.labels(**labels).inc(1)
 
     def observe_inter_token_latency(
         self, labels: dict[str, Any], internval: float, num_new_tokens: int

@@ -88,7 +88,7 @@ class DeferredMetrics:
         touched, self._touched = self._touched, {}
         now = time.monotonic()
         made: list[Item] = []
-        for source in touched:
+        for source in sorted(touched, key=lambda source: source.order):
             try:
                 made += source.items(now)
             except Exception:  # noqa: BLE001 - as above
@@ -109,7 +109,13 @@ def _ignore(problem: str) -> None:
 
 
 class MetricSource(Protocol):
-    """A source of recorded calls; its methods run in the publisher thread."""
+    """A source of recorded calls; its methods run in the publisher thread.
+
+    Attributes:
+        order: Sources of a lower order make their items first.
+    """
+
+    order: int
 
     def add(self, key: Any, value: Any, weight: int) -> None:
         """Add a recorded call to the next items."""

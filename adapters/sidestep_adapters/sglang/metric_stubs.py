@@ -58,6 +58,8 @@ class MetricStub:
         inc, dec, set, observe: Methods of the child of a family without labels.
     """
 
+    order = 1
+
     def __init__(
         self,
         deferred: DeferredMetrics,

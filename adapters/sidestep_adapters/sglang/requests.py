@@ -88,6 +88,9 @@ class RequestRecorder:
         identities: What of a request's identity is sent.
     """
 
+    order = 0
+    """Before the stubs, whose calls it takes."""
+
     def __init__(
         self,
         deferred: DeferredMetrics,

@@ -36,6 +36,8 @@ class StatsRecorder:
             after an iteration without a report.
     """
 
+    order = 1
+
     def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
         self._deferred = deferred
         self.record = deferred.recorder(self)

@@ -238,7 +238,9 @@ def _record_requests(process: Process, collector: Any, stubs: dict[str, MetricSt
         if manager is not None:
             record_uncounted(recorder, manager, fail)
     except AttributeError as error:
-        log.warning("sidestep: not all requests get records in this release of SGLang: %s", str(error))
+        log.warning(
+            "sidestep: not all requests get records in this release of SGLang: %s", str(error)
+        )
 
 
 def latency_recorder(

@@ -287,6 +287,8 @@ def test_a_failing_source_affects_no_other(bench: Bench) -> None:
     """Failures to add a call and to make items are counted."""
 
     class Broken:
+        order = 1
+
         def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
             if value:
                 raise RuntimeError("bug")

@@ -1,0 +1,402 @@
+"""Requests that end in SGLang's tokenizer, as the plugin sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from collectors import TOKENIZER, TokenizerMetricsCollector
+from sglang_managers import Manager
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.sglang.wire import SglangAbort, SglangRequest, SglangRequests
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_ITEM_BYTES, MAX_LABEL_CHARS
+from sidestep.protocol.request_events import Identity
+from sidestep.protocol.self_described import Samples
+from sidestep_adapters.sglang import taps as sglang_taps
+from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.requests import MAX_RECORDED, OWN_COUNTERS, ROOM
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SECRETS = ("acme-17", "salty", TRACE[3:35], "secret prompt", "why it failed")
+OWN = {f"sglang:{name}" for name in OWN_COUNTERS}
+
+
+class Recorded(Process):
+    """The records of a process whose calls a test takes itself."""
+
+    failures: list[str]
+
+    def start(self, name: str, model: str = "") -> None:
+        """Start no publisher."""
+
+    def encoded(self) -> list[bytes]:
+        """Return the bytes of all items."""
+        found: list[Item] = []
+        while self.deferred:
+            found += self.deferred.items()
+        return [encode_item(item) for item in found]
+
+    def taken(self) -> list[SglangRequests]:
+        """Return the items of requests, as the exporter decodes them."""
+        items = map(DIALECTS.decode, self.encoded())
+        return [item for item in items if isinstance(item, SglangRequests)]
+
+    def ended(self) -> list[SglangRequest]:
+        """Return the requests that have ended."""
+        return [request for item in self.taken() for request in item.ended]
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Return the records of this process; a test may choose the mode and the identity."""
+    beside, identity = getattr(request, "param", (False, "none"))
+    monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", identity)
+    made = Recorded("ipc://nowhere", "pod", beside=beside)
+    made.failures = []
+    made.deferred.fail = made.failures.append
+    monkeypatch.setattr(sglang_taps, "_process", made)
+    return made
+
+
+def scheduled(queued: float, forward: float, waited: float = 0.0) -> Any:
+    """Return a scheduler's times of a request."""
+    return SimpleNamespace(
+        wait_queue_entry_time=queued, forward_entry_time=forward, queue_duration_s=waited
+    )
+
+
+@pytest.mark.parametrize("process", [(False, "none"), (True, "none")], indirect=True)
+def test_a_finished_request_is_sent_with_what_sglang_counts_for_it(process: Recorded) -> None:
+    """One item has both; no other item has any of these counters."""
+    manager = Manager()
+    state = manager.ask(lora_path="sql", sampling_params={"max_new_tokens": 64})
+    created = state.time_stats.created_time
+    details = {"device": 2, "host": 1, "storage": 1}
+    manager.finish(
+        state,
+        prompt=9,
+        cached=4,
+        details=details,
+        scheduler=scheduled(created + 0.01, created + 0.05),
+    )
+    items = list(map(DIALECTS.decode, process.encoded()))
+    (item,) = [item for item in items if isinstance(item, SglangRequests)]
+    (request,) = item.ended
+    others = [f.name for each in items if isinstance(each, Samples) for f in each.families]
+
+    assert {f.name: sum(s.value for s in f.samples) for f in item.counters} == {
+        "sglang:num_requests_total": 1,
+        "sglang:prompt_tokens_total": 9,
+        "sglang:cached_tokens_total": 4,
+        "sglang:generation_tokens_total": 3,
+    }
+    assert OWN.isdisjoint(others)
+    assert others == ["sglang:prompt_tokens_histogram"]
+    assert request.queued == pytest.approx(created + 0.01)
+    assert request.scheduled == pytest.approx(created + 0.05)
+    assert request.first == pytest.approx(created + 0.25)
+    assert request.ended == pytest.approx(created + 1)
+    assert (request.prompt_tokens, request.cached_tokens, request.external_tokens) == (9, 4, 1)
+    assert (request.reason, request.output_tokens, request.max_tokens) == ("stop", 3, 64)
+    assert (request.adapter, request.sample, request.identity) == ("sql", 0, None)
+    assert request.counted
+    assert request.recorded
+    assert process.failures == []
+
+
+def test_sglangs_own_counters_are_the_same_beside_the_plugin(process: Recorded) -> None:
+    """The collector counts as without the plugin."""
+    process.beside = True
+    pages: list[bytes] = []
+    for manager in (Manager(), Manager(lambda: TokenizerMetricsCollector(TOKENIZER))):
+        manager.finish(manager.ask(), cached=2)
+        manager.abort_request(manager.ask("a").obj.rid)
+        manager.abort_request(abort_all=True)
+        pages.append(generate_latest(manager.metrics_collector.registry))
+    lines = [
+        sorted(line for line in page.decode().splitlines() if "_created" not in line)
+        for page in pages
+    ]
+
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "output", "expected"),
+    [
+        ({"type": "length", "length": 8}, 8, ("length", "")),
+        ({"type": "abort", "message": "why it failed"}, 4, ("abort", "")),
+        ({"type": "abort", "status_code": 400}, 0, ("refused", "bad_request")),
+        ({"type": "abort", "status_code": 503}, 0, ("refused", "service_unavailable")),
+        ({"type": "abort", "status_code": 503}, 5, ("error", "")),
+        ({"type": "abort", "status_code": 500}, 0, ("error", "")),
+        ({"type": "abort", "status_code": 499}, 0, ("refused", "499")),
+        ({"type": "new"}, 1, ("new", "")),
+    ],
+)
+def test_finish_reasons(
+    reason: dict[str, Any], output: int, expected: tuple[str, str], process: Recorded
+) -> None:
+    """SGLang calls most of them aborts."""
+    manager = Manager()
+    manager.finish(manager.ask(), output, reason=reason)
+    (request,) = process.ended()
+
+    assert (request.reason, request.refused) == expected
+    assert (request.first is None) == (output == 0)
+
+
+def test_requests_that_no_collector_counts(process: Recorded) -> None:
+    """Those that are aborted in the queue, and those that the tokenizer does not send."""
+    manager = Manager()
+    waiting, running, invalid, broken, left, known = (manager.ask(name) for name in "abcdef")
+    running.output_ids = [1, 2, 3]
+    for state in (invalid, broken, left):
+        state.dispatched = False
+    assert manager.dispatch_abort(SimpleNamespace(rid="a")) == "handled"
+    refused = {"type": "abort", "status_code": 503}
+    manager.dispatch_abort(SimpleNamespace(rid="b", finished_reason=refused))
+    manager.dispatch_abort(SimpleNamespace(rid="unknown"))
+    manager.fail(invalid, ValueError("why it failed"))
+    manager.fail(broken, RuntimeError("why it failed"))
+    manager.fail(left, asyncio.CancelledError())
+    manager.fail(known, ValueError("its client has left"))
+    items = process.taken()
+    ended = [request for item in items for request in item.ended]
+
+    assert [(each.reason, each.refused, each.output_tokens) for each in ended] == [
+        ("abort", "", 0),
+        ("error", "", 3),
+        ("refused", "bad_request", 0),
+        ("error", "", 0),
+        ("abort", "", 0),
+    ]
+    assert not any(each.counted for each in ended)
+    assert all(each.recorded and each.ended >= each.created for each in ended)
+    assert [len(item.aborted) for item in items] == [1]
+    assert manager.rid_to_state == {"f": known}
+    assert waiting.finished
+
+
+def test_parallel_samples(process: Recorded) -> None:
+    """SGLang's own run of the prompt has no record, and samples are numbered as they end."""
+    manager = Manager()
+    params = {"n": 3, "max_new_tokens": 4}
+    shared: dict[str, Any] = {"sampling_params": params, "text": "prompt"}
+    manager.finish(manager.ask(**shared), 0, reason={"type": "length", "length": 0})
+    for _ in range(3):
+        manager.finish(manager.ask(**shared))
+    manager.finish(manager.ask(**shared))
+    requests = process.ended()
+
+    assert [request.recorded for request in requests] == [False, True, True, True, True]
+    assert [request.sample for request in requests] == [0, 0, 1, 2, 0]
+    assert all(request.counted for request in requests)
+
+
+def test_a_retracted_request(process: Recorded) -> None:
+    """What it waited after its first batch is no part of its time in the queue."""
+    manager = Manager()
+    state = manager.ask()
+    created = state.time_stats.created_time
+    times = scheduled(created + 0.6, created + 0.101, waited=0.35)
+    manager.finish(state, retractions=2, scheduler=times)
+    (request,) = process.ended()
+
+    assert request.retractions == 2
+    assert request.queued == pytest.approx(created + 0.001)
+    assert request.preempted_seconds == pytest.approx(0.25)
+
+
+def test_health_checks_have_no_record(process: Recorded) -> None:
+    """SGLang does not count them either."""
+    manager = Manager()
+    manager.ask("a", log_metrics=False)
+    manager.dispatch_abort(SimpleNamespace(rid="a"))
+
+    assert process.ended() == []
+
+
+def identified(manager: Manager) -> None:
+    """End requests with an identity in every way."""
+    options: dict[str, Any] = {
+        "extra_key": "salty",
+        "external_trace_header": {"traceparent": TRACE},
+        "priority": 1 << 60,
+    }
+    manager.finish(manager.ask("acme-17", **options))
+    manager.abort_request(manager.ask("acme-17", **options).obj.rid)
+    manager.dispatch_abort(SimpleNamespace(rid="acme-17"))
+    invalid = manager.ask("acme-17", **options)
+    invalid.dispatched = False
+    manager.fail(invalid, ValueError("why it failed"))
+
+
+@pytest.mark.parametrize(
+    ("process", "visible"),
+    [
+        ((False, "none"), ()),
+        ((False, "hash"), (TRACE[3:35],)),
+        ((False, "full"), ("acme-17", "salty", TRACE[3:35])),
+    ],
+    indirect=["process"],
+)
+def test_only_what_the_administrator_allows_leaves_the_process(
+    process: Recorded, visible: tuple[str, ...]
+) -> None:
+    """Whatever the bytes are, they have no prompt, and without the variable no identity."""
+    identified(Manager())
+    sent = b"".join(process.encoded())
+
+    assert {text for text in SECRETS if text.encode() in sent} == set(visible)
+
+
+@pytest.mark.parametrize("process", [(False, "full")], indirect=True)
+def test_identities(process: Recorded) -> None:
+    """Each request and each abort has one; a priority beyond the limit is cut."""
+    identified(Manager())
+    items = process.taken()
+    expected = Identity("acme-17", "", "salty", TRACE, COUNT_LIMIT)
+
+    assert [request.identity for item in items for request in item.ended] == [expected] * 3
+    assert [abort for item in items for abort in item.aborted] == [SglangAbort("", expected)]
+
+
+def test_custom_labels_are_sent_without_an_identity(process: Recorded) -> None:
+    """They are labels of series in any case."""
+    manager = Manager()
+    manager.finish(manager.ask(custom_labels={"team": "red"}))
+    (request,) = process.ended()
+
+    assert request.identity == Identity(labels={"team": "red"})
+
+
+def test_a_group_is_never_divided(process: Recorded) -> None:
+    """While the engine's thread is within it, the publisher makes no items."""
+    manager = Manager()
+    deferred = process.deferred
+    taken: list[list[Item]] = []
+    counter = manager.metrics_collector.num_requests_total.record
+
+    def interrupt(*args: Any) -> None:
+        taken.append(deferred.items())
+        counter(*args)
+
+    manager.metrics_collector.num_requests_total.record = interrupt
+    manager.metrics_collector.num_requests_total.labels = lambda **_: SimpleNamespace(
+        inc=lambda _: interrupt(("false",), 1, 1)
+    )
+    manager.finish(manager.ask())
+    (item,) = process.taken()
+
+    assert taken == [[]]
+    assert len(item.ended) == 1
+    assert {family.name for family in item.counters} == {
+        "sglang:num_requests_total",
+        "sglang:prompt_tokens_total",
+        "sglang:generation_tokens_total",
+    }
+
+
+@pytest.mark.parametrize("process", [(False, "full")], indirect=True)
+def test_items_stay_below_the_limit(process: Recorded) -> None:
+    """However long the texts of clients are; a slice has as many requests as an item holds."""
+    manager = Manager()
+    long = "\U0001f600" * MAX_LABEL_CHARS
+    for number in range(3 * MAX_RECORDED):
+        state = manager.ask(f"{long}{number}", cache_salt=long, lora_path=long)
+        state.dispatched = number % 2 == 0
+        manager.abort_request(state.obj.rid)
+        manager.fail(state, ValueError())
+    sizes = [len(item) for item in process.encoded()]
+
+    assert max(sizes) < MAX_ITEM_BYTES
+    assert process.failures == []
+
+
+def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
+    """The next item says how many requests ended unseen; the engine counts them all the same."""
+    manager = Manager()
+    process.deferred.limit = ROOM - 1
+    manager.finish(manager.ask())
+    manager.finish(manager.ask())
+    process.encoded()
+    process.deferred.limit = 10 * ROOM
+    manager.finish(manager.ask())
+    (item,) = process.taken()
+
+    assert (len(item.ended), item.unseen) == (1, 2)
+    assert process.deferred.dropped == 2
+
+
+def test_no_exception_reaches_the_engine(process: Recorded) -> None:
+    """A request that cannot be read has no record; SGLang counts it, and other requests have theirs."""
+    manager = Manager()
+    manager.metrics_collector.observe_one_finished_request(dict(TOKENIZER), 1, 1, 0)
+    for broken in (manager.ask("a"), manager.ask("b")):
+        broken.dispatched = False
+        del broken.obj.rid
+        manager.rid_to_state["a"] = manager.rid_to_state["b"] = broken
+        manager.dispatch_abort(SimpleNamespace(rid="a"))
+        manager.collect_metrics(SimpleNamespace(obj=broken.obj), Columns(), 0)
+    manager.finish(manager.ask())
+    items = list(map(DIALECTS.decode, process.encoded()))
+    requests = [item for item in items if isinstance(item, SglangRequests)]
+    families = [f for item in requests for f in item.counters]
+    families += [f for item in items if isinstance(item, Samples) for f in item.families]
+    counted = [f for f in families if f.name == "sglang:num_requests_total"]
+
+    assert sum(len(item.ended) for item in requests) == 1
+    assert sum(item.unseen for item in requests) == 2
+    assert sum(sample.value for family in counted for sample in family.samples) == 4
+    assert process.failures
+
+
+class Columns:
+    """A batch's output without most columns."""
+
+    prompt_tokens = completion_tokens = cached_tokens = (1,)
+    cached_tokens_details = (None,)
+
+
+def test_an_older_release_without_the_functions(
+    process: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its counters are sent as before, and a line says what is missing."""
+
+    class Older(Manager):
+        _release_req_states_on_failure: Any = property()
+
+    manager = Older()
+    manager.finish(manager.ask())
+
+    assert len(process.ended()) == 1
+    assert "not all requests get records" in caplog.text
+
+
+def test_the_cost_is_for_each_request_not_for_each_token(process: Recorded) -> None:
+    """A hundred outputs of a request record no more than its end does."""
+    manager = Manager()
+    state = manager.ask()
+    observe = manager.metrics_collector.observe_inter_token_latency
+    before = len(process.deferred)
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    for _ in range(100):
+        observe(dict(TOKENIZER), 0.01, 1)
+    sys.setprofile(None)
+    manager.finish(state)
+
+    assert calls == 100
+    assert len(process.deferred) - before < 120
