@@ -118,7 +118,9 @@ async def test_records_equal_the_clients_own_books(
     """Each request has one record, with the tokens of its usage; tenants add up at every scrape."""
     log = tmp_path / "requests.jsonl"
     environ = {**RETRACTING, **IDENTITY, "SIDESTEP_SGLANG_MODE": mode}
-    server = sglang.server(["--enable-priority-scheduling"], environ)
+    # Of the requests that are left early, some find the queue full.
+    limits = ["--max-queued-requests", "20"]
+    server = sglang.server(["--enable-priority-scheduling", *limits], environ)
     flags = ("--requests.log", str(log), "--tenants.by", "cache-salt", "--tenants.show", "acme")
     async with sglang.with_exporter(server, *flags) as exporter:
         await settled_alone(exporter, lambda page: value(page, "sglang:num_requests") > 0)
@@ -127,7 +129,8 @@ async def test_records_equal_the_clients_own_books(
             asked: list[Ask] = []
             answers: list[Answer] = []
             async with scrapes.during():
-                for group in named(client.mixed_asks(streams=2)):
+                invalid = [Ask(client.text(9), 4, options={"temperature": -1.0}) for _ in range(3)]
+                for group in named([invalid, *client.mixed_asks(streams=2)]):
                     asked += group
                     answers += await client.ask_all(group)
                 early = [
@@ -153,6 +156,7 @@ async def test_records_equal_the_clients_own_books(
         f" {sum(r['reason'] == 'abort' and not r['output_tokens'] for r in records)} aborted unserved"
     )
     assert len(records) == expected
+    assert scrapes.count > 20
     assert len({record["key"] for record in records}) == len(records)
     _assert_books(asked, answers, records)
     assert_nothing_refused(page)
@@ -202,3 +206,34 @@ def _assert_books(asked: list[Ask], answers: list[Answer], records: list[dict[st
     assert reasons(a for _, a in parallel) == Counter(r["reason"] for r in samples)
     assert any(record["preemptions"] for record in records)
     assert any(record["cached_tokens"] for record in records)
+
+
+async def test_tenants_by_adapter(
+    sglang: SglangSite, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    """LoRA adapters are tenants; one of three has series of its own, and the sums are equal all the same."""
+    log = tmp_path / "requests.jsonl"
+    paths = [f"{name}={path}" for name, path in adapters.items()]
+    lora = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
+    server = sglang.server([*lora, "--max-lora-rank", "4", "--lora-target-modules", "q_proj"])
+    flags = ("--requests.log", str(log), "--tenants.by", "adapter", "--tenants.max", "1")
+    async with sglang.with_exporter(server, *flags) as exporter:
+        names = ["", *adapters]
+        scrapes = Scrapes(exporter, may_replace=True)
+        async with Client(server.base) as client, scrapes.during():
+            asks = [
+                Ask(
+                    client.text(30),
+                    20,
+                    options={"ignore_eos": True, "lora_path": names[n % 3] or None},
+                )
+                for n in range(60)
+            ]
+            answers = await client.ask_all(asks)
+        await until(lambda: len(lines(log)) >= len(asks), 30.0, "a record for each request")
+        scrapes.check(parse(await exporter.page()))
+    records = lines(log)[-len(asks) :]
+
+    assert Counter(record["adapter"] for record in records) == dict.fromkeys(names, 20)
+    assert sum(record["output_tokens"] for record in records) == generated(answers) == 1200
+    assert all(record["id"] == "" for record in records)
