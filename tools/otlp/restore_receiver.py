@@ -63,6 +63,29 @@ const (
 """
 
 
+NAME = "promName := namer.Build(TranslatorMetricFromOtelMetric(metric))\n"
+NAME_OR_ERROR = """promName, err := namer.Build(TranslatorMetricFromOtelMetric(metric))
+				if err != nil {
+					errs = multierr.Append(errs, err)
+					continue
+				}
+"""
+FIELD = "\tremoteWriteHandler http.Handler\n"
+ENABLED = "\tif rwEnabled {\n"
+HANDLER = """\t\ta.otlpWriteHandler = remote.NewOTLPWriteHandler(
+			logger, registerer, ap, configFunc, remote.OTLPOptions{})
+"""
+ROUTE = '\tr.Post("/write", api.ready(api.remoteWrite))\n'
+OTLP_ROUTE = """\tr.Post("/otlp/v1/metrics", api.ready(
+		func(w http.ResponseWriter, r *http.Request) { api.otlpWriteHandler.ServeHTTP(w, r) }))
+"""
+FLAG = '\ta.Flag("web.enable-remote-write-receiver"'
+OTLP_FLAG = """\ta.Flag("web.enable-otlp-receiver", "Enable API endpoint accepting OTLP write requests.").
+		Default("false").BoolVar(&cfg.web.EnableRemoteWriteReceiver)
+
+"""
+
+
 def replace(path: Path, *pairs: tuple[str, str]) -> None:
     """Replace the first occurrence of each text.
 
@@ -91,15 +114,7 @@ def restore_translator() -> None:
         text = re.sub(rf"conventions\.AttributeService{name}\b", f'"{key}"', text)
     helper.write_text(text.replace("otlptranslator.NormalizeLabel(", "normalizeLabel("))
     (package / "label.go").write_text(LABELS)
-    replace(
-        package / "metrics_to_prw.go",
-        (
-            "promName := namer.Build(TranslatorMetricFromOtelMetric(metric))\n",
-            "promName, err := namer.Build(TranslatorMetricFromOtelMetric(metric))\n"
-            "\t\t\t\tif err != nil {\n\t\t\t\t\terrs = multierr.Append(errs, err)\n"
-            "\t\t\t\t\tcontinue\n\t\t\t\t}\n",
-        ),
-    )
+    replace(package / "metrics_to_prw.go", (NAME, NAME_OR_ERROR))
 
 
 def restore_handler() -> None:
@@ -119,30 +134,11 @@ def restore_route() -> None:
     """Add the route, and the flag, which also turns on remote write."""
     replace(
         TREE / "web/api/v1/api.go",
-        (
-            "\tremoteWriteHandler http.Handler\n",
-            "\tremoteWriteHandler http.Handler\n\totlpWriteHandler http.Handler\n",
-        ),
-        (
-            "\tif rwEnabled {\n",
-            "\tif rwEnabled {\n\t\ta.otlpWriteHandler = remote.NewOTLPWriteHandler("
-            "logger, registerer, ap, configFunc, remote.OTLPOptions{})\n",
-        ),
-        (
-            '\tr.Post("/write", api.ready(api.remoteWrite))\n',
-            '\tr.Post("/write", api.ready(api.remoteWrite))\n\tr.Post("/otlp/v1/metrics", api.ready('
-            "func(w http.ResponseWriter, r *http.Request) { api.otlpWriteHandler.ServeHTTP(w, r) }))\n",
-        ),
+        (FIELD, f"{FIELD}\totlpWriteHandler http.Handler\n"),
+        (ENABLED, f"{ENABLED}{HANDLER}"),
+        (ROUTE, f"{ROUTE}{OTLP_ROUTE}"),
     )
-    replace(
-        TREE / "cmd/prometheus/main.go",
-        (
-            '\ta.Flag("web.enable-remote-write-receiver"',
-            '\ta.Flag("web.enable-otlp-receiver", "Enable API endpoint accepting OTLP write requests.").\n'
-            '\t\tDefault("false").BoolVar(&cfg.web.EnableRemoteWriteReceiver)\n\n'
-            '\ta.Flag("web.enable-remote-write-receiver"',
-        ),
-    )
+    replace(TREE / "cmd/prometheus/main.go", (FLAG, f"{OTLP_FLAG}{FLAG}"))
 
 
 if __name__ == "__main__":
