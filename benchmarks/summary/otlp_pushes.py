@@ -24,6 +24,7 @@ from sidestep.exposition import compression
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.encoder import Encoder
+from sidestep.otlp.envelope import Envelope
 from sidestep.otlp.page_families import PageFamilies, Value
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
@@ -59,13 +60,13 @@ def measure(quick: bool) -> Mapping[str, Figure]:
     one = sum(len(series) for *_, series in _read(families(registry)))
     registry = fleet(SERIES // one)
     found = families(registry)
-    encoder = Encoder({})
+    encoder = Encoder()
     rounds = 3 if quick else 9
     stamp = time.time_ns()
     spent: dict[str, list[float]] = {}
     for _ in range(rounds):
         dirty(registry, list(registry.engines.values()))
-        spent.setdefault(FIRST, []).append(milliseconds(partial(_push, Encoder({}), found, stamp)))
+        spent.setdefault(FIRST, []).append(milliseconds(partial(_push, Encoder(), found, stamp)))
         _push(encoder, found, stamp)
         dirty(registry, list(registry.engines.values()))
         spent.setdefault(NEXT, []).append(milliseconds(partial(_push, encoder, found, stamp)))
@@ -81,7 +82,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 def _push(encoder: Encoder, families: PageFamilies, stamp: int) -> list[bytes]:
     """Return the compressed bodies of a push."""
     pieces = [piece for piece in encoder.pieces(families, stamp) if piece is not None]
-    requests = encoder.requests(pieces)
+    requests = Envelope({}).requests(pieces)
     return [b"".join(compression.compress(request.parts)) for request in requests]
 
 

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import secrets
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.registry import Collector
 
@@ -50,10 +49,9 @@ from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.page_families import PageFamilies
-from sidestep.otlp.resource import resource
-from sidestep.requests.conditions import parse as parse_condition
-from sidestep.requests.log_file import line_sink
-from sidestep.requests.request_log import EngineRequests, RequestLog
+from sidestep.otlp.senders import Senders
+from sidestep.requests.parts import request_log
+from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
@@ -65,9 +63,6 @@ from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
-
-if TYPE_CHECKING:
-    from sidestep.otlp.sender import OtlpSender
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +111,7 @@ class Exporter:
         self.series_filter = series_filter(config)
         self.metrics = SelfMetrics()
         self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
-        self.request_log = request_log(config, self.metrics)
+        self.request_log, self._log_writer = request_log(config, self.metrics)
         self.tenants = None
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
@@ -209,10 +204,9 @@ class Exporter:
                 stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
             snapshots = self._recover()
-            sender = self._otlp_sender(snapshots)
-            if sender is not None:
-                # As the forwarder: everything has been saved.
-                stack.push_async_callback(sender.finish)
+            senders = self._otlp_senders(snapshots)
+            # As the forwarder: everything has been saved.
+            stack.push_async_callback(senders.finish_metrics)
             forwarder = self._forwarder(snapshots)
             if forwarder is not None:
                 # Runs after the last snapshot and acknowledgement, so everything may be forwarded.
@@ -220,10 +214,10 @@ class Exporter:
             stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
-            if self.request_log is not None:
-                self.request_log.start()
-                # Runs before the last snapshot, which then need not hold the records.
-                stack.push_async_callback(asyncio.to_thread, self.request_log.close)
+            # Runs before the last snapshot, which then need not hold the records.
+            stack.push_async_callback(self._finish_records, senders)
+            if self._log_writer is not None:
+                self._log_writer.start()
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
@@ -242,9 +236,8 @@ class Exporter:
             if forwarder is not None:
                 forwarding = _background(forwarder.run(self.config.forward_interval))
                 stack.push_async_callback(_cancelled, forwarding)
-            if sender is not None:
-                pushing = _background(sender.run(self.config.otlp_interval))
-                stack.push_async_callback(_cancelled, pushing)
+            for work in senders.work(self.config.otlp_interval):
+                stack.push_async_callback(_cancelled, _background(work))
             yield self
 
     @contextlib.asynccontextmanager
@@ -325,34 +318,33 @@ class Exporter:
         labels = dict(config.forward_label)
         return Forwarder(self.intake.federation, self.metrics, config.forward, records, labels)
 
-    def _otlp_sender(self, snapshots: Snapshots | None) -> OtlpSender | None:
-        """Return the sender to the OTLP receiver; None without one.
+    def _otlp_senders(self, snapshots: Snapshots | None) -> Senders:
+        """Return the senders to OTLP receivers.
 
         Raises:
             ConfigError: The messages of OTLP are not installed.
         """
         config = self.config
-        if not config.otlp_endpoint:
-            return None
+        if not (config.otlp_endpoint or config.otlp_traces_endpoint or config.otlp_logs_endpoint):
+            return Senders()
         # Only this feature needs the messages, which take 50 ms to load.
-        from sidestep.otlp.encoder import Encoder  # noqa: PLC0415
-        from sidestep.otlp.sender import OtlpSender  # noqa: PLC0415
+        from sidestep.otlp.parts import senders  # noqa: PLC0415
 
-        port = self.addresses[0][1] if self.addresses else 0
-        return OtlpSender(
-            PageFamilies(
-                self.registry,
-                self.passthrough,
-                self.collectors,
-                self.series_filter,
-                exponential=config.otlp_histograms == "exponential",
-            ),
-            Encoder(resource(os.environ, port, dict(config.otlp_resource))),
-            self.metrics,
-            config.otlp_endpoint,
-            {header.name: header.text for header in config.otlp_header},
-            snapshots=snapshots,
+        families = PageFamilies(
+            self.registry,
+            self.passthrough,
+            self.collectors,
+            self.series_filter,
+            exponential=config.otlp_histograms == "exponential",
         )
+        port = self.addresses[0][1] if self.addresses else 0
+        queues = [] if self.request_log is None else self.request_log.queues
+        return senders(config, port, families, queues, self.metrics, snapshots=snapshots)
+
+    async def _finish_records(self, senders: Senders) -> None:
+        """Write and send the last records of requests, for a few seconds."""
+        writing = [] if self._log_writer is None else [asyncio.to_thread(self._log_writer.close)]
+        await asyncio.gather(senders.finish_records(), *writing)
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:
@@ -364,24 +356,6 @@ class Exporter:
             self.tenants.restore(self.registry.shown_tenants())
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
-
-
-def request_log(config: Config, metrics: SelfMetrics) -> RequestLog | None:
-    """Return the log of requests; None if there is none.
-
-    Raises:
-        ConfigError: Its file cannot be opened, or its condition is malformed.
-    """
-    if not config.requests_log:
-        return None
-    try:
-        condition = parse_condition(config.requests_log_if) if config.requests_log_if else None
-    except ValueError as error:
-        raise ConfigError(f"--requests.log.if: {error}") from None
-    lines = line_sink(
-        config.requests_log, config.requests_log_size * MIB, config.requests_log_files
-    )
-    return RequestLog(lines, metrics, condition, config.requests_log_share)
 
 
 def forward_source(config: Config) -> str:

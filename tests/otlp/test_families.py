@@ -30,7 +30,8 @@ from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.blocks import MAX_WIDTH, Block
-from sidestep.otlp.encoder import Encoder, Piece
+from sidestep.otlp.encoder import Encoder
+from sidestep.otlp.envelope import Envelope, Piece
 from sidestep.otlp.page_families import NANOS, PageFamilies, Series, SeriesFamily
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample
@@ -258,7 +259,7 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
     native = NativeSettings({}, lambda: 5.0) if exponential else None
     fed = Fed(native=native)
     registry = fed.intake.registry
-    kept = Encoder({})
+    kept = Encoder()
     for what, number in [("change", 0), ("change", 1), ("return", 0), *steps]:
         found = info(number)
         if what == "rename":
@@ -284,7 +285,7 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
         change(registry, engine)
         if what == "retire":
             registry.retire(engine)
-        fresh = Encoder({})
+        fresh = Encoder()
         expected = encoded(fresh, registry, exponential=exponential)
         assert encoded(kept, registry, exponential=exponential) == expected
         assert [*map(len, kept._kept.values())] == [*map(len, fresh._kept.values())]
@@ -304,7 +305,7 @@ def thousand() -> Registry:
 def test_a_push_of_a_thousand_engines_is_made_in_small_slices() -> None:
     """The first one, which makes all messages, and the next one, which renews them."""
     registry = thousand()
-    encoder = Encoder({})
+    encoder = Encoder()
     families = page_families(registry)
     for _ in range(2):
         assert max(slices(encoder.pieces(families._of_engines(), STAMP))) < MOST
@@ -373,15 +374,15 @@ def exponential_metric(histogram: NativeHistogram) -> Metric:
 
 def test_requests_are_split() -> None:
     """Each is readable and has at least one piece, whatever its size."""
-    encoder = Encoder({"service.name": "sidestep"})
+    encoder, envelope = Encoder(), Envelope({"service.name": "sidestep"})
     registry = thousand()
     families = page_families(registry)._of_engines()
     pieces = [piece for piece in encoder.pieces(families, STAMP) if piece is not None]
-    whole = [*encoder.requests(pieces)]
+    whole = [*envelope.requests(pieces)]
     huge = Piece(1, bytes(5 << 20))
 
     assert len(whole) == 1
-    assert [len(request.parts) - 1 for request in encoder.requests([huge, huge])] == [1, 1]
+    assert [len(request.parts) - 1 for request in envelope.requests([huge, huge])] == [1, 1]
     assert sum(request.points for request in whole) == sum(piece.points for piece in pieces)
 
 

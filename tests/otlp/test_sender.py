@@ -42,9 +42,11 @@ from ports import free_port
 from sidestep.app import Exporter
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.otlp import sender as module
-from sidestep.otlp.encoder import Encoder
+from sidestep.otlp import receiver as module
+from sidestep.otlp.envelope import Envelope
 from sidestep.otlp.page_families import PageFamilies
+from sidestep.otlp.receiver import METRICS
+from sidestep.otlp.receiver import Receiver as Destination
 from sidestep.otlp.sender import OtlpSender
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
@@ -79,19 +81,16 @@ class Pushing:
             SeriesFilter(),
             exponential=False,
         )
+        url = f"{url}/v1/metrics{query}"
+        self.receiver = Destination(METRICS, url, headers, self.metrics, clock=self.clock)
         self.sender = OtlpSender(
-            families,
-            Encoder({}),
-            self.metrics,
-            f"{url}/v1/metrics{query}",
-            headers,
-            clock=self.clock,
+            families, Envelope({}), self.receiver, self.metrics, clock=self.clock
         )
 
     def requests(self) -> dict[str, float]:
         """Return the requests by status."""
         name = "sidestep_otlp_requests_total"
-        return {labels[0]: value for labels, value in self.metrics._values[name].items()}
+        return {labels[1]: value for labels, value in self.metrics._values[name].items()}
 
     def value(self, name: str) -> float:
         """Return a metric without labels."""
@@ -106,7 +105,7 @@ async def pushing(**headers: str) -> AsyncIterator[tuple[Pushing, Receiver]]:
         try:
             yield made, found
         finally:
-            await made.sender.close()
+            await made.receiver.close()
 
 
 async def test_a_push_is_counted() -> None:
@@ -178,7 +177,7 @@ async def test_retry_after_is_honoured(status: int, form: str) -> None:
 @given(st.text() | st.floats().map(str) | st.datetimes().map(format_datetime))
 def test_any_retry_after_is_a_bounded_pause(text: str) -> None:
     """A receiver cannot stop pushes for good."""
-    assert 0.0 <= module._pause(text) <= module.MAX_PAUSE
+    assert 0.0 <= module.pause(text) <= module.MAX_PAUSE
 
 
 @pytest.mark.parametrize("status", [200, 202, 204])
@@ -209,7 +208,7 @@ async def test_an_answer_that_is_no_http_is_logged_without_secrets(
     async with polled(garbage) as server:
         made = Pushing(server.url, "?token=s3cret")
         await made.sender.push()
-        await made.sender.close()
+        await made.receiver.close()
 
     assert made.requests() == {"connection": 1}
     assert "cannot be reached: " in caplog.text
@@ -314,7 +313,7 @@ async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) 
         found.answer = None
     nobody = Pushing(f"http://127.0.0.1:{free_port()}")
     await nobody.sender.push()
-    await nobody.sender.close()
+    await nobody.receiver.close()
 
     assert made.requests() == nobody.requests() == {"connection": 1}
     assert "cannot be reached: " in caplog.text

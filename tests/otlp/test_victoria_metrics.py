@@ -51,7 +51,7 @@ async def test_it_has_the_samples_of_the_page(start: Start, tmp_path: Path) -> N
             before = page_samples(await get(exporter.url))
 
             def requests() -> float:
-                return exporter.metrics.value("sidestep_otlp_requests_total", "200")
+                return exporter.metrics.value("sidestep_otlp_requests_total", "metrics", "200")
 
             pushes = requests() + 2
             await until(lambda: requests() >= pushes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from sidestep.config import options, parsing
 from sidestep.config.scrape_targets import (
@@ -15,16 +16,19 @@ from sidestep.config.scrape_targets import (
 )
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
-PATH = "/v1/metrics"
 MIN_INTERVAL = 1.0
-_ENDPOINT = Form(path=PATH, usage="a URL", login="--otlp.header Authorization=...")
 _ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,127}")
 
 
-def endpoint(value: object) -> str:
-    """Accept the URL of a receiver, with ``PATH`` where it has no path; empty for none."""
-    given = parsing.text(value).strip()
-    return address(given.rstrip("/"), _ENDPOINT) if given else ""
+def endpoint(path: str) -> Callable[[object], str]:
+    """Return a parser of a receiver's URL, to which it adds ``path`` where it has none; empty for none."""
+    form = Form(path=path, usage="a URL", login="--otlp.header Authorization=...")
+
+    def parse(value: object) -> str:
+        given = parsing.text(value).strip()
+        return address(given.rstrip("/"), form) if given else ""
+
+    return parse
 
 
 def header(value: object) -> Header:

@@ -211,13 +211,29 @@ class Config:
         "Receiver of OpenTelemetry (OTLP over HTTP) to push all metrics to, such as"
         " http://collector:4318; a URL with a path is used as it is. Needs sidestep[otlp]. See"
         " opentelemetry.md.",
-        otlp_options.endpoint,
+        otlp_options.endpoint("/v1/metrics"),
         shown=scrape_targets.without_secrets,
         unset="metrics are not pushed",
     )
+    otlp_traces_endpoint: str = option(
+        "--otlp.traces-endpoint URL",
+        "Receiver of OpenTelemetry to send spans of each request that ends to, where the tap sends"
+        " events; a URL as that of --otlp.endpoint, which may be the same. See opentelemetry.md.",
+        otlp_options.endpoint("/v1/traces"),
+        shown=scrape_targets.without_secrets,
+        unset="no spans are sent",
+    )
+    otlp_logs_endpoint: str = option(
+        "--otlp.logs-endpoint URL",
+        "Receiver of OpenTelemetry to send a log record of each request that ends to, where the tap"
+        " sends events; a URL as that of --otlp.endpoint, which may be the same.",
+        otlp_options.endpoint("/v1/logs"),
+        shown=scrape_targets.without_secrets,
+        unset="no log records are sent",
+    )
     otlp_header: tuple[Header, ...] = option(
         "--otlp.header NAME=VALUE",
-        "Header of every request to the receiver, such as Authorization=Bearer TOKEN; repeatable,"
+        "Header of every request to the receivers, such as Authorization=Bearer TOKEN; repeatable,"
         " comma-separated in the variable, which keeps a secret out of the process list.",
         otlp_options.header,
         (),
@@ -227,13 +243,13 @@ class Config:
     )
     otlp_interval: float = option(
         "--otlp.interval SECONDS",
-        "Seconds between pushes to the receiver.",
+        "Seconds between pushes of metrics to the receiver.",
         otlp_options.interval,
         15.0,
     )
     otlp_resource: tuple[tuple[str, str], ...] = option(
         "--otlp.resource NAME=VALUE",
-        "Resource attribute to add to all pushed metrics, such as deployment.environment.name=prod;"
+        "Resource attribute to add to all that is sent, such as deployment.environment.name=prod;"
         " an empty value removes one. Repeatable, comma-separated in the variable.",
         otlp_options.attribute,
         (),
@@ -422,12 +438,12 @@ class Config:
     )
     requests_log_if: str = option(
         "--requests.log.if CONDITION",
-        "Condition on the requests that get a line, such as 'ttft > 2s or reason = abort'.",
+        "Condition on the requests that get a record, in all outputs, such as 'ttft > 2s or reason = abort'.",
         unset="every request gets one",
     )
     requests_log_share: float = option(
         "--requests.log.share SHARE",
-        "Share of the requests that get a line, chosen by a hash of their ids.",
+        "Share of the requests that get a record, chosen by a hash of their ids.",
         parsing.share,
         1.0,
     )
@@ -624,10 +640,14 @@ def _check_otlp(values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There is no receiver, or there are no native buckets to send.
     """
-    if not values["otlp_endpoint"]:
+    endpoints = ("otlp_endpoint", "otlp_traces_endpoint", "otlp_logs_endpoint")
+    if not any(values[name] for name in endpoints):
         for name in ("header", "resource"):
             if values[f"otlp_{name}"]:
-                raise ConfigError(f"--otlp.{name}: requires --otlp.endpoint")
+                raise ConfigError(
+                    f"--otlp.{name}: requires --otlp.endpoint, --otlp.traces-endpoint or"
+                    " --otlp.logs-endpoint"
+                )
     if values["otlp_histograms"] == "exponential" and values["histograms"] == "classic":
         raise ConfigError("--otlp.histograms exponential: requires --histograms native or both")
 

@@ -52,6 +52,9 @@ COUNTERS: Mapping[str, Code] = {
     "sidestep_forward_errors_total": codes.FORWARD_REFUSED,
     "sidestep_collector_errors_total": codes.COLLECTOR,
     "sidestep_otlp_rejected_points_total": codes.OTLP_REJECTED,
+    "sidestep_otlp_rejected_spans_total": codes.OTLP_REJECTED,
+    "sidestep_otlp_rejected_log_records_total": codes.OTLP_REJECTED,
+    "sidestep_request_records_lost_total": codes.RECORDS_LOST,
 }
 """Counters whose increase is a finding."""
 EXPECTED: Mapping[str, Code] = {

@@ -257,10 +257,20 @@ OTLP_DOWN = Code(
 OTLP_REJECTED = Code(
     "SD134",
     "warning",
-    "The OTLP receiver rejected data points",
-    "The receiver refused whole requests or some of their points, which are not sent again: a header or"
-    " the URL is wrong, a limit of the receiver was reached, or two exporters push the same series.",
+    "An OTLP receiver rejected data",
+    "The receiver refused whole requests, or some of their data points, spans or log records, which are not"
+    " sent again: a header or the URL is wrong, a limit of the receiver was reached, or two exporters push the"
+    " same series.",
     "The exporter's log has the receiver's reason; give each exporter a service.instance.id of its own.",
+)
+RECORDS_LOST = Code(
+    "SD135",
+    "warning",
+    "Records of requests are lost",
+    "An output of records (--requests.log, --otlp.traces-endpoint or --otlp.logs-endpoint) takes them too slowly or"
+    " not at all, and its queue is full; or requests ended unseen, while their engine could not reach the"
+    " exporter.",
+    "The exporter's log has the reason. Keep fewer records with --requests.log.if and --requests.log.share.",
 )
 
 CODES = (
@@ -298,4 +308,5 @@ CODES = (
     COLLECTOR,
     OTLP_DOWN,
     OTLP_REJECTED,
+    RECORDS_LOST,
 )

@@ -1,47 +1,19 @@
-"""Encoder of the page's families as OTLP requests."""
+"""Encoder of the page's families as OTLP messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
-from sidestep import __version__
-from sidestep.exposition.proto_format import sized, varint
-from sidestep.otlp.blocks import POINTS, Block, attributes, form_of
-from sidestep.otlp.messages import InstrumentationScope, Resource
+from sidestep.exposition.proto_format import sized
+from sidestep.otlp.blocks import POINTS, Block, form_of
+from sidestep.otlp.envelope import Piece
 from sidestep.otlp.page_families import Series, SeriesFamily
-
-MAX_BODY_BYTES = 4 << 20
-"""Bytes of a request before compression; receivers accept 4 MB at least, and 20 MB or more by default."""
-
-
-class Piece(NamedTuple):
-    """An encoded message of metrics, and the number of its points."""
-
-    points: int
-    data: bytes
-
-
-class Request(NamedTuple):
-    """The body of a request, in parts, and the number of its points."""
-
-    points: int
-    parts: list[bytes]
 
 
 class Encoder:
-    """Encodes families, and keeps their messages for the next push.
+    """Encodes families, and keeps their messages for the next push."""
 
-    Args:
-        resource: Resource attributes.
-    """
-
-    def __init__(self, resource: Mapping[str, str]) -> None:
-        self._resource = sized(
-            b"\x0a", Resource(attributes=attributes(resource)).SerializeToString()
-        )
-        scope = InstrumentationScope(name="sidestep", version=__version__)
-        self._scope = sized(b"\x0a", scope.SerializeToString())
+    def __init__(self) -> None:
         self._kept: dict[str, list[Block]] = {}
 
     def pieces(self, families: Iterable[SeriesFamily | None], stamp: int) -> Iterator[Piece | None]:
@@ -72,26 +44,6 @@ class Encoder:
                 yield Piece(len(series), sized(b"\x12", data))
                 number += 1
             del blocks[number:]
-
-    def requests(self, pieces: Iterable[Piece]) -> Iterator[Request]:
-        """Put ``pieces`` into requests of at most ``MAX_BODY_BYTES``, but at least one piece."""
-        some: list[Piece] = []
-        size = 0
-        for piece in pieces:
-            if some and size + len(piece.data) > MAX_BODY_BYTES:
-                yield self._request(some, size)
-                some, size = [], 0
-            some.append(piece)
-            size += len(piece.data)
-        if some:
-            yield self._request(some, size)
-
-    def _request(self, pieces: list[Piece], size: int) -> Request:
-        # Of ExportMetricsServiceRequest, ResourceMetrics and ScopeMetrics.
-        scope = b"\x12" + varint(len(self._scope) + size) + self._scope
-        resource = self._resource + scope
-        head = b"\x0a" + varint(len(resource) + size) + resource
-        return Request(sum(one.points for one in pieces), [head, *(one.data for one in pieces)])
 
 
 def _chunks(family: SeriesFamily) -> Iterator[tuple[str, list[Series]] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
@@ -16,9 +17,13 @@ from sidestep.tracking.requests.outcomes import EndedRequest
 FAILED = frozenset({"abort", "error", "refused", "engine_died", "expired"})
 """Reasons of requests that have not been served."""
 UNIDENTIFIED = Identity()
-TRACEPARENT_PARTS = 4
 DIGITS = 6
 """Decimal places of seconds: an engine's clock does not have more."""
+MAX_TIME = 9e9
+"""Latest Unix time of a record: a sender's clock may be wrong by any amount."""
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -27,19 +32,24 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         key: Identity of the engine, of the process that numbered the request, and its number. A record
             that is written twice has the same key twice.
-        time: When the request ended; RFC 3339, UTC.
+        time: When the request ended.
         engine: The label ``engine``, or the engine's identity.
+        dialect: The kind of engine, such as ``vllm``.
         id: The request's id as the engine sent it, or its hash; empty if engines send none.
+        trace_id: Of its trace context, as are the next two; empty and 0 if engines send none.
+        trace_flags: 1 is set if its caller records the trace.
         tenant: Whose request it is, by ``--tenants.by``; empty if tenants are not counted.
         sample: Index among the parallel samples of one request.
         reason: ``stop``, ``length``, ``abort``, ``error``, ``repetition``; ``refused``; ``engine_died`` if
             the engine's process ended before the request; ``expired`` after --requests.max-age.
         refused: Why the engine refused it.
-        arrival: When the front end received it; RFC 3339, UTC.
+        arrival: When the front end received it.
+        queued: When it entered the engine's queue.
         queue_seconds: From the queue's entry to the first time in the batch.
         prefill_seconds: From there to the first output.
         decode_seconds: From the first output to the last.
         preempted_seconds: Time spent out of the batch after preemptions, included in the above.
+        preempted_at: Seconds from ``queued`` to a preemption, and its length, of the first eight.
         ttft_seconds: From arrival to the first output.
         mean_itl_seconds: ``decode_seconds`` for each output token after the first.
         max_itl_seconds: Longest time between two outputs.
@@ -51,25 +61,29 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     key: str
-    time: str
+    time: datetime
     engine: str
+    dialect: str = ""
     model: str
     adapter: str
     id: str
     trace_id: str
     parent_span_id: str
+    trace_flags: int = 0
     tenant: str
     priority: int
     sample: int
     reason: str
     refused: str
-    arrival: str | None
+    arrival: datetime | None
+    queued: datetime | None = None
     e2e_seconds: float | None
     queue_seconds: float | None
     prefill_seconds: float | None
     decode_seconds: float | None
     preempted_seconds: float
     preemptions: int
+    preempted_at: list[tuple[float, float]] = []
     ttft_seconds: float | None
     mean_itl_seconds: float | None
     max_itl_seconds: float | None
@@ -102,41 +116,47 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     """
     request = ended.request or Request(ended.stamp)
     identity = request.identity or UNIDENTIFIED
-    trace_id, parent = _trace(identity.trace)
-    times = latencies(ended)
-    rounded = {name: _rounded(seconds) for name, seconds in times.items()}
-    wall, arrival = ended.wall, request.arrival
+    trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)
+    queued, first, arrival = request.queued, request.first, request.arrival
+    begin = _queued_at(ended, request)
+    decode, more = _between(first, request.last), request.tokens - 1
+    labels = engine.labels
+    has_objectives = engine.objectives is not None and engine.objectives.names
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
-        time=_rfc3339(now if wall is None else wall),
-        engine=engine.labels.get("engine") or engine.id,
-        model=engine.labels.get("model_name", ""),
+        time=_utc(now if ended.wall is None else ended.wall),
+        engine=labels.get("engine") or engine.id,
+        dialect=engine.layout.dialect,
+        model=labels.get("model_name", ""),
         adapter=request.adapter,
         id=identity.id,
         trace_id=trace_id,
         parent_span_id=parent,
+        trace_flags=flags,
         tenant=request.tenant,
         priority=identity.priority,
         sample=request.sample,
         reason=ended.reason,
         refused=ended.refused,
-        arrival=None if arrival is None else _rfc3339(arrival),
-        e2e_seconds=rounded["e2e"],
-        queue_seconds=rounded["queue"],
-        prefill_seconds=_rounded(_between(request.scheduled, request.first)),
-        decode_seconds=_rounded(_between(request.first, request.last)),
+        arrival=None if arrival is None else _utc(arrival),
+        queued=None if begin is None else _utc(begin),
+        e2e_seconds=_seconds(arrival, ended.wall),
+        queue_seconds=_seconds(queued, request.scheduled),
+        prefill_seconds=_seconds(request.scheduled, first),
+        decode_seconds=_seconds(first, request.last),
         preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
-        ttft_seconds=rounded["ttft"],
-        mean_itl_seconds=rounded["time_per_output_token"],
-        max_itl_seconds=rounded["inter_token"],
+        preempted_at=_preemptions(request) if request.pauses else [],
+        ttft_seconds=None if request.ttft is None else round(request.ttft, DIGITS),
+        mean_itl_seconds=round(decode / more, DIGITS) if decode is not None and more > 0 else None,
+        max_itl_seconds=round(request.longest_gap, DIGITS) or None,
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
         cached_tokens=request.cached,
         external_tokens=request.external,
         output_tokens=output_tokens(ended),
         extra_tokens=request.extra_tokens,
         max_tokens=ended.max_tokens,
-        objectives=objectives_met(engine, ended, times),
+        objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
     )
 
 
@@ -184,15 +204,40 @@ def _between(start: float | None, end: float | None) -> float | None:
     return end - start
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, DIGITS)
+def _seconds(start: float | None, end: float | None) -> float | None:
+    """Return the interval as a record has it."""
+    if start is None or end is None or end < start:
+        return None
+    return round(end - start, DIGITS)
 
 
-def _rfc3339(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds")
+def _utc(time: float) -> datetime:
+    return datetime.fromtimestamp(min(MAX_TIME, time), timezone.utc)
 
 
-def _trace(traceparent: str) -> tuple[str, str]:
-    """Return the trace id and the parent's span id of a W3C ``traceparent``; empty if there is none."""
-    parts = traceparent.split("-")
-    return (parts[1], parts[2]) if len(parts) >= TRACEPARENT_PARTS else ("", "")
+def _queued_at(ended: EndedRequest, request: Request) -> float | None:
+    """Return the Unix time of the entry into the queue.
+
+    The engine's clock of intervals is compared with Unix time at the end of the request or, where that
+    had no event, at its first output.
+    """
+    if request.queued is None:
+        return None
+    if ended.wall is not None:
+        return max(ended.wall - (ended.stamp - request.queued), 0.0)
+    if request.first is None or request.ttft is None or request.arrival is None:
+        return None
+    return max(request.arrival + request.ttft - (request.first - request.queued), 0.0)
+
+
+def _preemptions(request: Request) -> list[tuple[float, float]]:
+    queued = request.queued
+    if queued is None:
+        return []
+    return [(round(at - queued, DIGITS), round(length, DIGITS)) for at, length in request.pauses]
+
+
+def trace_context(traceparent: str) -> tuple[str, str, int]:
+    """Return trace id, parent's span id and flags of a W3C ``traceparent``; empty and 0 if it is none."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return (found[1], found[2], int(found[3], 16)) if found else ("", "", 0)

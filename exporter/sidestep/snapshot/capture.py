@@ -26,7 +26,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.records import TOTAL_LIMIT
 from sidestep.protocol.stream import Stream, StreamState
-from sidestep.requests.request_log import LOST
+from sidestep.requests.request_log import lose_output
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.parallel_samples import EngineSamples
@@ -96,12 +96,13 @@ class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
 
 
 class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
-    """Records of requests that are not written yet, as lines."""
+    """Records of requests that an output is not done with yet, as lines."""
 
     lines: list[bytes]
+    output: str = "file"
 
 
-State = tuple[int, int]
+State = tuple[int, int, int]
 SavedPart = (
     SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | ObsoleteEngines | SavedProcess
 )
@@ -120,9 +121,9 @@ class Capture:
     """
 
     def __init__(self, intake: Intake) -> None:
-        self.saved: State = (-1, -1)
+        self.saved: State = (-1, -1, -1)
         self._intake = intake
-        self._taken: State = (-1, -1)
+        self._taken: State = (-1, -1, -1)
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
         self._saved_pieces: EnginePieces = {}
@@ -130,7 +131,9 @@ class Capture:
     @property
     def state(self) -> State:
         """Version of the state; it grows with every change that a snapshot would include."""
-        return self._intake.registry.version, self._intake.receiver.changes
+        records = self._intake.request_log
+        taken = 0 if records is None else records.taken
+        return self._intake.registry.version, self._intake.receiver.changes, taken
 
     @property
     def has_saved(self) -> bool:
@@ -177,7 +180,9 @@ class Capture:
         groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
         yield from map(_encoder.encode, groups)
         if intake.request_log is not None:
-            yield _encoder.encode(SavedRecords(intake.request_log.pending))
+            for queue in intake.request_log.queues:
+                for lines in queue.chunks():
+                    yield _encoder.encode(SavedRecords(lines, queue.output))
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         own = intake.federation.own
@@ -243,8 +248,6 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 inflight_state.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case GroupState():
                 groups.append(piece)
-            case SavedRecords():
-                _restore_records(intake, piece)
             case SavedStream():
                 streams.append(_stream(piece))
             case SavedProcess():
@@ -258,14 +261,18 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
     own.epoch, own.run = epoch, run
+    _restore_records(intake, pieces)
 
 
-def _restore_records(intake: Intake, piece: SavedRecords) -> None:
-    if intake.request_log is None:
-        # The option is gone.
-        intake.metrics.add(LOST, len(piece.lines), "full")
-    else:
-        intake.request_log.restore(piece.lines)
+def _restore_records(intake: Intake, pieces: Sequence[Piece]) -> None:
+    # After the exporter's own counters, which may count them as lost.
+    for piece in pieces:
+        if not isinstance(piece, SavedRecords):
+            continue
+        if intake.request_log is None:
+            lose_output(intake.metrics, piece.output, piece.lines)
+        else:
+            intake.request_log.restore(piece.output, piece.lines)
 
 
 def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:

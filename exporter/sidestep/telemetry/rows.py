@@ -269,8 +269,9 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_otlp_requests_total",
         "counter",
-        "Requests sent to the OTLP receiver, by status: that of HTTP, or timeout or connection.",
-        ("status",),
+        "Requests sent to OTLP receivers, by signal (metrics, traces or logs) and by status: that of HTTP,"
+        " or timeout or connection.",
+        ("signal", "status"),
     ),
     SelfRow(
         "sidestep_otlp_points_total",
@@ -290,21 +291,46 @@ ROWS: tuple[SelfRow, ...] = (
         " sample without --otlp.endpoint.",
     ),
     SelfRow(
+        "sidestep_otlp_spans_total",
+        "counter",
+        "Spans that the OTLP receiver accepted.",
+    ),
+    SelfRow(
+        "sidestep_otlp_rejected_spans_total",
+        "counter",
+        "Spans that the OTLP receiver rejected: as a part of a request, or a whole request with a status"
+        " after which it is not repeated.",
+    ),
+    SelfRow(
+        "sidestep_otlp_log_records_total",
+        "counter",
+        "Log records that the OTLP receiver accepted.",
+    ),
+    SelfRow(
+        "sidestep_otlp_rejected_log_records_total",
+        "counter",
+        "Log records that the OTLP receiver rejected, as with spans.",
+    ),
+    SelfRow(
         "sidestep_request_records_total",
         "counter",
-        "Records of ended requests made for --requests.log; no sample without it.",
+        "Records of ended requests made for --requests.log, --otlp.traces-endpoint and"
+        " --otlp.logs-endpoint; one for all of them.",
     ),
     SelfRow(
         "sidestep_request_records_lost_total",
         "counter",
-        "Ended requests without a record, by reason: unseen (their engine folded or dropped their events)"
-        " or full (the log takes records too slowly, or not at all).",
-        ("reason",),
+        "Records that are lost, by reason and output (file, traces or logs): full (the output takes records"
+        " too slowly, or not at all), removed or unreadable (in the snapshot of an exporter with other flags,"
+        " or of another release); and requests without a record: unseen (their engine folded or dropped"
+        " their events).",
+        ("reason", "output"),
     ),
     SelfRow(
         "sidestep_request_records_pending",
         "gauge",
-        "Records of requests that are not written yet; no sample without --requests.log.",
+        "Records of requests that wait for an output: file, traces or logs.",
+        ("output",),
     ),
     SelfRow(
         "sidestep_loop_lag_seconds",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
@@ -13,6 +15,8 @@ from sidestep.tracking.requests.capacity import RequestCapacity
 
 UNKNOWN = -1
 """State of a request whose start is unknown."""
+MAX_PAUSES = 8
+"""Preemptions of a request whose times are known; all are counted."""
 AGE_CHECK = 1.0
 """Seconds between two searches for requests that are too old."""
 
@@ -49,6 +53,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         preempted_seconds: Time that it spent preempted.
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
+        pauses: Time and length of its first preemptions, where records are made.
     """
 
     since: float
@@ -77,6 +82,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     preempted_seconds: float = 0.0
     longest_gap: float = 0.0
     extra_tokens: int = 0
+    pauses: Annotated[tuple[tuple[float, float], ...], Meta(max_length=MAX_PAUSES)] = ()
 
 
 class InFlight:

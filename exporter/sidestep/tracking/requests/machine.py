@@ -31,7 +31,7 @@ from sidestep.protocol.request_events import (
 )
 from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
 from sidestep.tracking.requests.front_end_hops import FrontEndHops
-from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
+from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
 from sidestep.tracking.requests.rules import Rules
@@ -250,6 +250,12 @@ class RequestTracker:
         if waited is not None:
             self._out.preempted_seconds.append(waited)
             request.preempted_seconds += waited
+            if (
+                self.sink is not None
+                and request.preempted is not None
+                and len(request.pauses) < MAX_PAUSES
+            ):
+                request.pauses += ((request.preempted, waited),)
         request.preempted = None
 
     def _preempted(self, event: Preempted) -> None:

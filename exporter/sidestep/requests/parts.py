@@ -1,0 +1,45 @@
+"""The log of requests and its outputs, from the configuration."""
+
+from __future__ import annotations
+
+from sidestep.config.settings import Config
+from sidestep.errors import ConfigError
+from sidestep.requests.conditions import parse
+from sidestep.requests.log_file import line_sink
+from sidestep.requests.log_writer import LogWriter
+from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.request_log import RequestLog
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+MIB = 1 << 20
+
+
+def request_log(config: Config, metrics: SelfMetrics) -> tuple[RequestLog | None, LogWriter | None]:
+    """Return the log of requests, and the writer of its file; None if there is none.
+
+    Raises:
+        ConfigError: The file cannot be opened, or the condition is malformed.
+    """
+    outputs = {
+        "file": ("--requests.log", config.requests_log),
+        "traces": ("--otlp.traces-endpoint", config.otlp_traces_endpoint),
+        "logs": ("--otlp.logs-endpoint", config.otlp_logs_endpoint),
+    }
+    queues = {
+        output: RecordQueue(output, flag, metrics)
+        for output, (flag, destination) in outputs.items()
+        if destination
+    }
+    if not queues:
+        return None, None
+    try:
+        condition = parse(config.requests_log_if) if config.requests_log_if else None
+    except ValueError as error:
+        raise ConfigError(f"--requests.log.if: {error}") from None
+    writer = None
+    if "file" in queues:
+        size = config.requests_log_size * MIB
+        lines = line_sink(config.requests_log, size, config.requests_log_files)
+        writer = LogWriter(queues["file"], lines)
+    log = RequestLog([*queues.values()], metrics, condition, config.requests_log_share)
+    return log, writer
