@@ -334,7 +334,7 @@ def test_sums_of_many_histograms_are_exact() -> None:
     """For any number of slices and any bounds."""
     for count in (1, 2, 101, 350):
         found = [(BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8) for n in range(count)]
-        bounds, counts, total = made(aggregate_states(found))
+        bounds, counts, total, _ = made(aggregate_states(found))
         pairs = [dict(zip((*b, math.inf), accumulate(c), strict=True)) for b, c, _ in found]
 
         assert bounds == tuple(sorted(set.intersection(*(set(b) for b, _, _ in found))))

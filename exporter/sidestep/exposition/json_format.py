@@ -79,7 +79,7 @@ def _aggregated(found: Iterable[Series[State] | None]) -> Iterator[Sample | None
 def _sample(labels: dict[str, str], value: Number | State) -> Sample:
     if not isinstance(value, tuple):
         return {"labels": labels, "value": value}
-    bounds, counted, total = value
+    bounds, counted, total, _ = value
     counts = [*accumulate(counted)]
     buckets = [[bound, count] for bound, count in zip(bounds, counts, strict=False)]
     return {"labels": labels, "buckets": buckets, "count": counts[-1], "sum": total}

@@ -1,7 +1,6 @@
 """The engines' families in Prometheus' protobuf format, with native histograms.
 
-The bytes of a histogram are cached until it changes. There are no exemplars: engines do not report
-which request an observation belongs to.
+The bytes of a histogram are cached until it changes.
 """
 
 from __future__ import annotations
@@ -144,8 +143,9 @@ class _Family:
         counts = state.cumulative
         if isinstance(state, NativeHistogram):
             bounds = (*state.bounds, math.inf) if self._both else ()
-            return proto_format.histogram(state.sum, bounds, counts, state)
+            return proto_format.histogram(state.sum, bounds, counts, state, state.exemplars)
         # No native buckets: a summary, or an aggregate of different bounds.
         if self._kind == "summary":
             return proto_format.summary(counts[-1], state.sum, (), created)
-        return proto_format.histogram(state.sum, (*state.bounds, math.inf), counts)
+        bounds = (*state.bounds, math.inf)
+        return proto_format.histogram(state.sum, bounds, counts, exemplars=state.exemplars)

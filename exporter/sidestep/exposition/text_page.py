@@ -1,6 +1,7 @@
 """Text pages, Prometheus 0.0.4 and OpenMetrics 1.0, that rewrite only what has changed.
 
-The text of a family is cached from page to page; both formats share it, as only headers differ.
+The text of a family is cached from page to page. Both formats share it, as only headers differ, until
+there are exemplars: only OpenMetrics has them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from sidestep.metrics.registry import Registry
 
 def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
     """Return the engines' page without cached text and without the closing line of OpenMetrics."""
-    found = TextPage(registry).pieces(openmetrics=openmetrics, names=names)
+    page = TextPage(registry, exemplars=openmetrics)
+    found = page.pieces(openmetrics=openmetrics, names=names)
     return b"".join(chain.from_iterable(found))
 
 
@@ -41,10 +43,18 @@ class TextPage:
 
     Args:
         series_filter: Labels and buckets to leave out.
+        exemplars: Whether it has exemplars.
     """
 
-    def __init__(self, registry: Registry, series_filter: SeriesFilter | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        series_filter: SeriesFilter | None = None,
+        *,
+        exemplars: bool = False,
+    ) -> None:
         self.registry = registry
+        self.exemplars = exemplars
         self.series_filter = series_filter or SeriesFilter()
         self.selections = Selections(registry)
         self.labels: LabelCache[bytes] = LabelCache(lambda labels: label_text(labels).encode())
@@ -95,7 +105,7 @@ class FamilyText:
 
     def __init__(self, page: TextPage, family: Family) -> None:
         self.family = family
-        self.writer = SeriesWriter(family, page.series_filter)
+        self.writer = SeriesWriter(family, page.series_filter, exemplars=page.exemplars)
         self._page = page
         self._headers: dict[bool, bytes] = {}
         self._version = -1

@@ -42,7 +42,9 @@ class Summary:
     quantiles: Sequence[tuple[float, float]] = ()
 
 
-Value = Number | State | NativeHistogram | Summary
+Classic = tuple[Bounds, Sequence[int], float]
+"""Bounds, counts and sum of a histogram."""
+Value = Number | Classic | NativeHistogram | Summary
 """Value of a series; the kind of the family says what a number is."""
 
 
@@ -169,8 +171,8 @@ class PageFamilies:
         if isinstance(value, NativeHistogram):
             return value, None
         if isinstance(value, Histogram):
-            value = value.bounds, value.counts, value.sum
-        bounds, counts, total = value
+            value = histogram_state(value)
+        bounds, counts, total, _ = value
         if family.kind == "summary":
             return Summary(sum(counts), total), None
         places = self._filter.shown_bounds(family.name, bounds) if bounds else None

@@ -49,6 +49,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         preempted_seconds: Time that it spent preempted.
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
+        max_tokens: Limit on its output tokens.
     """
 
     since: float
@@ -77,6 +78,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     preempted_seconds: float = 0.0
     longest_gap: float = 0.0
     extra_tokens: int = 0
+    max_tokens: int | None = None
 
 
 class InFlight:
