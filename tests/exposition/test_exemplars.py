@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gzip
 import time
 from collections import defaultdict
@@ -107,7 +106,7 @@ def exemplars(page: str) -> Found:
     """Return the exemplars of an OpenMetrics page; each is in its bucket."""
     found: Found = {}
     text = page if page.endswith("# EOF\n") else f"{page}# EOF\n"
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
         below: dict[Any, float] = defaultdict(lambda: -1.0)
         counts: dict[Any, float] = defaultdict(float)
         for sample in family.samples:
@@ -297,8 +296,8 @@ def test_every_exemplar_was_observed(chosen: list[tuple[str, int, int]], by_toke
     out = tracker.apply(RequestEvents(0, 0.0, 1, events))
     stats: IterationStats = out.iteration
     finished = stats.finished_requests
-    observed = {
-        "ttft": stats.time_to_first_tokens_iter,
+    observed: dict[str, list[float | None]] = {
+        "ttft": [*stats.time_to_first_tokens_iter],
         "inter_token": [
             *stats.inter_token_latencies_iter,
             *(run.value for run in stats.inter_token_latencies_iter_runs),

@@ -6,14 +6,14 @@ import asyncio
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exporters import until
-from real_engines.comparison import Page, idle, parse, settled_alone, value
+from real_engines.comparison import Page, idle, parse, report, settled_alone, value
 from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
 from real_engines.sites import TAP, VllmSite
@@ -82,7 +82,7 @@ def _assert_plausible(records: list[dict[str, Any]], answers: list[Answer]) -> N
 
 
 LORA = shlex.split("--enable-lora --max-loras 2 --max-lora-rank 8")
-TOTALS = {
+TOTALS: dict[str, Callable[[Page], float]] = {
     "requests": lambda page: value(page, "vllm:request_success"),
     "failed_requests": lambda page: sum(
         value(page, "vllm:request_success", finished_reason=reason) for reason in ("abort", "error")
@@ -167,10 +167,8 @@ async def test_each_record_is_one_of_the_clients_requests(
     assert by_id.keys() == known.keys()
     extra = [_check(ask, answer, by_id[name]) for name, (ask, answer) in known.items()]
     kinds = ends(records)
-    print(
-        f"{len(asked)} requests, {len(refused)} refused, {len(records)} records {dict(kinds)},"
-        f" {len(pages)} pages, tokens after stop strings {Counter(filter(None, extra))}"
-    )
+    more = {"records": dict(kinds), "pages": len(pages), "after stop strings": Counter(extra)}
+    report("records", last, [answer for _, answer in asked], **more)
     assert len(refused) >= 5
     assert kinds["abort"] > 0
     assert {record["adapter"] for record in records} == {"", *adapters}
@@ -183,7 +181,7 @@ def _check(ask: Ask, answer: Answer, records: list[dict[str, Any]]) -> int:
     assert sorted(r["sample"] for r in records) == [*range(ask.options.get("n", 1))]
     assert {r["adapter"] for r in records} == {"" if ask.model == "tiny" else ask.model}
     assert {r["max_tokens"] for r in records} == {ask.tokens}
-    tokens = sum(r["output_tokens"] for r in records)
+    tokens: int = sum(r["output_tokens"] for r in records)
     if answer.left:
         # The client may leave after the engine's last token.
         assert {r["reason"] for r in records} <= {"abort", "length"}

@@ -10,8 +10,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.exposition import proto_format
 from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.aggregated_series import AggregatedSeries, Series
+from sidestep.exposition.families import (
+    Family,
+    begin_families,
+    families,
+    is_shared,
+    series_labels,
+)
 from sidestep.exposition.family_snapshot import EngineSnapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
@@ -45,22 +51,30 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
 
     A piece is a family, or empty if the next one takes a while.
     """
-    for family in list(families(registry, names)):
+
+    def begin(family: Family) -> Iterator[list[bytes]]:
         if is_shared(family):
-            yield from _aggregated(registry, family)
-        else:
-            found = snapshot_family(registry, family, snapshot_histogram)
-            # Copying the state of a thousand engines takes most of a slice.
-            yield []
-            yield from _Family(registry, family).pieces(found)
+            copied = AggregatedSeries(registry).series(
+                family, lambda histogram: histogram.copy(), aggregate_histograms
+            )
+            return _aggregated(registry, family, copied)
+        found = snapshot_family(registry, family, snapshot_histogram)
+        return _Family(registry, family).pieces(found)
+
+    present = list(families(registry, names))
+    for _, begun in begin_families(present, lambda family: family, begin):
+        # Copying the state of a thousand engines takes most of a slice.
+        yield []
+        yield from begun
 
 
-def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
+def _aggregated(
+    registry: Registry, family: Family, found: Iterable[Series[Histogram] | None]
+) -> Iterator[list[bytes]]:
     """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    aggregated = AggregatedSeries(registry)
-    for one in aggregated.series(family, lambda histogram: histogram.copy(), aggregate_histograms):
+    for one in found:
         if one is None:
             yield []
             continue

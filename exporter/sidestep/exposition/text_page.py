@@ -15,6 +15,7 @@ from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, Seri
 from sidestep.exposition.families import (
     Family,
     active_dialects,
+    begin_families,
     catalogue_families,
     has_sample_name,
     is_shared,
@@ -71,9 +72,10 @@ class TextPage:
         Each family is of one moment: that of its first piece. An empty piece means that the next
         one takes a while.
         """
-        for cached in self.families(names):
+        families = self.families(names)
+        for cached, begun in begin_families(families, lambda one: one.family, FamilyText.texts):
             is_first = True
-            for texts in cached.texts():
+            for texts in begun:
                 if is_first and texts:
                     is_first = False
                     yield [cached.header(openmetrics=openmetrics)]
