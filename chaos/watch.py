@@ -117,6 +117,9 @@ class Watch:
         self._stop.set()
         self._thread.join()
 
+    def look(self, page: Page) -> None:
+        """Check a page; here nothing is."""
+
     def _run(self) -> None:
         looked = 0.0
         # Seldom scrapes are waited for in short steps: the interval may end at any time.
@@ -139,6 +142,7 @@ class Watch:
             self.errors += 1
             return
         page = parse(text, self._model)
+        self.look(page)
         now = time.monotonic()
         self.monotony.look(page, now)
         self.text, self.page, self.at, self.requested = text, page, now, requested

@@ -28,7 +28,7 @@ from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
 from sidestep.ingest.engine_metrics import SeriesCount, series_of
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
@@ -333,11 +333,13 @@ def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
 def test_sums_of_many_histograms_are_exact() -> None:
     """For any number of slices and any bounds."""
     for count in (1, 2, 101, 350):
-        found = [(BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8) for n in range(count)]
-        bounds, counts, total = made(aggregate_states(found))
-        pairs = [dict(zip((*b, math.inf), accumulate(c), strict=True)) for b, c, _ in found]
+        found: list[State] = [
+            (BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8, {}) for n in range(count)
+        ]
+        bounds, counts, total, _ = made(aggregate_states(found))
+        pairs = [dict(zip((*b, math.inf), accumulate(c), strict=True)) for b, c, *_ in found]
 
-        assert bounds == tuple(sorted(set.intersection(*(set(b) for b, _, _ in found))))
+        assert bounds == tuple(sorted(set.intersection(*(set(b) for b, *_ in found))))
         assert [*accumulate(counts)] == [sum(p[b] for p in pairs) for b in (*bounds, math.inf)]
         assert total == sum(n / 8 for n in range(count))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shlex
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exporters import until
-from real_engines.comparison import idle, parse, settled_alone, value
-from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Client, generated, reasons
+from real_engines.comparison import Page, idle, parse, report, settled_alone, value
+from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
+from real_engines.processes import ExporterProcess
 from real_engines.sites import TAP, VllmSite
 
 pytestmark = pytest.mark.engine
@@ -75,3 +79,116 @@ def _assert_plausible(records: list[dict[str, Any]], answers: list[Answer]) -> N
         parts = record["queue_seconds"] + record["prefill_seconds"] + record["decode_seconds"]
         assert parts <= record["e2e_seconds"] + 0.01 <= longest + 0.5
         assert 0 < record["ttft_seconds"] <= record["e2e_seconds"] + 0.001
+
+
+LORA = shlex.split("--enable-lora --max-loras 2 --max-lora-rank 8")
+TOTALS: dict[str, Callable[[Page], float]] = {
+    "requests": lambda page: value(page, "vllm:request_success"),
+    "failed_requests": lambda page: sum(
+        value(page, "vllm:request_success", finished_reason=reason) for reason in ("abort", "error")
+    ),
+    "prompt_tokens": lambda page: value(
+        page, "vllm:prompt_tokens_by_source", source="local_compute"
+    ),
+    "cached_prompt_tokens": lambda page: sum(
+        value(page, "vllm:prompt_tokens_by_source", source=source)
+        for source in ("local_cache_hit", "external_kv_transfer")
+    ),
+    "generation_tokens": lambda page: value(page, "vllm:generation_tokens"),
+}
+"""The engine's own total, by what is counted for tenants."""
+TENANTS = ("acme", "globex", "initech", "umbrella")
+
+
+def groups(client: Client) -> Iterator[list[Ask]]:
+    """Yield requests of all kinds, to be asked for at the same time."""
+    text, plain = client.text, {"ignore_eos": True}
+    shared = text(200)
+    yield [Ask(text(60), 24) for _ in range(6)]
+    yield [Ask(shared + text(10), 16, model=m) for m in ("tiny", "lora-a", "lora-b") * 3]
+    yield [Ask(text(30), 800, options={"stop": list("aeio"), **plain}) for _ in range(4)]
+    yield [Ask(text(60), 1500, leave=1 + n, model="lora-a") for n in range(5)]
+    yield [Ask(text(40), 12, options={"n": 3, **plain}) for _ in range(2)]
+    yield [Ask(text(60), 350, stream=n % 2 > 0) for n in range(16)]
+    yield [Ask(text(400), 8, options={"priority": 0, **plain}) for _ in range(6)]
+    # Refused by the front end, before the engine knows them.
+    yield [Ask(text(3000), 4), Ask(text(9), 0), Ask(text(9), 4, model="none")]
+    yield [Ask(text(9), 4, stream=False, options={"temperature": -1.0})]
+    yield [Ask(text(100), 1) for _ in range(4)]
+
+
+async def watch(exporter: ExporterProcess, pages: list[Page], is_over: asyncio.Event) -> None:
+    """Read the page until the load is over."""
+    while not is_over.is_set():
+        pages.append(parse(await exporter.page()))
+        await asyncio.sleep(0.02)
+
+
+async def test_each_record_is_one_of_the_clients_requests(
+    vllm: VllmSite, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    """With adapters, stop strings, aborts and bad requests; tenants sum up to totals on every page."""
+    log = tmp_path / "requests.jsonl"
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    flags = [*MAIN_FLAGS, *TAP, *LORA, "--lora-modules", *modules]
+    server = vllm.server(flags, {**MAIN_ENVIRON, **IDENTITY})
+    pages: list[Page] = []
+    asked: list[tuple[Ask, Answer]] = []
+    options = ("--requests.log", str(log), "--tenants.by", "id-prefix", "--tenants.max", "2")
+    async with vllm.with_exporter(server, *options) as exporter:
+        is_over = asyncio.Event()
+        watching = asyncio.create_task(watch(exporter, pages, is_over))
+        async with Client(server.base) as client:
+            while len(pages) < 100:
+                for group in groups(client):
+                    for number, ask in enumerate(group, len(asked)):
+                        ask.headers["X-Request-Id"] = f"{TENANTS[number % 4]}-{number}"
+                    asked += zip(group, await client.ask_all(group), strict=True)
+        last = await settled_alone(exporter, idle)
+
+        async def is_complete() -> bool:
+            return len(lines(log)) == value(parse(await exporter.page()), "vllm:request_success")
+
+        await until(is_complete, 30.0, "a record for each request that ended")
+        is_over.set()
+        await watching
+    records = lines(log)
+    for page in (*pages, last):
+        for name, total in TOTALS.items():
+            assert value(page, f"sidestep_tenant_{name}") == total(page), name
+    refused = [answer for _, answer in asked if answer.refused]
+    by_id: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        by_id.setdefault(record["id"].removesuffix("-0"), []).append(record)
+    known = {answer.id: (ask, answer) for ask, answer in asked if not answer.refused}
+    assert by_id.keys() == known.keys()
+    extra = [_check(ask, answer, by_id[name]) for name, (ask, answer) in known.items()]
+    kinds = ends(records)
+    more = {"records": dict(kinds), "pages": len(pages), "after stop strings": Counter(extra)}
+    report("records", last, [answer for _, answer in asked], **more)
+    assert len(refused) >= 5
+    assert kinds["abort"] > 0
+    assert {record["adapter"] for record in records} == {"", *adapters}
+    assert any(record["preemptions"] for record in records)
+    assert {record["tenant"] for record in records} == set(TENANTS)
+
+
+def _check(ask: Ask, answer: Answer, records: list[dict[str, Any]]) -> int:
+    """Compare the records of a request with its client's book; return tokens after a stop string."""
+    assert sorted(r["sample"] for r in records) == [*range(ask.options.get("n", 1))]
+    assert {r["adapter"] for r in records} == {"" if ask.model == "tiny" else ask.model}
+    assert {r["max_tokens"] for r in records} == {ask.tokens}
+    tokens: int = sum(r["output_tokens"] for r in records)
+    if answer.left:
+        # The client may leave after the engine's last token.
+        assert {r["reason"] for r in records} <= {"abort", "length"}
+        assert tokens >= answer.chunks
+        return 0
+    assert Counter(r["reason"] for r in records) == Counter(answer.reasons)
+    assert {r["prompt_tokens"] for r in records} == {answer.prompt_tokens}
+    if "stop" in ask.options and answer.reasons == ["stop"]:
+        # The core goes on until the front end, which found the string, ends the request.
+        assert tokens >= answer.tokens
+    else:
+        assert tokens == answer.tokens
+    return tokens - answer.tokens

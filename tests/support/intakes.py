@@ -58,13 +58,14 @@ class Fed:
         boot: int = 1,
         native: NativeSettings | None = None,
         legacy: bool = False,
+        common: bool = False,
         wall: float = 1.0,
         now: float = 0.0,
         slo: Iterable[Objective] = (),
         source: str = "",
     ) -> None:
         self.now = now
-        layouts = DIALECTS.layouts(legacy=legacy)
+        layouts = DIALECTS.layouts(legacy=legacy, common=common)
         objectives = Objectives(slo)
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
         self.intake = Intake(

@@ -24,7 +24,16 @@ TABLE: Table = {
         3: ("quantile", "repeated Quantile"),
         4: ("created_timestamp", "Timestamp"),
     },
-    "Bucket": {1: ("cumulative_count", "uint64"), 2: ("upper_bound", "double")},
+    "Exemplar": {
+        1: ("label", "repeated LabelPair"),
+        2: ("value", "double"),
+        3: ("timestamp", "Timestamp"),
+    },
+    "Bucket": {
+        1: ("cumulative_count", "uint64"),
+        2: ("upper_bound", "double"),
+        3: ("exemplar", "Exemplar"),
+    },
     "BucketSpan": {1: ("offset", "sint32"), 2: ("length", "uint32")},
     "Histogram": {
         1: ("sample_count", "uint64"),
@@ -36,6 +45,7 @@ TABLE: Table = {
         12: ("positive_span", "repeated BucketSpan"),
         13: ("positive_delta", "repeated sint64"),
         15: ("created_timestamp", "Timestamp"),
+        16: ("exemplars", "repeated Exemplar"),
     },
     "Metric": {
         1: ("label", "repeated LabelPair"),
@@ -54,7 +64,7 @@ TABLE: Table = {
         5: ("unit", "string"),
     },
 }
-"""Field numbers of client_model's metrics.proto (proto2), without exemplars."""
+"""Field numbers of client_model's metrics.proto (proto2)."""
 KINDS = ("counter", "gauge", "summary", "untyped", "histogram")
 MetricFamily = messages("io.prometheus.client", TABLE, syntax="proto2")["MetricFamily"]
 

@@ -188,10 +188,11 @@ def prometheus(
     interval: str = "500ms",
     rules: Sequence[Path] = (),
     settings: Mapping[str, object] = {},
+    features: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes URLs by job and instance, native histograms included.
 
-    ``settings`` are further settings of every job.
+    ``settings`` are further settings of every job, ``features`` further ones of its own to enable.
     """
     jobs = [
         {
@@ -219,7 +220,7 @@ def prometheus(
         binary,
         directory / "prometheus.yml",
         f"--storage.tsdb.path={directory}/tsdb",
-        "--enable-feature=native-histograms",
+        f"--enable-feature={','.join(('native-histograms', *features))}",
     )
     try:
         server.start()

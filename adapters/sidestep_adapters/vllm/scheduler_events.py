@@ -150,8 +150,17 @@ class SchedulerEvents:
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
         group, sample = _parallel_sample(request.request_id)
-        identity = self._identity(request)
-        return Queued(number, stamp, arrival, tokens, _adapter(request), group, sample, identity)
+        return Queued(
+            number,
+            stamp,
+            arrival,
+            tokens,
+            _adapter(request),
+            group,
+            sample,
+            self._identity(request),
+            _max_tokens(request),
+        )
 
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
@@ -177,6 +186,7 @@ class SchedulerEvents:
             request.num_prompt_tokens,
             _adapter(request),
             self._identity(request),
+            _max_tokens(request),
         )
 
     def scheduled(self, request_id: str, stamp: float) -> Scheduled:
@@ -280,7 +290,7 @@ class SchedulerEvents:
             request.num_prompt_tokens,
             request.num_output_tokens,
             request.num_preemptions,
-            getattr(sampling, "max_tokens", None),
+            _max_tokens(request),
             bool(getattr(sampling, "stop", None)),
             corrupted,
             "prompt_too_long" if ignored else "",
@@ -300,6 +310,10 @@ def _cached_elsewhere(request: Any) -> int | None:
 def _adapter(request: Any) -> str:
     adapter = request.lora_request
     return "" if adapter is None else printable(adapter.lora_name)
+
+
+def _max_tokens(request: Any) -> int | None:
+    return getattr(request.sampling_params, "max_tokens", None)
 
 
 def _parallel_sample(request_id: str) -> tuple[int, int]:

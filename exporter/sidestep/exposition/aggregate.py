@@ -11,6 +11,7 @@ from typing import TypeVar
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.model import Combine
 from sidestep.metrics.engine import Number
+from sidestep.metrics.exemplars import NO_EXEMPLARS, newest
 from sidestep.metrics.histogram import Histogram, State
 
 HistogramValue = TypeVar("HistogramValue")
@@ -71,13 +72,16 @@ def aggregate_values(
 
 
 def aggregate_states(found: Sequence[State]) -> Steps[State]:
-    """Add up histograms over the bounds that all of them have, which keeps the counts exact."""
+    """Add up histograms over the bounds that all of them have, which keeps the counts exact.
+
+    Exemplars remain where all bounds are equal.
+    """
     if len(found) == 1:
         return found[0]
     by_bounds: dict[Bounds, list[Sequence[int]]] = {}
     last: Bounds | None = None
     same: list[Sequence[int]] = []
-    for bounds, counts, _ in found:
+    for bounds, counts, _, _ in found:
         if bounds is not last:
             last, same = bounds, by_bounds.setdefault(bounds, [])
         same.append(counts)
@@ -91,13 +95,16 @@ def aggregate_states(found: Sequence[State]) -> Steps[State]:
             yield
         summed.append((bounds, total))
     (bounds, total), *rest = summed
-    if rest:
+    exemplars = NO_EXEMPLARS
+    if not rest:
+        exemplars = newest(one for *_, one in found)
+    else:
         bounds = common_bounds(by_bounds)
         total = [0] * (len(bounds) + 1)
         for other in summed:
             total = [a + b for a, b in zip(total, rebucketed(*other, bounds), strict=True)]
             yield
-    return bounds, total, math.fsum([one for _, _, one in found])
+    return bounds, total, math.fsum([one for _, _, one, _ in found]), exemplars
 
 
 def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
@@ -106,11 +113,11 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
     if len(found) == 1:
         return first
     if type(first) is Histogram or any(other.bounds != first.bounds for other in found):
-        bounds, counts, summed = yield from aggregate_states(
-            [(h.bounds, h.counts, h.sum) for h in found]
+        bounds, counts, summed, exemplars = yield from aggregate_states(
+            [(h.bounds, h.counts, h.sum, h.exemplars) for h in found]
         )
         plain = Histogram(bounds)
-        plain.counts, plain.sum = [*counts], summed
+        plain.counts, plain.sum, plain.exemplars = [*counts], summed, exemplars
         return plain
     total = first.empty_copy()
     for number, other in enumerate(found, start=1):
@@ -118,6 +125,7 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
         if not number % NATIVE_PER_SLICE:
             yield
     total.sum = math.fsum(other.sum for other in found)
+    total.exemplars = newest(other.exemplars for other in found)
     return total
 
 

@@ -36,7 +36,7 @@ NUMBERS = frozenset({"scalars", "computed", "constant"})
 
 def histogram_state(histogram: Histogram) -> State:
     """Copy what a text page needs of a histogram."""
-    return histogram.bounds, histogram.counts.copy(), histogram.sum
+    return histogram.bounds, histogram.counts.copy(), histogram.sum, histogram.exemplars
 
 
 def snapshot_family(

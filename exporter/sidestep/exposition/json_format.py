@@ -11,7 +11,13 @@ import msgspec
 from sidestep.exposition import passthrough_text
 from sidestep.exposition.aggregate import aggregate_states
 from sidestep.exposition.aggregated_series import AggregatedSeries, Series
-from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.families import (
+    Family,
+    begin_families,
+    families,
+    is_shared,
+    series_labels,
+)
 from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import Number
@@ -54,12 +60,15 @@ def _families(
     registry: Registry, names: Collection[str], passthrough: PassthroughRegistry | None
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
     aggregated = AggregatedSeries(registry)
-    for family in list(families(registry, names)):
+
+    def begin(family: Family) -> Iterator[Sample | None]:
         if is_shared(family):
             found = aggregated.series(family, histogram_state, aggregate_states)
-            samples = _aggregated(found)
-        else:
-            samples = _single(family, snapshot_family(registry, family, histogram_state))
+            return _aggregated(found)
+        return _single(family, snapshot_family(registry, family, histogram_state))
+
+    present = list(families(registry, names))
+    for family, samples in begin_families(present, lambda family: family, begin):
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
     if passthrough is not None:
         yield from passthrough_text.json_families(passthrough, names)
@@ -79,7 +88,7 @@ def _aggregated(found: Iterable[Series[State] | None]) -> Iterator[Sample | None
 def _sample(labels: dict[str, str], value: Number | State) -> Sample:
     if not isinstance(value, tuple):
         return {"labels": labels, "value": value}
-    bounds, counted, total = value
+    bounds, counted, total, _ = value
     counts = [*accumulate(counted)]
     buckets = [[bound, count] for bound, count in zip(bounds, counts, strict=False)]
     return {"labels": labels, "buckets": buckets, "count": counts[-1], "sum": total}

@@ -65,9 +65,10 @@ class Pages:
         self._own = OwnFamilies(own)
         self._snapshots = snapshots
         self._final_scrape = final_scrape
-        self.views = {
-            "engine": TextPage(registry, shown),
-            "pod": TextPage(registry, shown.for_pod),
+        filters = {"engine": shown, "pod": shown.for_pod}
+        self.views = {view: TextPage(registry, each) for view, each in filters.items()}
+        self._with_exemplars = {
+            view: TextPage(registry, each, exemplars=True) for view, each in filters.items()
         }
         # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
@@ -129,4 +130,6 @@ class Pages:
             return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
         others = passthrough_text.pieces(self.passthrough, openmetrics=openmetrics, names=names)
-        return chain(self.views[view].pieces(openmetrics=openmetrics, names=names), others)
+        has_exemplars = openmetrics and self.registry.has_exemplars
+        page = (self._with_exemplars if has_exemplars else self.views)[view]
+        return chain(page.pieces(openmetrics=openmetrics, names=names), others)

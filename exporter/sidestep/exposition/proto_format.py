@@ -12,6 +12,7 @@ from operator import sub
 from struct import Struct
 
 from sidestep.catalog.buckets import Bounds
+from sidestep.metrics.exemplars import NO_EXEMPLARS, Exemplar, Exemplars
 from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
 from sidestep.metrics.native_histogram import NativeHistogram
 
@@ -30,7 +31,7 @@ MAX_GAP = 2
 """Empty buckets that take fewer bytes than a new span."""
 
 _double = Struct("<d").pack
-_HISTOGRAM, _SUMMARY = b"\x3a", b"\x22"
+_HISTOGRAM, _SUMMARY, _NATIVE_EXEMPLAR = b"\x3a", b"\x22", b"\x82\x01"
 _NATIVE_ZERO = b"\x31" + _double(ZERO_THRESHOLD)
 
 
@@ -100,7 +101,11 @@ def summary(
 
 
 def histogram(
-    total: float, bounds: Bounds, counts: Sequence[int], native: NativeHistogram | None = None
+    total: float,
+    bounds: Bounds,
+    counts: Sequence[int],
+    native: NativeHistogram | None = None,
+    exemplars: Exemplars = NO_EXEMPLARS,
 ) -> bytes:
     """Encode the value of a histogram.
 
@@ -109,15 +114,23 @@ def histogram(
         bounds: Bounds of the classic buckets, +Inf included; empty to leave them out.
         counts: Cumulative counts; the last is the number of all observations.
         native: Source of native buckets; None to leave them out.
+        exemplars: Those of the classic buckets; with native buckets they follow these as well, where
+            Prometheus looks for them.
     """
+    encoded = {bucket: _exemplar(one) for bucket, one in exemplars.items()} if exemplars else {}
     parts = [b"\x08", varint(min(counts[-1], MAX_COUNT)), b"\x11", _double(total)]
-    for count, bound in zip(counts, _bound_fields(bounds), strict=False):
+    for bucket, (count, bound) in enumerate(zip(counts, _bound_fields(bounds), strict=False)):
         number = varint(min(count, MAX_COUNT))
-        parts += (b"\x1a", bytes((len(number) + 10,)), b"\x08", number, bound)
+        if bucket in encoded:
+            body = b"\x08" + number + bound + sized(b"\x1a", encoded[bucket])
+            parts.append(sized(b"\x1a", body))
+        else:
+            parts += (b"\x1a", bytes((len(number) + 10,)), b"\x08", number, bound)
     if native is not None and counts[-1] <= MAX_COUNT:
         parts.append(_native(native))
         if native.created:
             parts.append(timestamp(b"\x7a", native.created))
+        parts += [sized(_NATIVE_EXEMPLAR, one) for one in encoded.values()]
     return sized(_HISTOGRAM, b"".join(parts))
 
 
@@ -126,9 +139,18 @@ def _bound_fields(bounds: Bounds) -> list[bytes]:
     return [b"\x11" + _double(bound) for bound in bounds]
 
 
+def _exemplar(one: Exemplar) -> bytes:
+    context = labels((("trace_id", one.trace_id), ("span_id", one.span_id)))
+    return context + b"\x11" + _double(one.value) + _timestamp(b"\x1a", one.time)
+
+
 @functools.lru_cache(maxsize=4096)
 def timestamp(tag: bytes, stamp: float) -> bytes:
     """Encode a time in seconds; cached, as most series of an engine have the same."""
+    return _timestamp(tag, stamp)
+
+
+def _timestamp(tag: bytes, stamp: float) -> bytes:
     seconds = int(stamp)
     nanos = min(int((stamp - seconds) * 1e9), 999_999_999)
     return sized(tag, b"\x08" + varint(seconds) + b"\x10" + varint(nanos))

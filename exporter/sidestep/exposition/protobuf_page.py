@@ -1,7 +1,6 @@
 """The engines' families in Prometheus' protobuf format, with native histograms.
 
-The bytes of a histogram are cached until it changes. There are no exemplars: engines do not report
-which request an observation belongs to.
+The bytes of a histogram are cached until it changes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.exposition import proto_format
 from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.aggregated_series import AggregatedSeries, Series
+from sidestep.exposition.families import (
+    Family,
+    begin_families,
+    families,
+    is_shared,
+    series_labels,
+)
 from sidestep.exposition.family_snapshot import EngineSnapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
@@ -46,22 +51,30 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
 
     A piece is a family, or empty if the next one takes a while.
     """
-    for family in list(families(registry, names)):
+
+    def begin(family: Family) -> Iterator[list[bytes]]:
         if is_shared(family):
-            yield from _aggregated(registry, family)
-        else:
-            found = snapshot_family(registry, family, snapshot_histogram)
-            # Copying the state of a thousand engines takes most of a slice.
-            yield []
-            yield from _Family(registry, family).pieces(found)
+            copied = AggregatedSeries(registry).series(
+                family, lambda histogram: histogram.copy(), aggregate_histograms
+            )
+            return _aggregated(registry, family, copied)
+        found = snapshot_family(registry, family, snapshot_histogram)
+        return _Family(registry, family).pieces(found)
+
+    present = list(families(registry, names))
+    for _, begun in begin_families(present, lambda family: family, begin):
+        # Copying the state of a thousand engines takes most of a slice.
+        yield []
+        yield from begun
 
 
-def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
+def _aggregated(
+    registry: Registry, family: Family, found: Iterable[Series[Histogram] | None]
+) -> Iterator[list[bytes]]:
     """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    aggregated = AggregatedSeries(registry)
-    for one in aggregated.series(family, lambda histogram: histogram.copy(), aggregate_histograms):
+    for one in found:
         if one is None:
             yield []
             continue
@@ -144,8 +157,9 @@ class _Family:
         counts = state.cumulative
         if isinstance(state, NativeHistogram):
             bounds = (*state.bounds, math.inf) if self._both else ()
-            return proto_format.histogram(state.sum, bounds, counts, state)
+            return proto_format.histogram(state.sum, bounds, counts, state, state.exemplars)
         # No native buckets: a summary, or an aggregate of different bounds.
         if self._kind == "summary":
             return proto_format.summary(counts[-1], state.sum, (), created)
-        return proto_format.histogram(state.sum, (*state.bounds, math.inf), counts)
+        bounds = (*state.bounds, math.inf)
+        return proto_format.histogram(state.sum, bounds, counts, exemplars=state.exemplars)

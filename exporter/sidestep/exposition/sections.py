@@ -25,6 +25,7 @@ from sidestep.exposition.text_format import (
     LABELS_PLACEHOLDER,
     histogram_template,
     series_text,
+    with_exemplars,
 )
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.histogram import State
@@ -36,12 +37,21 @@ MAX_TEMPLATES = 64
 
 
 class SeriesWriter:
-    """Writes the series of one family as text."""
+    """Writes the series of one family as text.
 
-    def __init__(self, family: Family, series_filter: SeriesFilter) -> None:
+    Args:
+        family: The family.
+        series_filter: Buckets to leave out.
+        exemplars: Whether to write exemplars, which only OpenMetrics has.
+    """
+
+    def __init__(
+        self, family: Family, series_filter: SeriesFilter, *, exemplars: bool = False
+    ) -> None:
         self._name = family.name
         self._kind = family.kind
         self._filter = series_filter
+        self._has_exemplars = exemplars and family.kind == "histogram"
         self._known: dict[tuple[Bounds, bool], tuple[bytes, Sequence[int] | None]] = {}
         self._last: Bounds | None = None
         self._template = b""
@@ -60,14 +70,17 @@ class SeriesWriter:
 
     def histogram(self, labels: bytes, state: State) -> bytes:
         """Return the lines of one histogram or summary."""
-        bounds, counts, total = state
+        bounds, counts, total, exemplars = state
         if bounds is not self._last or not labels:
             self._template, self._buckets = self._form(bounds, labelled=bool(labels))
             self._last = bounds if labels else None
         counts = shown = [*accumulate(counts)]
         if self._buckets is not None:
             shown = [counts[place] for place in self._buckets]
-        return (self._template % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, labels)
+        lines = (self._template % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, labels)
+        if exemplars and self._has_exemplars:
+            return with_exemplars(lines, exemplars, self._buckets or range(len(counts)))
+        return lines
 
     def samples(self, value: Number | State) -> int:
         """Return the number of lines of one series."""

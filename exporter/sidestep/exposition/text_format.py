@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 from prometheus_client.utils import floatToGoString
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.model import Kind
 from sidestep.exposition.passthrough.parser import escape
+from sidestep.metrics.exemplars import Exemplar, Exemplars
 
 LABELS_PLACEHOLDER = b"\0"
 """Stands for the labels in a histogram's lines; no name and no bound has such a byte."""
@@ -57,3 +61,23 @@ def histogram_template(name: str, kind: Kind, bounds: Bounds, *, labelled: bool)
         les = [*(bound_text(bound) for bound in bounds), "+Inf"]
         lines[:0] = [f'{name}_bucket{{{inner}le="{le}"}} %d\n' for le in les]
     return "".join(lines).encode()
+
+
+def with_exemplars(lines: bytes, exemplars: Exemplars, buckets: Sequence[int]) -> bytes:
+    """Return a histogram's lines with its exemplars, as OpenMetrics has them.
+
+    Args:
+        lines: The lines, which begin with those of the buckets.
+        exemplars: The exemplars; those of a bucket without a line go to the next one with a line.
+        buckets: Indexes of the buckets that have lines, in the order of the lines.
+    """
+    of_line: dict[int, Exemplar] = {}
+    for bucket, one in exemplars.items():
+        line = bisect_left(buckets, bucket)
+        if line not in of_line or of_line[line].time <= one.time:
+            of_line[line] = one
+    parts = lines.split(b"\n")
+    for line, one in of_line.items():
+        context = b'{trace_id="%b",span_id="%b"}' % (one.trace_id.encode(), one.span_id.encode())
+        parts[line] += b" # %b %a %.3f" % (context, one.value, one.time)
+    return b"\n".join(parts)

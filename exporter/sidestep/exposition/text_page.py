@@ -1,6 +1,7 @@
 """Text pages, Prometheus 0.0.4 and OpenMetrics 1.0, that rewrite only what has changed.
 
-The text of a family is cached from page to page; both formats share it, as only headers differ.
+The text of a family is cached from page to page. Both formats share it, as only headers differ, until
+there are exemplars: only OpenMetrics has them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, Seri
 from sidestep.exposition.families import (
     Family,
     active_dialects,
+    begin_families,
     catalogue_families,
     has_sample_name,
     is_shared,
@@ -32,7 +34,8 @@ from sidestep.metrics.registry import Registry
 
 def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
     """Return the engines' page without cached text and without the closing line of OpenMetrics."""
-    found = TextPage(registry).pieces(openmetrics=openmetrics, names=names)
+    page = TextPage(registry, exemplars=openmetrics)
+    found = page.pieces(openmetrics=openmetrics, names=names)
     return b"".join(chain.from_iterable(found))
 
 
@@ -41,10 +44,18 @@ class TextPage:
 
     Args:
         series_filter: Labels and buckets to leave out.
+        exemplars: Whether it has exemplars.
     """
 
-    def __init__(self, registry: Registry, series_filter: SeriesFilter | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        series_filter: SeriesFilter | None = None,
+        *,
+        exemplars: bool = False,
+    ) -> None:
         self.registry = registry
+        self.exemplars = exemplars
         self.series_filter = series_filter or SeriesFilter()
         self.selections = Selections(registry)
         self.labels: LabelCache[bytes] = LabelCache(lambda labels: label_text(labels).encode())
@@ -61,9 +72,10 @@ class TextPage:
         Each family is of one moment: that of its first piece. An empty piece means that the next
         one takes a while.
         """
-        for cached in self.families(names):
+        families = self.families(names)
+        for cached, begun in begin_families(families, lambda one: one.family, FamilyText.texts):
             is_first = True
-            for texts in cached.texts():
+            for texts in begun:
                 if is_first and texts:
                     is_first = False
                     yield [cached.header(openmetrics=openmetrics)]
@@ -95,7 +107,7 @@ class FamilyText:
 
     def __init__(self, page: TextPage, family: Family) -> None:
         self.family = family
-        self.writer = SeriesWriter(family, page.series_filter)
+        self.writer = SeriesWriter(family, page.series_filter, exemplars=page.exemplars)
         self._page = page
         self._headers: dict[bool, bytes] = {}
         self._version = -1

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
+from sidestep.metrics.exemplars import NO_EXEMPLARS, Exemplar, Exemplars
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.records import Buckets
@@ -16,8 +17,8 @@ SORT_FROM = 5
 """Values from which on sorting is cheaper than one bisection per value (measured)."""
 
 
-State = tuple[Bounds, Sequence[int], float]
-"""A copy of the exposed state of a histogram: bounds, counts and sum."""
+State = tuple[Bounds, Sequence[int], float, Exemplars]
+"""A copy of the exposed state of a histogram: bounds, counts, sum and exemplars."""
 
 
 class Histogram:
@@ -26,14 +27,26 @@ class Histogram:
     Attributes:
         bounds: Upper bounds, without +Inf.
         counts: One count per bucket, not cumulative, the last for +Inf.
+        exemplars: Observations whose trace is known.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: Exemplars = NO_EXEMPLARS
+
+    def exemplify(self, one: Exemplar) -> None:
+        """Keep the exemplar of an observation, unless its bucket has a newer one."""
+        if not 0.0 <= one.value <= VALUE_LIMIT:
+            return
+        bucket = bisect_left(self.bounds, one.value)
+        known = self.exemplars.get(bucket)
+        if known is None or known.time <= one.time:
+            # Pages that are being written go on with the former ones.
+            self.exemplars = {**self.exemplars, bucket: one}
 
     def observe(self, value: float) -> int:
         """Count one value; return 1 if it was refused, else 0."""
@@ -160,6 +173,7 @@ class Histogram:
         # Without the constructor's cost: a page copies thousands of histograms.
         found = Histogram.__new__(Histogram)
         found.bounds, found.counts, found.sum = self.bounds, self.counts.copy(), self.sum
+        found.exemplars = self.exemplars
         return found
 
     @property

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
+from sidestep.metrics.exemplars import Exemplar
 from sidestep.metrics.exponential_buckets import (
     MAX_BUCKETS,
     ZERO_THRESHOLD,
@@ -63,6 +64,12 @@ class NativeHistogram(Histogram):
         self.zeros = 0
         self.buckets: dict[int, int] = {}
         self.encoded: bytes | NativeHistogram | None = None
+
+    def exemplify(self, one: Exemplar) -> None:
+        """Keep the exemplar of an observation, unless its bucket has a newer one."""
+        if self.encoded is not None:
+            self._before_change()
+        super().exemplify(one)
 
     def observe(self, value: float) -> int:
         """Count one value; return 1 if it was refused, else 0."""
@@ -174,7 +181,7 @@ class NativeHistogram(Histogram):
         found = NativeHistogram.__new__(NativeHistogram)
         found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
         found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
-        found.buckets = self.buckets
+        found.buckets, found.exemplars = self.buckets, self.exemplars
         found.encoded = None
         return found
 

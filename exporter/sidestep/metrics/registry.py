@@ -73,6 +73,7 @@ class Registry:
         wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
             that is not needed.
         tenants: Names of the tenants that are shown; None: tenants are not counted.
+        has_exemplars: Whether a histogram has had exemplars.
         request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
     """
 
@@ -109,6 +110,7 @@ class Registry:
         self.is_exposed = is_exposed
         self.wall = wall or (native.wall if native is not None else float)
         self.tenants = tenants
+        self.has_exemplars = False
         self.request_sink = request_sink
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""

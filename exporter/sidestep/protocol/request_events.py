@@ -62,6 +62,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
         group: Number that the parallel samples of one prompt share; 0 for a single request.
         sample: Index of this sample, from 0.
         identity: None where the sender does not say whose request it is.
+        max_tokens: Limit on its output tokens.
     """
 
     request: Count
@@ -72,6 +73,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     group: Count = 0
     sample: Count = 0
     identity: Identity | None = None
+    max_tokens: Count | None = None
 
 
 class Scheduled(msgspec.Struct, array_like=True, gc=False, tag=2):
@@ -192,6 +194,7 @@ class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):
     prompt_tokens: Count = 0
     adapter: Text = ""
     identity: Identity | None = None
+    max_tokens: Count | None = None
 
 
 Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive

@@ -155,7 +155,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         external_tokens=request.external,
         output_tokens=output_tokens(ended),
         extra_tokens=request.extra_tokens,
-        max_tokens=ended.max_tokens,
+        max_tokens=request.max_tokens if ended.max_tokens is None else ended.max_tokens,
         objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
     )
 

@@ -54,6 +54,8 @@ class Answer:
 
     status: int = 0
     error: str = ""
+    id: str = ""
+    chunks: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
     prompt_tokens: int = 0
     tokens: int = 0
@@ -119,6 +121,7 @@ class Client:
                 now = time.monotonic()
                 answer.longest_gap = max(answer.longest_gap, now - last)
                 chunks, last = chunks + 1, now
+                answer.chunks = chunks
                 self._read(json.loads(line.removeprefix(b"data: ")), answer)
                 if ask.leave and chunks >= ask.leave:
                     answer.left = True
@@ -180,6 +183,7 @@ class Client:
     @staticmethod
     def _read(event: dict[str, Any], answer: Answer) -> None:
         answer.error = str(event.get("error") or answer.error)
+        answer.id = str(event.get("id") or answer.id)
         for choice in event.get("choices", ()):
             if choice.get("finish_reason"):
                 answer.reasons.append(choice["finish_reason"])

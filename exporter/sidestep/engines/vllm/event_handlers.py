@@ -14,6 +14,7 @@ from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.tenant_totals import tenant_totals
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import BlockEvents
@@ -24,7 +25,10 @@ from sidestep.tracking.kv_blocks.physical import check as check_blocks
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.front_end_hops import FrontEndHops
 from sidestep.tracking.requests.machine import check as check_events
-from sidestep.tracking.requests.outcomes import Outcomes
+from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
+
+FRONT_END_LATENCIES = ("ttft", "e2e")
+"""Latencies that front ends report where there are any."""
 
 
 class EventHandlers(Handlers):
@@ -53,6 +57,10 @@ class EventHandlers(Handlers):
             assignment.row.name
             for assignment in layout.assignments
             if assignment.row.source in (TTFT, E2E)
+        }
+        self._latency_slots = {
+            latency: _slots_of(layout, family)
+            for latency, family in layout.tables.latencies.items()
         }
         self._hop = layout.handler_slot("front_end_hop")
         self._resets = layout.handler_slot("kv_cache_resets")
@@ -85,6 +93,16 @@ class EventHandlers(Handlers):
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
         self._tenants.count(engine, outcomes.tenants)
+        self._exemplify(engine, outcomes.traced)
+
+    def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
+        """Keep exemplars of observations that were made."""
+        for latency, seconds, wall, trace in traced:
+            one = exemplar(seconds, wall, trace)
+            if one is not None:
+                self.registry.has_exemplars = True
+                for slot in self._latency_slots[latency]:
+                    engine.histogram(slot).exemplify(one)
 
     def account_folded(self, engine: Engine, ended: int) -> None:
         """Count for no shown tenant what a folded record has added, and its requests as unseen."""
@@ -113,14 +131,30 @@ class EventHandlers(Handlers):
         outcomes.iteration.time_to_first_tokens_iter = []
         for request in outcomes.iteration.finished_requests:
             request.e2e_latency = None
+        outcomes.traced = [one for one in outcomes.traced if one.latency not in FRONT_END_LATENCIES]
         self._observe_hops(engine, (hops.core_output(*first) for first in outcomes.first_outputs))
 
     def observe_front_end(self, engine: Engine, latencies: FrontEndLatencies) -> None:
-        """Observe the hops of first tokens that a front end has received."""
+        """Observe the hops of first tokens that a front end has received; keep exemplars."""
         if engine.requests is None:
             return
-        at, hops = latencies.iteration_timestamp, engine.requests.hops
+        at, hops, traces = (
+            latencies.iteration_timestamp,
+            engine.requests.hops,
+            engine.requests.traces,
+        )
         waited = latencies.time_to_first_tokens
+        if traces:
+            observed = (("ttft", waited), ("e2e", latencies.e2e_latencies))
+            self._exemplify(
+                engine,
+                [
+                    TracedLatency(latency, seconds, at, trace)
+                    for latency, several in observed
+                    for seconds in several
+                    if (trace := traces.find(at - seconds))
+                ],
+            )
         self._observe_hops(engine, (hops.front_end_output(at - ttft, at) for ttft in waited))
 
     def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
@@ -181,3 +215,13 @@ class EventHandlers(Handlers):
             increase(engine, slot, count)
         if found.refused:
             self.registry.refused_blocks[engine.id] += found.refused
+
+
+def _slots_of(layout: Layout, family: str) -> list[int]:
+    """Return the slots of all histograms that have the observations of ``family``."""
+    source = layout.find(family).row.source
+    return [
+        assignment.slots[0]
+        for assignment in layout.assignments
+        if assignment.storage == "histogram" and assignment.row.source == source
+    ]

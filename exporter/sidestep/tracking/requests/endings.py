@@ -50,6 +50,13 @@ def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
     if decode is not None:
         more = request.tokens - 1
         finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
+    if request.identity is not None:
+        latencies = {
+            "e2e": finished.e2e_latency,
+            "queue": finished.queued_time,
+            "time_per_output_token": finished.mean_time_per_output_token,
+        }
+        out.trace(request, event.wall, latencies)
 
 
 def count_ended(counts: TenantCounts, event: Finished, request: Request, *, aborted: bool) -> None:

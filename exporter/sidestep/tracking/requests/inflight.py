@@ -54,6 +54,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
         pauses: Time and length of its first preemptions, where records are made.
+        max_tokens: Limit on its output tokens.
     """
 
     since: float
@@ -83,6 +84,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     longest_gap: float = 0.0
     extra_tokens: int = 0
     pauses: Annotated[tuple[tuple[float, float], ...], Meta(max_length=MAX_PAUSES)] = ()
+    max_tokens: int | None = None
 
 
 class InFlight:

@@ -36,6 +36,7 @@ from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestS
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
 from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
+from sidestep.tracking.requests.traces import Traces
 
 RUN_FROM = 12
 """Equal latencies from which on they are passed on as a run."""
@@ -68,6 +69,7 @@ class RequestTracker:
         source: Identifies the process that numbers the requests.
         steps: The engine's steps.
         hops: First tokens on their way to the front end.
+        traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: nobody needs them.
 
     Args:
@@ -91,7 +93,10 @@ class RequestTracker:
         self.source: int | None = None
         self.steps = Steps()
         self.hops = FrontEndHops()
+        self.traces = Traces()
         self.sink = sink
+        self._notes_gaps = sink is not None
+        """Whether each request's longest gap is needed: for a record, or as an exemplar."""
         self._now = 0.0
         self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
@@ -230,8 +235,12 @@ class RequestTracker:
         self.requests.move(event.request, request, WAITING)
 
     def _identify(self, request: Request, event: Queued | Alive) -> None:
+        request.identity = event.identity
+        request.max_tokens = event.max_tokens
+        if event.identity is not None and event.identity.trace:
+            self._notes_gaps = True
+            self.traces.add(event.arrival, event.identity.trace)
         if self.sink is not None:
-            request.identity = event.identity
             request.tenant = self.sink.tenant(event.identity, request.adapter)
 
     def _scheduled(self, event: Scheduled) -> None:
@@ -318,7 +327,7 @@ class RequestTracker:
         """Observe each request's first output, or the latency since its previous output."""
         stamp, live = output.stamp, self.requests.live
         gaps: list[float] = []
-        if output.tokens or self.sink is not None:
+        if output.tokens or self._notes_gaps:
             self._uneven(output, wall, gaps)
         else:
             for number in output.requests:
@@ -377,6 +386,8 @@ class RequestTracker:
         if waited is not None:
             request.ttft = waited
             self._out.iteration.time_to_first_tokens_iter.append(waited)
+            if request.identity is not None:
+                self._out.trace(request, wall, {"ttft": waited})
             if request.lone and request.arrival is not None:
                 self._out.first_outputs.append((request.arrival, wall))
 
@@ -391,6 +402,9 @@ class RequestTracker:
         request = self.requests.remove(event.request)
         if request is not None:
             self._resume(request, event.stamp)
+            # Gaps that were divided are no observations.
+            if request.longest_gap and not (self.rules.latency == "token" and request.extra_tokens):
+                self._out.trace(request, event.wall, {"inter_token": request.longest_gap})
         if aborted:
             abort(event, request, self._out)
         else:

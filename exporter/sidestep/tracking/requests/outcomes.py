@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -65,6 +66,22 @@ class TenantCounts(msgspec.Struct, gc=False):
     compute_seconds: float = 0.0
 
 
+class TracedLatency(NamedTuple):
+    """An observation of a request whose client has sent a trace context.
+
+    Attributes:
+        latency: One of ``slo.LATENCIES``.
+        seconds: The observation.
+        wall: Unix time.
+        trace: The W3C ``traceparent``.
+    """
+
+    latency: str
+    seconds: float
+    wall: float
+    trace: str
+
+
 class RequestSink(Protocol):
     """Receiver of the ended requests of one engine; it also names their tenants."""
 
@@ -114,6 +131,8 @@ class Outcomes(msgspec.Struct):
         limited: Requests whose adapter became ``__other__``.
         tenants: Counts by tenant, where tenants are counted.
         first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
+        traced: Those of the observations above that have a trace context; of inter-token latencies only
+            the longest of each request.
     """
 
     iteration: IterationStats
@@ -127,6 +146,7 @@ class Outcomes(msgspec.Struct):
     limited: int = 0
     first_outputs: list[tuple[float, float]] = []
     tenants: dict[str, TenantCounts] = {}
+    traced: list[TracedLatency] = []
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""
@@ -134,6 +154,15 @@ class Outcomes(msgspec.Struct):
         if found is None:
             found = self.tenants[tenant] = TenantCounts()
         return found
+
+    def trace(self, request: Request, wall: float, latencies: Mapping[str, float | None]) -> None:
+        """Note observations of ``request`` if its client has sent a trace context."""
+        if request.identity is not None and (trace := request.identity.trace):
+            self.traced += [
+                TracedLatency(name, seconds, wall, trace)
+                for name, seconds in latencies.items()
+                if seconds is not None
+            ]
 
     def between(self, start: float | None, end: float | None) -> float | None:
         """Return the interval if both ends are known; count a negative one as omitted and return None."""
