@@ -125,7 +125,6 @@ class DialectTables:
         recorded: Counters of the requests that end with a record.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
             shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.
-        tenant_totals: Families to which families by tenant sum up.
         computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
@@ -146,7 +145,6 @@ class DialectTables:
     live_series: LiveSeries = LiveSeries()
     recorded: tuple[Series, ...] = ()
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    tenant_totals: tuple[str, ...] = ()
     # The arguments are engines, which belong to a package above this one.
     computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)
     availability_counts: Callable[[Any], AvailabilityCounts | None] | None = None

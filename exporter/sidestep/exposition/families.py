@@ -6,19 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
-from typing import TypeVar
 
 from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind
 from sidestep.metrics.engine import Engine, Key
-from sidestep.metrics.registry import TENANT, Registry
-
-Item = TypeVar("Item")
-"""A family, or what a page has for it."""
-Begun = TypeVar("Begun")
-"""A copy of a family's values."""
+from sidestep.metrics.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +22,6 @@ class Family:
     Attributes:
         labels: Own label names, as the first engine that has the family uses them.
         assignments: Slot assignment by dialect; empty for a self-described family.
-        in_tenant_sums: Whether it is counted by tenant, or such a family sums up to it.
     """
 
     name: str
@@ -37,7 +30,6 @@ class Family:
     labels: Key
     combine: Combine = "sum"
     assignments: Mapping[str, SlotAssignment] = dataclasses.field(default_factory=dict)
-    in_tenant_sums: bool = False
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
@@ -52,23 +44,6 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
             yield family
 
 
-def begin_families(
-    items: Sequence[Item], family: Callable[[Item], Family], begin: Callable[[Item], Begun]
-) -> Iterator[tuple[Item, Begun]]:
-    """Yield each item with what ``begin`` returns for it: a copy of its family's present values.
-
-    The caller may let the registry change before it asks for the next item. Families by tenant and
-    their totals are all begun with the first of them: their sums are equal at any one moment only.
-    """
-    begun: dict[str, Begun] = {}
-    for item in items:
-        one = family(item)
-        if one.in_tenant_sums and not begun:
-            linked = [other for other in items if family(other).in_tenant_sums]
-            begun = {family(other).name: begin(other) for other in linked}
-        yield item, begun[one.name] if one.in_tenant_sums else begin(item)
-
-
 def active_dialects(registry: Registry) -> frozenset[str]:
     """Return the dialects of the engines in the registry."""
     return frozenset(engine.layout.dialect for engine in registry.engines.values())
@@ -77,22 +52,14 @@ def active_dialects(registry: Registry) -> frozenset[str]:
 def catalogue_families(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
     """Yield the families of the catalogue that engines of ``dialects`` can have."""
     assignments: dict[str, dict[str, SlotAssignment]] = {}
-    totals: set[str] = set()
     for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
-        totals.update(layout.tables.tenant_totals)
         for placed in layout.assignments:
             assignments.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_assignments in assignments.items():
         if registry.is_exposed(name):
             row = next(iter(found_assignments.values())).row
             yield Family(
-                name,
-                row.kind,
-                row.exposed_help,
-                row.own_labels,
-                row.combine,
-                found_assignments,
-                name in totals or TENANT in row.own_labels,
+                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_assignments
             )
 
 

@@ -11,13 +11,7 @@ import msgspec
 from sidestep.exposition import passthrough_text
 from sidestep.exposition.aggregate import aggregate_states
 from sidestep.exposition.aggregated_series import AggregatedSeries, Series
-from sidestep.exposition.families import (
-    Family,
-    begin_families,
-    families,
-    is_shared,
-    series_labels,
-)
+from sidestep.exposition.families import Family, families, is_shared, series_labels
 from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import Number
@@ -60,15 +54,12 @@ def _families(
     registry: Registry, names: Collection[str], passthrough: PassthroughRegistry | None
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
     aggregated = AggregatedSeries(registry)
-
-    def begin(family: Family) -> Iterator[Sample | None]:
+    for family in list(families(registry, names)):
         if is_shared(family):
             found = aggregated.series(family, histogram_state, aggregate_states)
-            return _aggregated(found)
-        return _single(family, snapshot_family(registry, family, histogram_state))
-
-    present = list(families(registry, names))
-    for family, samples in begin_families(present, lambda family: family, begin):
+            samples = _aggregated(found)
+        else:
+            samples = _single(family, snapshot_family(registry, family, histogram_state))
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
     if passthrough is not None:
         yield from passthrough_text.json_families(passthrough, names)

@@ -10,14 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.exposition import proto_format
 from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries, Series
-from sidestep.exposition.families import (
-    Family,
-    begin_families,
-    families,
-    is_shared,
-    series_labels,
-)
+from sidestep.exposition.aggregated_series import AggregatedSeries
+from sidestep.exposition.families import Family, families, is_shared, series_labels
 from sidestep.exposition.family_snapshot import EngineSnapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
@@ -51,30 +45,22 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
 
     A piece is a family, or empty if the next one takes a while.
     """
-
-    def begin(family: Family) -> Iterator[list[bytes]]:
+    for family in list(families(registry, names)):
         if is_shared(family):
-            copied = AggregatedSeries(registry).series(
-                family, lambda histogram: histogram.copy(), aggregate_histograms
-            )
-            return _aggregated(registry, family, copied)
-        found = snapshot_family(registry, family, snapshot_histogram)
-        return _Family(registry, family).pieces(found)
-
-    present = list(families(registry, names))
-    for _, begun in begin_families(present, lambda family: family, begin):
-        # Copying the state of a thousand engines takes most of a slice.
-        yield []
-        yield from begun
+            yield from _aggregated(registry, family)
+        else:
+            found = snapshot_family(registry, family, snapshot_histogram)
+            # Copying the state of a thousand engines takes most of a slice.
+            yield []
+            yield from _Family(registry, family).pieces(found)
 
 
-def _aggregated(
-    registry: Registry, family: Family, found: Iterable[Series[Histogram] | None]
-) -> Iterator[list[bytes]]:
+def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
     """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    for one in found:
+    aggregated = AggregatedSeries(registry)
+    for one in aggregated.series(family, lambda histogram: histogram.copy(), aggregate_histograms):
         if one is None:
             yield []
             continue

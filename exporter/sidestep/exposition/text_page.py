@@ -15,7 +15,6 @@ from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, Seri
 from sidestep.exposition.families import (
     Family,
     active_dialects,
-    begin_families,
     catalogue_families,
     has_sample_name,
     is_shared,
@@ -72,10 +71,9 @@ class TextPage:
         Each family is of one moment: that of its first piece. An empty piece means that the next
         one takes a while.
         """
-        families = self.families(names)
-        for cached, begun in begin_families(families, lambda one: one.family, FamilyText.texts):
+        for cached in self.families(names):
             is_first = True
-            for texts in begun:
+            for texts in cached.texts():
                 if is_first and texts:
                     is_first = False
                     yield [cached.header(openmetrics=openmetrics)]

@@ -11,13 +11,7 @@ from typing import NamedTuple
 from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregate import aggregate_histograms, aggregate_states, rebucketed
 from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import (
-    Family,
-    begin_families,
-    families,
-    is_shared,
-    series_labels,
-)
+from sidestep.exposition.families import Family, families, is_shared, series_labels
 from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
@@ -118,16 +112,18 @@ class PageFamilies:
         self._aggregated.refresh()
         created = [engine.created for engine in self._registry.engines.values()]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        present = list(families(self._registry))
-        for family, series in begin_families(present, lambda family: family, self._begin):
+        for family in list(families(self._registry)):
+            if self._filter.dropped_labels or is_shared(family):
+                series = self._aggregate(family)
+            elif self._exponential:
+                series = self._single(
+                    family, snapshot_family(self._registry, family, _copy_histogram)
+                )
+            else:
+                series = self._single(
+                    family, snapshot_family(self._registry, family, histogram_state)
+                )
             yield SeriesFamily(family.name, family.kind, family.help, series)
-
-    def _begin(self, family: Family) -> Iterator[Series | None]:
-        if self._filter.dropped_labels or is_shared(family):
-            return self._aggregate(family)
-        if self._exponential:
-            return self._single(family, snapshot_family(self._registry, family, _copy_histogram))
-        return self._single(family, snapshot_family(self._registry, family, histogram_state))
 
     def _single(
         self, family: Family, found: Iterator[EngineSnapshot[State | Histogram]]

@@ -70,13 +70,6 @@ DIALECT: Dialect = Dialect(
         "e2e": "vllm:e2e_request_latency_seconds",
         "queue": "vllm:request_queue_time_seconds",
     },
-    tenant_totals=(
-        "vllm:request_success_total",
-        "vllm:prompt_tokens_total",
-        "vllm:prompt_tokens_by_source_total",
-        "vllm:prompt_tokens_cached_total",
-        "vllm:generation_tokens_total",
-    ),
     computed=COMPUTED,
     availability_counts=availability_counts,
 )
