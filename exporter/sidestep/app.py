@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
+from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objectives
 from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
@@ -135,6 +136,7 @@ class Exporter:
             request_sink=functools.partial(EngineRequests, self.request_log, self.tenants)
             if has_sink
             else None,
+            prices=Prices(config.prices_model),
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant
@@ -162,6 +164,7 @@ class Exporter:
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
         self._set_sample_rate()
+        self._set_gpu_price()
         self.addresses: list[tuple[str, int]] = []
         self.http_server = HttpServer(config.web_config_file, self.metrics)
 
@@ -185,6 +188,8 @@ class Exporter:
         before = self.config
         self.config, changed, pending = before.adjusted(config)
         self._set_sample_rate()
+        self._set_gpu_price()
+        self.registry.prices = Prices(self.config.prices_model)
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
@@ -194,6 +199,10 @@ class Exporter:
     def _set_sample_rate(self) -> None:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
+
+    def _set_gpu_price(self) -> None:
+        price = self.config.prices_gpu_hour
+        self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Exporter]:
@@ -360,8 +369,11 @@ class Exporter:
         directory = StateDirectory(Path(self.config.state_dir))
         snapshots = Snapshots(directory, self.ingest)
         found = snapshots.recover()
-        if self.tenants is not None:
-            self.tenants.restore(self.registry.shown_tenants())
+        if self.tenants is None:
+            self.registry.drop_tenants()
+        else:
+            for name in self.tenants.restore(self.registry.requests_by_tenant()):
+                self.registry.hide_tenant(name)
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
 

@@ -87,21 +87,23 @@ class Applier:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
         check_record(engine, record)
         totals = record.totals
-        ended = _ended(engine)
+        handlers = self._handlers[engine.layout.dialect]
+        ended, tokens = _ended(engine), handlers.tokens(engine)
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
-            handlers = self._handlers[engine.layout.dialect]
             handlers.count_untracked(engine, untracked)
             # Only a core sends request events.
             if engine.front_ends:
                 handlers.leave_to_front_ends(engine, record)
         if totals.blocks:
             self.abandon_blocks(engine)
-        moved = add_record(self.registry, engine, record)
-        if engine.requests is not None and engine.requests.sink is not None:
-            engine.requests.sink.lose(int(_ended(engine) - ended))
-            self._handlers[engine.layout.dialect].balance_tenants(engine)
-        return moved
+        try:
+            return add_record(self.registry, engine, record)
+        finally:
+            # A record whose self-described families are refused has added everything else.
+            handlers.charge_since(engine, tokens)
+            if engine.requests is not None and engine.requests.sink is not None:
+                engine.requests.sink.lose(int(_ended(engine) - ended))
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking the engine's blocks, since later events do not continue earlier ones."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from sidestep.catalog.layout import Layout
 from sidestep.engines.items import Item
 from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.records import Record
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
@@ -61,8 +61,13 @@ class Handlers:
     def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""
 
-    def balance_tenants(self, engine: Engine) -> None:
-        """Adapt the counters of tenants to the engine's own, after a folded record was added."""
+    def tokens(self, engine: Engine) -> tuple[Number, ...]:
+        """Return the engine's tokens that have prices."""
+        del engine
+        return ()
+
+    def charge_since(self, engine: Engine, tokens: tuple[Number, ...]) -> None:
+        """Adapt cost and the counters of tenants to the engine's own, since it had these ``tokens``."""
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

@@ -307,6 +307,11 @@ ROWS: tuple[SelfRow, ...] = (
         "Records of requests that are not written yet; no sample without --requests.log.",
     ),
     SelfRow(
+        "sidestep_gpu_hour_price",
+        "gauge",
+        "Price of an hour of a GPU, in the currency of --prices; no sample without --prices.gpu-hour.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest delay of a timer of the event loop in the last second.",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 
 from sidestep.catalog.model import Computed, Handler, Row
+from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.metrics.registry import TENANT
 from sidestep.protocol.messages import ENGINE_CORE
+from sidestep.tracking.requests.held_blocks import MICROS
 from sidestep.tracking.requests.rules import UNTRACKED
 
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
@@ -64,6 +66,28 @@ ROWS: tuple[Row, ...] = (
         "sidestep_goodput_tokens_total",
         Handler("goodput_tokens"),
         "Generated tokens of the requests in sidestep_goodput_requests_total.",
+    ),
+    _counter(
+        "sidestep_kv_block_seconds_total",
+        "held_micros",
+        "KV blocks that requests held, times the seconds for which they were in the batch; counted when a"
+        " request leaves it. A block that requests share counts for each.",
+        unit_divisor=MICROS,
+    ),
+    counter(
+        "sidestep_tenant_cost_total",
+        Handler("tenant_cost"),
+        "Cost of tokens, in the currency of --prices.model, by tenant.",
+        own=(TENANT,),
+        unit_divisor=PARTS,
+        feature=PRICED,
+    ),
+    _counter(
+        "sidestep_tenant_kv_block_seconds_total",
+        Handler("tenant_kv_block_seconds"),
+        "KV blocks that requests held, times the seconds for which they were in the batch, by tenant.",
+        own=(TENANT,),
+        unit_divisor=MICROS,
     ),
     *(
         _counter(f"sidestep_tenant_{name}_total", Handler(handler), text, own=(TENANT,))

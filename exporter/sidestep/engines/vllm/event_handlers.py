@@ -12,7 +12,7 @@ from sidestep.engines.vllm import tenant_counters
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.tenant_counters import TenantCounters
 from sidestep.engines.vllm.wire import FrontEndLatencies
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import BlockEvents
@@ -33,7 +33,8 @@ class EventHandlers(Handlers):
         "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
-        "goodput_requests", "goodput_tokens", "refused_requests", "untracked_requests", *tenant_counters.HANDLERS,
+        "goodput_requests", "goodput_tokens", "refused_requests", "untracked_requests",
+        "cost", *tenant_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -44,7 +45,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
-        self._tenants = TenantCounters(layout, registry)
+        self.tenants = TenantCounters(layout, registry)
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")
@@ -72,6 +73,7 @@ class EventHandlers(Handlers):
             # Reject a malformed item before the registry creates a tracker for it.
             check_events(item)
         tracker = self.registry.requests_of(engine)
+        tracker.block_size = engine.block_size
         outcomes = tracker.apply(item)
         if engine.front_ends:
             self._skip_front_end_latencies(engine, outcomes, tracker.hops)
@@ -83,11 +85,17 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        self._tenants.count(engine, outcomes.tenants)
+        self.tenants.charge(engine, outcomes.iteration)
+        self.tenants.count(engine, outcomes.tenants)
 
-    def balance_tenants(self, engine: Engine) -> None:
-        """Count for no shown tenant what a folded record has added."""
-        self._tenants.balance(engine)
+    def tokens(self, engine: Engine) -> tuple[Number, ...]:
+        """Return the engine's tokens that have prices."""
+        return self.tenants.tokens(engine)
+
+    def charge_since(self, engine: Engine, tokens: tuple[Number, ...]) -> None:
+        """Count the cost of what a folded record has added; count that for no shown tenant."""
+        self.tenants.charge_since(engine, tokens)
+        self.tenants.balance(engine)
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

@@ -73,6 +73,8 @@ class VllmHandlers(EventHandlers):
             self._read_step(engine, item, fresh)
         else:
             self._gather_step(engine, item, fresh, buffer)
+        if item.iteration is not None:
+            self.tenants.charge(engine, item.iteration)
         if item.front_end is not None:
             self.observe_front_end(engine, item.front_end)
         if not item.more:

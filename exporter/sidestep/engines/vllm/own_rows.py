@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from sidestep.catalog.model import Computed, Handler, Row
+from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
     saturation,
 )
+from sidestep.metrics.registry import COST
 
 _DETAILS = "scheduler.iteration_details."
 _PREEMPTED = "scheduler.prefix_cache_stats.preempted_"
@@ -118,6 +120,13 @@ ROWS: tuple[Row, ...] = (
         MAX_RUNNING_REQUESTS,
         Computed("max_running_requests"),
         "Most requests in the batch (vLLM's max_num_seqs).",
+    ),
+    counter(
+        "sidestep_cost_total",
+        Handler(COST),
+        "Cost of prompt tokens and generated tokens, in the currency of --prices.model.",
+        unit_divisor=PARTS,
+        feature=PRICED,
     ),
     *saturation(),
     REFUSED_OBSERVATIONS,

@@ -49,6 +49,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         preempted_seconds: Time that it spent preempted.
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
+        held_since: Time since which it is in the batch; None: it is not.
+        held_tokens: Its tokens at that time.
     """
 
     since: float
@@ -77,6 +79,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     preempted_seconds: float = 0.0
     longest_gap: float = 0.0
     extra_tokens: int = 0
+    held_since: float | None = None
+    held_tokens: int = 0
 
 
 class InFlight:

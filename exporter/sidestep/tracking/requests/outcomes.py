@@ -52,6 +52,7 @@ class TenantCounts(msgspec.Struct, gc=False):
     Attributes:
         ended: Requests that ended, ``failed`` of them by an abort or an error.
         computed: Prompt tokens whose KV was computed; ``cached``: those of which it was not.
+        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
         queue_seconds: From the queue to the batch, of requests that ended.
         compute_seconds: From the batch to the last output, of requests that ended.
     """
@@ -61,6 +62,7 @@ class TenantCounts(msgspec.Struct, gc=False):
     computed: int = 0
     cached: int = 0
     generated: int = 0
+    held_micros: int = 0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
 
@@ -114,6 +116,7 @@ class Outcomes(msgspec.Struct):
         limited: Requests whose adapter became ``__other__``.
         tenants: Counts by tenant, where tenants are counted.
         first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
+        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
     """
 
     iteration: IterationStats
@@ -127,6 +130,7 @@ class Outcomes(msgspec.Struct):
     limited: int = 0
     first_outputs: list[tuple[float, float]] = []
     tenants: dict[str, TenantCounts] = {}
+    held_micros: int = 0
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""
