@@ -29,7 +29,7 @@ from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.page_cache import Pages
+from sidestep.exposition.page_cache import Hold, Pages
 from sidestep.exposition.parts import (
     access,
     check_forward_labels,
@@ -200,6 +200,11 @@ class Exporter:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
 
+    @property
+    def _hold(self) -> Hold | None:
+        """What makes a page one of a single moment; None where it need not be: nobody compares sums."""
+        return None if self.tenants is None else self.ingest.held
+
     def _set_gpu_price(self) -> None:
         price = self.config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
@@ -269,6 +274,7 @@ class Exporter:
             snapshots=snapshots,
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
+            hold=self._hold,
         )
         live = None
         if not self.config.web_disable_ui:
@@ -360,6 +366,7 @@ class Exporter:
             self.metrics,
             config.otlp_endpoint,
             {header.name: header.text for header in config.otlp_header},
+            hold=self._hold or contextlib.nullcontext,
             snapshots=snapshots,
         )
 

@@ -6,6 +6,7 @@ Totals are cumulative, so nothing is queued: what a failed push did not deliver 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import time
@@ -18,6 +19,7 @@ import aiohttp
 from sidestep import __version__
 from sidestep.config.scrape_targets import without_secrets
 from sidestep.exposition import compression
+from sidestep.exposition.page_cache import Hold
 from sidestep.otlp.encoder import Encoder, Request
 from sidestep.otlp.messages import DecodeError, ExportMetricsServiceResponse
 from sidestep.otlp.page_families import PageFamilies
@@ -59,6 +61,7 @@ class OtlpSender:
         metrics: Self-metrics.
         url: URL of the receiver for metrics.
         headers: Headers of every request.
+        hold: Pauses all changes for a block, if given, so that a push is of one moment.
         snapshots: If given, a push is sent only once a snapshot holds what it contains, so that no
             counter that a receiver has seen decreases after a crash.
         clock: Monotonic seconds.
@@ -73,6 +76,7 @@ class OtlpSender:
         url: str,
         headers: Mapping[str, str],
         *,
+        hold: Hold = contextlib.nullcontext,
         snapshots: Durable | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
@@ -83,6 +87,7 @@ class OtlpSender:
         self._url = url
         self._shown = without_secrets(url)
         self._headers = headers
+        self._hold = hold
         self._snapshots = snapshots
         self._clock = clock
         self._wall = wall
@@ -106,7 +111,8 @@ class OtlpSender:
         """Send the present state of all families; failures are counted and logged."""
         # Receivers refuse a whole request if the time of a series decreases.
         self._stamp = max(self._wall(), self._stamp + 1)
-        pieces = await collect_in_slices(self._encoder.pieces(self._families, self._stamp))
+        async with self._hold():
+            pieces = await collect_in_slices(self._encoder.pieces(self._families, self._stamp))
         requests = self._encoder.requests(piece for piece in pieces if piece is not None)
         if self._snapshots is not None:
             await self._snapshots.settled()
