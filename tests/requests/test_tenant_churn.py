@@ -1,6 +1,6 @@
 """Tenants that come and go, and exporters that are killed: sums are exact on every page.
 
-``SIDESTEP_CHURN_TENANTS=1000000 SIDESTEP_CHURN_KILLS=20`` makes the long run.
+``CHURN_TENANTS=1000000 CHURN_KILLS=20`` makes the long run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ENGINE = EngineInfo(
     {"core:cache_config": {"block_size": "16"}},
     features=["engine_core"],
 )
-DISTINCT = int(os.environ.get("SIDESTEP_CHURN_TENANTS", "20000"))
-KILLS = int(os.environ.get("SIDESTEP_CHURN_KILLS", "6"))
+DISTINCT = int(os.environ.get("CHURN_TENANTS", "20000"))
+KILLS = int(os.environ.get("CHURN_KILLS", "6"))
 SCRAPES = 110
 SHOWN = 100
 HEAVY = 40
