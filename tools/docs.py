@@ -123,7 +123,8 @@ def metrics() -> dict[Path, str]:
     pages["common.md"] = (
         "# Metrics: names that are the same for all engines\n\n"
         "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
-        "engine's labels; names and other labels are OpenTelemetry's if it has them.\n\n"
+        "engine's labels; names and other labels are OpenTelemetry's if it has them: those of\n"
+        f"{common_names.CONVENTIONS}.\n\n"
         f"{common()}## Objectives\n\n{SLO}{objectives()}"
     )
     contents["common"] = "Common names", len(common_names.FAMILIES) + len(OBJECTIVES)
@@ -216,7 +217,8 @@ def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
         values = f" By `{own[0]}`." if family.closed else ""
         buckets = f" Buckets: `{family.buckets}`." if family.buckets else ""
         sources = " | ".join("-" if row is None else source(row) for row in rows)
-        text += f"| `{family.name}` | {family.kind} | {family.help}{values}{buckets} | {sources} |"
+        flag = " Only with `--metrics.legacy` as well." if family.successor else ""
+        text += f"| `{family.name}` | {family.kind} | {family.help}{values}{buckets}{flag} | {sources} |"
         text += f" {family.combine} |\n"
     return text + "\n"
 

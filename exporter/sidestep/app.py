@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
+from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objectives
 from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
@@ -27,7 +28,7 @@ from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.page_cache import Pages
+from sidestep.exposition.page_cache import Hold, Pages
 from sidestep.exposition.parts import (
     access,
     check_forward_labels,
@@ -130,6 +131,7 @@ class Exporter:
             request_sink=functools.partial(EngineRequests, self.request_log, self.tenants)
             if has_sink
             else None,
+            prices=Prices(config.prices_model),
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant
@@ -157,6 +159,7 @@ class Exporter:
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
         self._set_sample_rate()
+        self._set_gpu_price()
         self.addresses: list[tuple[str, int]] = []
         self.http_server = HttpServer(config.web_config_file, self.metrics)
 
@@ -180,6 +183,8 @@ class Exporter:
         before = self.config
         self.config, changed, pending = before.adjusted(config)
         self._set_sample_rate()
+        self._set_gpu_price()
+        self.registry.prices = Prices(self.config.prices_model)
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
@@ -189,6 +194,15 @@ class Exporter:
     def _set_sample_rate(self) -> None:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
+
+    @property
+    def _hold(self) -> Hold | None:
+        """What makes a page one of a single moment; None where it need not be: nobody compares sums."""
+        return None if self.tenants is None else self.ingest.held
+
+    def _set_gpu_price(self) -> None:
+        price = self.config.prices_gpu_hour
+        self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Exporter]:
@@ -253,6 +267,7 @@ class Exporter:
             snapshots=snapshots,
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
+            hold=self._hold,
         )
         live = None
         if not self.config.web_disable_ui:
@@ -339,7 +354,8 @@ class Exporter:
         )
         port = self.addresses[0][1] if self.addresses else 0
         queues = [] if self.request_log is None else self.request_log.queues
-        return senders(config, port, families, queues, self.metrics, snapshots=snapshots)
+        hold = self._hold or contextlib.nullcontext
+        return senders(config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots)
 
     async def _finish_records(self, senders: Senders) -> None:
         """Write and send the last records of requests, for a few seconds."""
@@ -352,8 +368,11 @@ class Exporter:
         directory = StateDirectory(Path(self.config.state_dir))
         snapshots = Snapshots(directory, self.ingest)
         found = snapshots.recover()
-        if self.tenants is not None:
-            self.tenants.restore(self.registry.shown_tenants())
+        if self.tenants is None:
+            self.registry.drop_tenants()
+        else:
+            for name in self.tenants.restore(self.registry.requests_by_tenant()):
+                self.registry.hide_tenant(name)
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
 

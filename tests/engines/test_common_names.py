@@ -97,10 +97,11 @@ def items() -> list[Item]:
 ENGINES = [engine("tokenizer", TOKENIZER), engine("scheduler", SCHEDULER)]
 
 
-def applied(*, common: bool = True) -> Registry:
+def applied(*, common: bool = True, legacy: bool = True) -> Registry:
     """Return a registry to which all items were applied."""
     registry = Registry(
-        {n: compile_layout(DIALECTS[n], common=common) for n in ("vllm", "sglang")}, {}
+        {n: compile_layout(DIALECTS[n], legacy=legacy, common=common) for n in ("vllm", "sglang")},
+        {},
     )
     applier = Applier(registry)
     for item in items():
@@ -177,6 +178,16 @@ def test_common_names_need_their_flag() -> None:
     assert names(render(applied()).decode()) != set()
 
 
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_clients_name_needs_both_flags(openmetrics: bool) -> None:
+    """The conventions give it to clients, and no longer in their drafts."""
+    name = "gen_ai_client_token_usage"
+    shown = names(render(applied(), openmetrics=openmetrics).decode())
+    assert shown - names(render(applied(legacy=False), openmetrics=openmetrics).decode()) == {name}
+    assert name not in render(applied(common=False)).decode()
+    assert f"# HELP {name} DEPRECATED: use the engine's own" in render(applied()).decode()
+
+
 def test_a_collector_has_only_the_families_of_its_kind() -> None:
     """A tokenizer has no queue, a scheduler no tokens of requests."""
     page = parse(render(applied()).decode())
@@ -212,7 +223,8 @@ def test_folded_items_feed_common_names(common: bool) -> None:
     for item in items():
         assert folder.fold(encode_item(item), ENGINES)
     records = [record for frame in folder.seal().frames for record in frame]
-    registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], common=common)}, {})
+    layout = compile_layout(DIALECTS["sglang"], legacy=True, common=common)
+    registry = Registry({"sglang": layout}, {})
     applier = Applier(registry)
     for info, record in zip(ENGINES, records, strict=True):
         applier.add_record(registry.register(info), decode_record(record))

@@ -314,7 +314,7 @@ def test_a_common_counter_adds_only_the_chosen_children() -> None:
 
 def test_a_histogram_by_known_values_has_a_slot_for_each() -> None:
     """Every known value has a slot of its own as text, as JSON, and in a record."""
-    bench = Bench(TOKENIZER, common=True)
+    bench = Bench(TOKENIZER, legacy=True, common=True)
     bench.apply(
         family(
             "sglang:prompt_tokens_histogram", "histogram", [], Sample([], observations=[5.0, 900.0])
@@ -330,7 +330,7 @@ def test_a_histogram_by_known_values_has_a_slot_for_each() -> None:
 
     engine = bench.registry.engines["t"]
     record = decode_record(encode_record(engine, totals_of(engine)))
-    other = Bench(TOKENIZER, common=True)
+    other = Bench(TOKENIZER, legacy=True, common=True)
     assert other.applier.add_record(other.registry.engines["t"], record) == 0
     assert parse(other.text) == parse(bench.text)
 

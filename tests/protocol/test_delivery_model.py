@@ -18,8 +18,12 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo, Settings, encode
+from sidestep.protocol.request_events import Event, Finished, Identity, Queued, RequestEvents
 from sidestep.protocol.sender import Sender, State
+from sidestep.requests.request_log import EngineRequests
+from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
 
@@ -34,10 +38,13 @@ POISON = b"\xc0"
 
 layouts = {"vllm": compile_layout(DIALECTS["vllm"])}
 TOKENS = layouts["vllm"].find("vllm:generation_tokens_total").slots[0]
+ENDED = layouts["vllm"].find("vllm:request_success_total").slots
+BY_TENANT = layouts["vllm"].find("sidestep_tenant_requests_total").slots[0]
+TENANTS = ("a", "b")
 ITL = layouts["vllm"].find("vllm:inter_token_latency_seconds").slots[0]
 
 Page = dict[str, tuple[int, ...]]
-"""By engine: tokens, then the counts per bucket."""
+"""By engine: tokens, requests of the tenants and of all others, then the counts per bucket."""
 
 
 class Exporter:
@@ -46,8 +53,15 @@ class Exporter:
     def __init__(self, boot: int, disk: list[bytes] | None, rate: float) -> None:
         self.now = 0.0
         metrics = SelfMetrics()
+        tenants = Tenants("cache-salt", len(TENANTS))
+        registry = Registry(
+            layouts,
+            {},
+            tenants=tenants,
+            request_sink=lambda engine: EngineRequests(None, tenants, engine),
+        )
         self.intake = Intake(
-            Registry(layouts, {}),
+            registry,
             metrics,
             boot=boot,
             clock=lambda: self.now,
@@ -60,6 +74,7 @@ class Exporter:
         self.written: list[bytes] | None = None
         if disk is not None:
             restore(self.intake, disk, 0.0)
+            assert tenants.restore(registry.requests_by_tenant()) == []
 
     def receive(self, peer: bytes, frame: bytes, now: float) -> list[tuple[bytes, bytes]]:
         """Process a frame and return the encoded replies."""
@@ -70,15 +85,29 @@ class Exporter:
 
     def page(self) -> Page:
         """Return what a scrape would show."""
-        return {
-            engine.id: (int(engine.values[TOKENS] or 0), *engine.histogram(ITL).counts)
-            for engine in self.intake.registry.engines.values()
-        }
+        found: Page = {}
+        for engine in self.intake.registry.engines.values():
+            children = engine.keyed[BY_TENANT]
+            tenants = [int(children.get((name,), 0)) for name in (*TENANTS, OTHER)]
+            assert sum(tenants) == sum(engine.values[slot] or 0 for slot in ENDED)
+            tokens = int(engine.values[TOKENS] or 0)
+            found[engine.id] = (tokens, *tenants, *engine.histogram(ITL).counts)
+        return found
 
 
 def info(engine: str) -> EngineInfo:
     """Return a stream's description of an engine."""
     return EngineInfo(engine, "vllm", {"engine": engine, "model_name": "m"})
+
+
+def request(engine: int, number: int, source: int) -> RequestEvents:
+    """Return the events of a request of one of the tenants."""
+    identity = Identity("", "", TENANTS[number % len(TENANTS)])
+    events: list[Event] = [
+        Queued(number, 1.0, 1.0, 1, identity=identity),
+        Finished(number, 2.0, 2.0, 0, 1, 0),
+    ]
+    return RequestEvents(engine, 2.0, source, [*events])
 
 
 class Process:
@@ -126,11 +155,14 @@ class Delivery(RuleBasedStateMachine):
         self.rate = 0.01
         self.disk: list[bytes] | None = None
         self.pushed: defaultdict[str, int] = defaultdict(int)
+        self.asked: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Requests by engine and tenant."""
         self.uncertain: defaultdict[str, int] = defaultdict(int)
         """Items that a killed engine had not got acknowledged."""
         self.seen: Page = {}
         self.processes: dict[str, Process] = {}
         self.zombies: list[Process] = []
+        self.ended: list[Process] = []
         for stream in STREAMS:
             self.start_engine(stream)
         self.start_exporter()
@@ -154,6 +186,7 @@ class Delivery(RuleBasedStateMachine):
                 durable = 0
             for engine in last.engines:
                 self.uncertain[engine.id] += last.pushed - durable
+            self.ended.append(last)
         self.incarnations += 1
         self.processes[stream] = Process(stream, self.incarnations)
 
@@ -172,7 +205,10 @@ class Delivery(RuleBasedStateMachine):
             found = IterationStats(1, inter_token_latencies_iter=LATENCIES)
             process.sender.add([encode_item(VllmStep(index, self.now, 1.0, None, found))])
             self.pushed[process.engines[index].id] += 1
-        process.pushed += count
+            asked = request(index, number, process.sender.incarnation)
+            process.sender.add([encode_item(asked)])
+            self.asked[process.engines[index].id, TENANTS[number % len(TENANTS)]] += 1
+        process.pushed += 2 * count
         if poison == 0:
             process.sender.add([POISON])
             process.pushed += 1
@@ -392,14 +428,25 @@ class Delivery(RuleBasedStateMachine):
 
     # What rules are made of.
 
+    @property
+    def has_folded(self) -> bool:
+        """True if a process has folded items."""
+        return any(process.sender.folded for process in (*self.processes.values(), *self.ended))
+
     def show(self, page: Page) -> None:
         """Compare ``page`` with the last one and with what was pushed."""
         for engine, before in self.seen.items():
             after = page.get(engine, before)
             assert all(a >= b for a, b in zip(after, before, strict=True)), (engine, before, after)
             assert engine in page
-        for engine, (tokens, *counts) in page.items():
+        for engine, (tokens, *rest) in page.items():
             assert tokens <= self.pushed[engine], (engine, tokens, self.pushed[engine])
+            *requests, others = rest[: len(TENANTS) + 1]
+            counts = rest[len(TENANTS) + 1 :]
+            asked = [self.asked[engine, name] for name in TENANTS]
+            # A folded item counts for the others: its sender knows no tenants.
+            assert all(n <= most for n, most in zip(requests, asked, strict=True))
+            assert sum(requests) + others <= sum(asked)
             assert sum(counts) == len(LATENCIES) * tokens
         self.seen = page
 
@@ -465,8 +512,12 @@ class Delivery(RuleBasedStateMachine):
         self.show(self.exporter.page())
         self.count_conflicts()
         for engine, pushed in self.pushed.items():
-            shown = self.seen.get(engine, (0,))[0]
-            assert pushed - self.uncertain[engine] <= shown <= pushed, (engine, shown, pushed)
+            shown, *requests = self.seen.get(engine, (0,))[: len(TENANTS) + 2]
+            everything = 2 * pushed
+            assert shown <= pushed
+            assert everything - self.uncertain[engine] <= shown + sum(requests) <= everything
+            if not (self.has_folded or self.uncertain[engine]):
+                assert requests == [*(self.asked[engine, name] for name in TENANTS), 0]
         for process in self.processes.values():
             assert process.sender.drained
             assert (

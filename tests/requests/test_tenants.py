@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,14 +18,18 @@ from hypothesis import strategies as st
 from command_line import one_line, sidestep
 from exporters import Start, recorded_run
 from pages import get, parse
+from promtool import assert_query, needs_promtool
 from schedulers import Scheduler, actions
+from sidestep.catalog.prices import Price, Prices
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
@@ -31,7 +37,14 @@ from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, HeavyHitters, Tenants
 from sidestep_adapters.recording.replay import Replay
 
-ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
+ENGINE = EngineInfo(
+    "e",
+    "vllm",
+    {"engine": "0", "model_name": "m"},
+    {"core:cache_config": {"block_size": "4"}},
+    features=["engine_core"],
+)
+PRICE = Price("m", 500_000, 50_000, 1_500_000)
 TOTALS = {
     "sidestep_tenant_requests_total": ("vllm:request_success_total", None),
     "sidestep_tenant_failed_requests_total": ("vllm:request_success_total", ("abort", "error")),
@@ -44,6 +57,8 @@ TOTALS = {
         ("local_cache_hit", "external_kv_transfer"),
     ),
     "sidestep_tenant_generation_tokens_total": ("vllm:generation_tokens_total", None),
+    "sidestep_tenant_kv_block_seconds_total": ("sidestep_kv_block_seconds_total", None),
+    "sidestep_tenant_cost_total": ("sidestep_cost_total", None),
 }
 
 
@@ -57,6 +72,7 @@ class Bench:
             {},
             tenants=self.tenants,
             request_sink=lambda engine: EngineRequests(None, self.tenants, engine),
+            prices=Prices([PRICE]),
         )
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
@@ -109,7 +125,9 @@ def test_sums_equal_totals_after_every_item(
     before: dict[str, dict[str, float]] = {}
     for event in with_tenants(Scheduler().run(chosen), names):
         bench.apply(event)
-        for name in ("requests", "generation_tokens", "prompt_tokens", "queue_seconds"):
+        for name in (
+            "requests", "generation_tokens", "prompt_tokens", "queue_seconds", "kv_block_seconds", "cost",
+        ):  # fmt: skip
             now = bench.children(name)
             assert len(now) <= limit + 1
             for tenant, value in before.get(name, {}).items():
@@ -229,7 +247,7 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
     async with start(**settings) as exporter:
         after = parse(await get(exporter.url))
         assert exporter.tenants is not None
-        adapters = exporter.registry.shown_tenants() - {OTHER}
+        adapters = exporter.registry.requests_by_tenant().keys() - {OTHER}
         assert all(name in exporter.tenants for name in adapters)
     family = "sidestep_tenant_generation_tokens"
     assert before[family].samples == after[family].samples
@@ -242,3 +260,155 @@ def test_usage_errors() -> None:
     """One line each."""
     one_line(sidestep("serve", "--tenants.by", "name"), 2, "must be one of cache-salt, adapter")
     one_line(sidestep("serve", "--tenants.max", "500"), 2, "must be 120 at most")
+
+
+def test_a_change_of_price() -> None:
+    """Tokens cost what they cost when they were counted; without a price the counters stay."""
+    bench = Bench()
+    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
+    events = with_tenants(Scheduler().run(life * 4), ["a", "b"])
+    third = len(events) // 3
+    bench.apply(*events[:third])
+    first = bench.children("cost")
+    bench.registry.prices = Prices()
+    bench.apply(*events[third : 2 * third])
+    assert bench.children("cost") == first
+    bench.registry.prices = Prices([Price("*", 1, 1, 1)])
+    bench.apply(*events[2 * third :])
+    added = sum(bench.children("cost").values()) - sum(first.values())
+    assert 0 < added < 1000
+    assert all(
+        bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
+    )
+
+
+def test_folded_items_cost_as_much() -> None:
+    """A record that a sender folded has the same tokens."""
+    chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
+    events = Scheduler().run(chosen)
+    whole, folded, folder = Bench(), Bench(), ItemFolder()
+    whole.apply(*events)
+    for event in events:
+        assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
+    for frame in folder.seal().frames:
+        for raw in frame:
+            folded.applier.add_record(folded.engine, decode_record(msgspec.Raw(raw)))
+    assert_sums(folded.engine)
+    cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
+    assert folded.engine.values[cost] == whole.engine.values[cost] != 0
+
+
+def test_cost_of_engines_without_the_tap() -> None:
+    """The plugin's statistics have all tokens, too."""
+    bench = Bench()
+    prompts = PromptTokenStats(computed=6, local_cache_hit=3, external_kv_transfer=1, total=10)
+    for stats in (
+        IterationStats(7, prompt_token_stats=prompts),
+        IterationStats(7, num_prompt_tokens=10),
+    ):
+        bench.applier.apply(bench.engine, VllmStep(0, 1.0, 1.0, None, stats))
+    cost = bench.engine.layout.find("sidestep_cost_total").slots[0]
+    assert bench.engine.values[cost] == PRICE.cost(6, 4, 7) + PRICE.cost(10, 0, 7)
+
+
+def test_a_light_tenant_replaces_no_heavy_one_after_a_restart() -> None:
+    """The sketch continues with the requests that the series have."""
+    tenants = Tenants("cache-salt", 2)
+    assert tenants.restore({"heavy": 100, "light": 10, OTHER: 7}) == []
+    for _ in range(20):
+        tenants.tenant(Identity("", "", "new"), "")
+    assert "new" not in tenants
+    tenants.tenant(Identity("", "", "new"), "")
+    assert "new" in tenants
+    assert "heavy" in tenants
+
+
+def test_fewer_tenants_after_a_restart() -> None:
+    """Those with the most requests stay."""
+    tenants = Tenants("cache-salt", 2, ["vip"])
+    assert tenants.restore({"a": 1, "b": 3, "c": 2, OTHER: 9}) == ["c", "a"]
+    assert "b" in tenants
+
+
+@pytest.mark.parametrize("now", [{"tenants_max": 1}, {"tenants_by": ""}])
+async def test_other_settings_after_a_restart(
+    start: Start, tmp_path: Path, now: dict[str, object]
+) -> None:
+    """Series of tenants that are no longer shown end; all sums are still those of the engine."""
+    settings: dict[str, object] = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
+    family = "sidestep_tenant_generation_tokens"
+    async with start(**settings) as exporter:
+        run = recorded_run("core_lora")
+        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        before = parse(await get(exporter.url))[family].samples
+    async with start(**settings | now) as exporter:
+        page = parse(await get(exporter.url))
+        again = page[family].samples if family in page else {}
+        tenants = {dict(labels)["tenant"] for _, labels in again}
+        own = sum(page["vllm:generation_tokens"].samples.values())
+    assert len(before) > 2
+    if now == {"tenants_max": 1}:
+        assert OTHER in tenants
+        assert len(tenants) == 2
+        assert sum(again.values()) == sum(before.values()) == own
+    else:
+        assert again == {}
+
+
+@needs_promtool
+def test_what_prometheus_sees_when_tenants_change(tmp_path: Path) -> None:
+    """Only the series of a tenant that returns is reset, and nothing counts twice at any scrape.
+
+    The increase of ``__other__`` alone has all that tenants had when they moved there; the increase of
+    the engine less that of the shown tenants has not.
+    """
+    bench = Bench(limit=2)
+    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
+    phases = ["aab"] * 6 + ["ccd"] * 24 + ["bba"] * 60
+    events = with_tenants(Scheduler().run(life * 3 * len(phases)), "".join(phases))
+    scrapes: list[dict[str, float]] = []
+    totals: list[float] = []
+    (total,) = bench.engine.layout.find("vllm:generation_tokens_total").slots
+    for start in range(0, len(events), len(life) * 3):
+        bench.apply(*events[start : start + len(life) * 3])
+        scrapes.append(bench.children("generation_tokens"))
+        totals.append(float(bench.engine.values[total] or 0))
+    names = sorted({name for scrape in scrapes for name in scrape})
+    family = "sidestep_tenant_generation_tokens_total"
+    series = {
+        f'{family}{{tenant="{name}"}}': " ".join(
+            str(now[name]) if name in now else "stale" if name in before else "_"
+            for before, now in pairwise([{}, *scrapes])
+        )
+        for name in names
+    }
+    series["vllm:generation_tokens_total"] = " ".join(map(str, totals))
+    end = f"{15 * (len(scrapes) - 1)}s"
+
+    def check(expr: str, wanted: Mapping[str, float]) -> None:
+        assert_query(tmp_path, series, expr, wanted, at=end)
+
+    returned = {
+        name: sum(
+            name in one
+            and min(other.get(name, math.inf) for other in scrapes[: at + 1]) < math.inf
+            and name not in scrapes[at]
+            for at, one in enumerate(scrapes[1:])
+        )
+        for name in names
+    }
+    assert sum(returned.values()) > 0
+    check(
+        f"max_over_time(abs(sum({family}) - sum(vllm:generation_tokens_total))[{end}:15s])",
+        {"{}": 0},
+    )
+    check(
+        f"resets({family}[{end}])",
+        {f'{{tenant="{name}"}}': count for name, count in returned.items()},
+    )
+    shown = f'sum(increase({family}{{tenant!="__other__"}}[{end}]))'
+    whole = f"sum(increase(vllm:generation_tokens_total[{end}]))"
+    other = f'sum(increase({family}{{tenant="__other__"}}[{end}]))'
+    check(f"({shown} + {other} > bool 1.1 * {whole})", {"{}": 1})
+    check(f"({whole} - {shown} >= bool 0) * ({whole} - {shown} < bool {other})", {"{}": 1})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dcgm import dcgm_exporter
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from fleet import OBJECTIVES
 from polled import page, polled
@@ -50,11 +51,15 @@ async def test_every_rule_is_evaluated_and_recorded(start: Start, tmp_path: Path
         pytest.skip("there is no Prometheus (make tools)")
     async with (
         polled(page(page_of_engine("page_triton"))) as triton,
-        start(slo=OBJECTIVES) as exporter,
+        start(
+            slo=OBJECTIVES, prices_model=("*,input=1,output=2",), prices_gpu_hour="2"
+        ) as exporter,
     ):
         await play(exporter)
         targets = {"sidestep": {"vllm-0": exporter.url}, "triton": {"triton-0": triton.url}}
         with contextlib.ExitStack() as stack:
+            gpus = stack.enter_context(dcgm_exporter())
+            targets["dcgm"] = {"vllm-0": gpus}
             servers = {
                 version: stack.enter_context(
                     prometheus(binary, tmp_path / version, targets, rules=RULE_FILES)

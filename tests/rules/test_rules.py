@@ -36,6 +36,8 @@ SELECTORS = [selector for rule in RULES for selector in selectors(rule["expr"])]
 GROWING = {"rate", "increase", "changes"}
 ORIGIN = {"cluster", "namespace", "job"}
 TARGET = {*ORIGIN, "instance", "pod"}
+PLACE = {"cluster", "namespace", "pod"}
+"""Labels that GPUs of dcgm-exporter, which is another job, have in common with engines."""
 RANKS = {"tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank"}
 ALERTING = ROOT / "docs" / "alerting.md"
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
@@ -242,8 +244,10 @@ def test_levels_fit_the_labels() -> None:
 def test_series_match_within_a_job() -> None:
     """Series of different clusters, namespaces or jobs never match, and all ranks of an engine count once."""
     for rule in RULES:
+        of_gpus = re.search(r"\bDCGM_|\bpod:gpu", rule["expr"])
         for labels in [*label_lists("by", rule["expr"]), *label_lists("on", rule["expr"])]:
-            assert labels >= ORIGIN or labels == {"slo"}, rule
+            least = PLACE if of_gpus and "job" not in labels else ORIGIN
+            assert labels >= least or labels == {"slo"}, rule
         for labels in label_lists("without", rule["expr"]):
             assert labels >= RANKS or labels in ({"le"}, {"mode"}), rule
 

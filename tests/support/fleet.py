@@ -59,6 +59,7 @@ STREAMS = {
 MODEL = "tiny"
 OBJECTIVES = ("ttft=17ms", "inter_token=7.5ms", "e2e=350ms", "queue=3ms", "availability")
 """Objectives of two exporters; no threshold is a bucket bound of the engines."""
+PRICES = "*,input=0.5,cached=0.05,output=1.5"
 SERVED = (
     recording("stats_all.http").partition(b"\r\n\r\n")[2],
     recording("stats_respstat.json"),
@@ -241,6 +242,7 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
     flags["vllm-0"] = {"state_dir": f"{directory}/state", "slo": OBJECTIVES}
     flags["sglang-0"] = {"slo": OBJECTIVES}
     flags["vllm-2"] = {"metrics_legacy": True}
+    flags["vllm-4"] = {"tenants_by": "adapter", "prices_model": (PRICES,), "prices_gpu_hour": "2.5"}
     flags |= {f"{name}-native": {"histograms": "native"} for name in native}
     async with contextlib.AsyncExitStack() as stack:
         triton = await stack.enter_async_context(tritons())

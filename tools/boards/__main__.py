@@ -7,7 +7,17 @@ import json
 import sys
 from pathlib import Path
 
-from tools.boards import fleet, health, kv_cache, latency, sglang, speculation, triton, vllm
+from tools.boards import (
+    fleet,
+    health,
+    kv_cache,
+    latency,
+    sglang,
+    speculation,
+    tenants,
+    triton,
+    vllm,
+)
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 BOARDS = (
@@ -17,6 +27,7 @@ BOARDS = (
     latency.BOARD,
     kv_cache.BOARD,
     speculation.BOARD,
+    tenants.BOARD,
     triton.BOARD,
     health.BOARD,
 )

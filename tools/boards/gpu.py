@@ -18,14 +18,14 @@ NEEDS = (
 )
 
 
+def used(of: Scope, family: str) -> str:
+    """Return a family of the GPUs of the pods that have engines which ``of`` selects."""
+    matched = ",".join(f'{label}=~"${label}"' for label in SHARED)
+    return f"{family}{{{matched}}} and on ({', '.join(SHARED)}) {of('sidestep_engine_up')}"
+
+
 def gpus(of: Scope) -> Row:
     """Return the row for the GPUs of the pods that have engines which ``of`` selects."""
-    engines = of("sidestep_engine_up")
-
-    def used(family: str) -> str:
-        matched = ",".join(f'{label}=~"${label}"' for label in SHARED)
-        return f"{family}{{{matched}}} and on ({', '.join(SHARED)}) {engines}"
-
     return Row(
         "GPUs, from dcgm-exporter",
         (
@@ -33,7 +33,7 @@ def gpus(of: Scope) -> Row:
                 "GPU utilization",
                 f"Share of the time in which a kernel ran, in per cent. {NEEDS}",
                 reasons.GPU,
-                Query(most(used("DCGM_FI_DEV_GPU_UTIL"), EACH), NAME),
+                Query(most(used(of, "DCGM_FI_DEV_GPU_UTIL"), EACH), NAME),
                 unit="percent",
                 most=100,
             ),
@@ -41,14 +41,14 @@ def gpus(of: Scope) -> Row:
                 "GPU memory",
                 f"Memory of the GPU in use; an engine reserves its KV cache when it starts. {NEEDS}",
                 reasons.GPU,
-                Query(total(used("DCGM_FI_DEV_FB_USED"), EACH), NAME),
+                Query(total(used(of, "DCGM_FI_DEV_FB_USED"), EACH), NAME),
                 unit="mbytes",
             ),
             lines(
                 "GPU power",
                 f"Power draw. {NEEDS}",
                 reasons.GPU,
-                Query(most(used("DCGM_FI_DEV_POWER_USAGE"), EACH), NAME),
+                Query(most(used(of, "DCGM_FI_DEV_POWER_USAGE"), EACH), NAME),
                 unit="watt",
             ),
         ),

@@ -47,10 +47,14 @@ class Scope:
 
         Args:
             names: Sample names.
-            matched: Values of further labels; one that begins with ``~`` is a pattern.
+            matched: Values of further labels; one that begins with ``~`` is a pattern, and one that
+                begins with ``!`` a value that is left out.
         """
+        operators = {"~": "=~", "!": "!="}
         own = [
-            f'{label}=~"{value[1:]}"' if value.startswith("~") else f'{label}="{value}"'
+            f'{label}{operators[value[:1]]}"{value[1:]}"'
+            if value[:1] in operators
+            else f'{label}="{value}"'
             for label, value in matched.items()
         ]
         if len(names) > 1:

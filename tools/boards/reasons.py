@@ -47,3 +47,12 @@ STREAMS = "No engine pushes to this exporter."
 STATES = "No engine is counted by an exporter here; forwarded ones have no state (docs/health.md)."
 PROGRESS = "No engine here reports progress: it needs the plugin or the tap (docs/health.md)."
 NOT_STALLED = "No engine was stalled in this time."
+TENANTS = "Only with --tenants.by and sidestep's tap in the engine (docs/tenants.md)."
+NO_TENANT_TRAFFIC = (
+    "No request of a tenant in this time, or none is counted: --tenants.by (docs/tenants.md)."
+)
+PRICES = "Only with prices of tokens: --prices.model (docs/tenants.md)."
+TENANT_PRICES = (
+    "Only with prices of tokens, by tenant: --prices.model, --tenants.by (docs/tenants.md)."
+)
+GPU_PRICE = "Only with --prices.gpu-hour and NVIDIA's dcgm-exporter (docs/tenants.md)."

@@ -22,6 +22,7 @@ from tools.screens.page import WIDTH, Page, page
 from tools.screens.png import smaller
 
 from boards import DASHBOARDS, ROOT, dashboard
+from dcgm import dcgm_exporter
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES
@@ -65,11 +66,12 @@ async def play(
 ) -> tuple[Prometheus, Span]:
     """Run exporters with recordings, and return the Prometheus that scraped them."""
     async with fleet(directory) as made:
-        targets = {"sidestep": made.urls}
+        gpus = {"vllm-4": stack.enter_context(dcgm_exporter())}
+        targets = {"sidestep": made.urls, "dcgm": gpus}
         server = stack.enter_context(
             prometheus(binary, directory, targets, interval="2s", rules=RULE_FILES)
         )
-        await asyncio.to_thread(server.scraped, len(made.urls), time.time())
+        await asyncio.to_thread(server.scraped, len(made.urls) + len(gpus), time.time())
         playing = asyncio.create_task(made.live(BEFORE + seconds))
         # Stop before the publishers close, so that no series ends in the picture.
         await asyncio.sleep(BEFORE + seconds - 3)

@@ -33,11 +33,13 @@ def read_file(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, RecursionError) as error:  # RecursionError escapes tomllib
         raise ConfigError(f"{name} is not TOML: {error}") from None
     tables = {key: _table(name, key, tree.pop(key, {})) for key in TABLES}
-    objectives = tree.pop("slo", None)
+    # The operator chooses the names in these tables.
+    objectives, prices = tree.pop("slo", None), tree.get("prices")
+    models = prices.pop("model", None) if isinstance(prices, dict) else None
     found = _flat(_flat(tree))
-    if objectives is not None:
-        # The operator chooses the names in this table.
-        found["slo"] = list(objectives.items()) if isinstance(objectives, dict) else objectives
+    for flag, named in (("slo", objectives), ("prices.model", models)):
+        if named is not None:
+            found[flag] = list(named.items()) if isinstance(named, dict) else named
     return found, tables
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sidestep.catalog.buckets import Bounds
+from sidestep.catalog.prices import Price
 from sidestep.catalog.slo import Objective
 from sidestep.config import (
     objectives,
     otlp_options,
     parsing,
+    prices,
     scrape_targets,
     subscriptions,
     triton_servers,
@@ -481,6 +483,27 @@ class Config:
         (),
         unset="the tenants with the most requests",
     )
+    prices_model: tuple[Price, ...] = option(
+        f"--prices.model {prices.FORM}",
+        "Prices of a million tokens of a model, which counters of cost add up, such as"
+        " llama,input=0.5,cached=0.05,output=1.5; MODEL is the label model_name, or * for all others;"
+        " without cached, cached tokens cost as much as computed ones. Repeatable; space-separated in"
+        " the variable. See tenants.md.",
+        prices.parse,
+        (),
+        collect=prices.collect,
+        separator=None,
+        shown=prices.shown,
+        unset="cost is not counted",
+        adjustable=True,
+    )
+    prices_gpu_hour: float | None = option(
+        "--prices.gpu-hour PRICE",
+        "Price of an hour of a GPU, exposed for recording rules.",
+        prices.gpu_hour,
+        unset="not exposed",
+        adjustable=True,
+    )
     health_min_threshold: float = option(
         "--health.min-threshold SECONDS",
         "Least seconds for which a step may last before the engine counts as stalled, however short its"
@@ -526,10 +549,15 @@ class Config:
         """
         changed = [s for s in SETTINGS if getattr(self, s.key) != getattr(new, s.key)]
         values = {s.key: getattr(new, s.key) for s in changed if s.adjustable}
-        applied = [f"{s.flag} {values[s.key]}" for s in changed if s.adjustable]
+        applied = [f"{s.flag} {_text(values[s.key])}" for s in changed if s.adjustable]
         pending = [s.flag for s in changed if not s.adjustable]
         pending += [key for key in TABLES if getattr(self, key) != getattr(new, key)]
         return dataclasses.replace(self, **values), applied, pending
+
+
+def _text(value: object) -> str:
+    """Format an applied setting for the log."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(

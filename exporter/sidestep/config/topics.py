@@ -16,6 +16,7 @@ TOPICS = {
     "Service-level objectives": ("slo",),
     "KV blocks": ("kv",),
     "Requests": ("requests", "tenants", "intervals"),
+    "Prices": ("prices",),
     "Health of engines": ("health",),
     "Memory": ("limits",),
     "Log": ("log",),

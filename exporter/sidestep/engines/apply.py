@@ -50,18 +50,24 @@ class Applier:
             WireError: The item contradicts the catalogue or itself; nothing was changed.
         """
         self.registry.touch(engine)
+        handlers = self._handlers[engine.layout.dialect]
+        handlers.begin(engine)
         if isinstance(item, Samples):
             add_samples(self.registry, engine, item)
-            self._handlers[engine.layout.dialect].balance_tenants(engine)
         else:
-            self._handlers[engine.layout.dialect].apply(engine, item)
+            handlers.apply(engine, item)
+        handlers.settle(engine)
 
     def apply_buffered(self, engine: Engine, item: Item) -> bool:
         """Add ``item``, whose observations may wait until ``flush``.
 
         Return whether the item is of a kind that gains from that; if not, nothing was done.
         """
-        return self._handlers[engine.layout.dialect].apply_buffered(engine, item)
+        handlers = self._handlers[engine.layout.dialect]
+        handlers.begin(engine)
+        is_applied = handlers.apply_buffered(engine, item)
+        handlers.settle(engine)
+        return is_applied
 
     def flush(self) -> None:
         """Make the buffered observations."""
@@ -89,6 +95,7 @@ class Applier:
         check_record(engine, record)
         totals = record.totals
         handlers = self._handlers[engine.layout.dialect]
+        handlers.begin(engine)
         ended = _recorded(engine)
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
@@ -98,9 +105,12 @@ class Applier:
                 handlers.leave_to_front_ends(engine, record)
         if totals.blocks:
             self.abandon_blocks(engine)
-        moved = add_record(self.registry, engine, record)
-        handlers.account_folded(engine, int(_recorded(engine) - ended))
-        return moved
+        try:
+            return add_record(self.registry, engine, record)
+        finally:
+            # A record whose self-described families are refused has added everything else.
+            handlers.lose_requests(engine, int(_recorded(engine) - ended))
+            handlers.settle(engine)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking the engine's blocks, since later events do not continue earlier ones."""

@@ -1,23 +1,30 @@
 """Families whose names are the same for every engine, derived from the engines' own data.
 
-Where OpenTelemetry's conventions for generative AI have a name, the family has that name as
-Prometheus writes it and the recommended bounds; the other names are this project's. Bounds are
+Where OpenTelemetry's conventions for generative AI have a name (``CONVENTIONS``), the family has that
+name as Prometheus writes it and the recommended bounds; the other names are this project's. Bounds are
 the same for all engines, so that one quantile covers a mixed fleet. The families are exposed with
 ``--metrics.common``, since each duplicates a family of the engine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from sidestep.catalog.model import ENGINE_LABELS, Combine, Kind, Row, Source
 from sidestep.engines.row_builders import row
 
+CONVENTIONS = "semantic-conventions-genai as of 2026-08 (status: Development)"
+"""The conventions that the names and bounds are of."""
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - a label
 
 
 class Common(NamedTuple):
-    """One family."""
+    """One family.
+
+    Attributes:
+        successor: What to use instead of a name that the conventions do not give to servers.
+    """
 
     name: str
     kind: Kind
@@ -25,6 +32,7 @@ class Common(NamedTuple):
     buckets: str = ""
     combine: Combine = "sum"
     closed: tuple[str, ...] = ()
+    successor: str = ""
 
 
 FAMILIES: tuple[Common, ...] = (
@@ -52,6 +60,7 @@ FAMILIES: tuple[Common, ...] = (
         "Tokens of a finished request: prompt tokens (input) and generated tokens (output).",
         buckets="gen_ai_token_usage",
         closed=("input", "output"),
+        successor="the engine's own histograms of prompt and generated tokens",
     ),
     Common(
         "sidestep_inter_token_latency_seconds",
@@ -105,7 +114,7 @@ def common_row(
 ) -> Row:
     """Return a dialect's row of the family ``name``, which ``source`` feeds."""
     family = _BY_NAME[name]
-    return row(
+    made = row(
         family.kind,
         name,
         source,
@@ -117,3 +126,6 @@ def common_row(
         combine=family.combine,
         mirrored=mirrored,
     )
+    if not family.successor:
+        return made
+    return dataclasses.replace(made, status="hidden", successor=family.successor)

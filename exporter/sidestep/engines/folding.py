@@ -50,11 +50,13 @@ class ItemFolder:
     def prepare(self, engines: Iterable[EngineInfo]) -> Applier:
         """Compile the catalogue, which takes 90 ms, before folding is needed.
 
-        The layout includes common names; the exporter ignores families that it does not expose.
+        The layout includes common and former names; the exporter ignores families that it does not
+        expose.
         """
         names = {engine.dialect for engine in engines} & self._dialects.keys()
         layouts = {
-            name: compile_layout(self._dialects[name], common=True) for name in sorted(names)
+            name: compile_layout(self._dialects[name], legacy=True, common=True)
+            for name in sorted(names)
         }
         if self._applier is None or self._registry.layouts != layouts:
             self._registry.layouts = layouts

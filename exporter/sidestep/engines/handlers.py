@@ -61,11 +61,14 @@ class Handlers:
     def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""
 
-    def balance_tenants(self, engine: Engine) -> None:
-        """Adapt the counters of tenants to the engine's own, after Samples were added."""
+    def begin(self, engine: Engine) -> None:
+        """Prepare the counters of cost and of tenants for an item or a folded record."""
 
-    def account_folded(self, engine: Engine, ended: int) -> None:
-        """Account for a folded record, in which ``ended`` requests have ended unseen."""
+    def settle(self, engine: Engine) -> None:
+        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
+
+    def lose_requests(self, engine: Engine, ended: int) -> None:
+        """Count requests that have ended in a folded record, unseen."""
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
+from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge
-from sidestep.metrics.registry import TENANT
+from sidestep.metrics.registry import COST, TENANT
 
 MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
 """Gauge of the most requests that fit into an engine's batch."""
@@ -86,6 +87,24 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
             "sidestep_goodput_tokens_total",
             Handler("goodput_tokens"),
             "Generated tokens of the requests in sidestep_goodput_requests_total.",
+        ),
+    )
+
+
+def cost(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
+    """Return the rows of the cost of tokens, by engine and by tenant."""
+    built = functools.partial(counter, shared=shared, unit_divisor=PARTS, feature=PRICED)
+    return (
+        built(
+            "sidestep_cost_total",
+            Handler(COST),
+            "Cost of prompt tokens and generated tokens, in the currency of --prices.model.",
+        ),
+        built(
+            "sidestep_tenant_cost_total",
+            Handler("tenant_cost"),
+            "Cost of tokens, in the currency of --prices.model, by tenant.",
+            own=(TENANT,),
         ),
     )
 

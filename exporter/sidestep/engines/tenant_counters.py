@@ -1,40 +1,45 @@
-"""Counters by tenant, whose sums equal the engine's own counters at every scrape."""
+"""Counters by tenant, whose sums equal the engine's own counters at every scrape; and the cost of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.layout import Layout
+from sidestep.catalog.prices import Price
+from sidestep.engines.handlers import increase
 from sidestep.metrics.engine import Engine, Number
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import COST, TENANT_REQUESTS, Registry
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.requests.outcomes import TenantCounts
 
 HANDLERS = {
-    "tenant_requests": "ended",
+    TENANT_REQUESTS: "ended",
     "tenant_failed_requests": "failed",
     "tenant_computed_tokens": "computed",
     "tenant_cached_tokens": "cached",
     "tenant_generated_tokens": "generated",
+    "tenant_kv_block_seconds": "held_micros",
     "tenant_queue_seconds": "queue_seconds",
     "tenant_compute_seconds": "compute_seconds",
+    "tenant_cost": "cost",
 }
 """Field of ``TenantCounts`` by handler."""
 _OTHER = (OTHER,)
+_NO_TENANTS: Mapping[str, TenantCounts] = {}
 Total = Callable[[Engine], Number | None]
 """A reader of an engine's own counter; None: the engine does not have it."""
 
 
 class TenantCounters:
-    """Adds outcomes to the counters of tenants.
+    """Adds outcomes to the counters of tenants, and the cost of tokens to those of engines.
 
-    What belongs to no shown tenant is the difference to the engine's own counter: so the sums are
-    equal, also for tokens of requests that are not tracked.
+    What an item adds to the engine's own counters and belongs to no shown tenant is counted for
+    ``__other__``: so the sums are equal, also for tokens of requests that are not tracked.
 
     Args:
         layout: The layout of the engines' dialect.
         registry: The engines' registry.
-        totals: The engine's own counter of each field of ``TenantCounts`` that has one.
+        totals: The engine's own counter of each field of ``TenantCounts`` that has one, except its cost.
     """
 
     def __init__(self, layout: Layout, registry: Registry, totals: Mapping[str, Total]) -> None:
@@ -44,27 +49,84 @@ class TenantCounters:
             for name, field in HANDLERS.items()
             if name in layout.handled
         }
-        self._totals = totals
+        (self._cost_slot,) = layout.handled[COST].slots
+        self._totals: dict[str, Total] = {**totals, "cost": self._cost}
 
-    def count(self, engine: Engine, tenants: Mapping[str, TenantCounts]) -> None:
-        """Add counts by tenant, after the engine's own counters were increased."""
-        shown = self._registry.tenants
-        if shown is None:
+    def begin(self, engine: Engine) -> None:
+        """Note the engine's counters before the first item changes them."""
+        if engine.counted is not None or not self._registry.accounts:
             return
+        engine.counted = counted = self._read(engine)
+        if self._registry.tenants is not None:
+            for field, total in counted.items():
+                if total is not None:
+                    children = engine.keyed[self._slots[field]]
+                    children.pop(_OTHER, None)
+                    children[_OTHER] = total - sum(children.values())
+
+    def settle(self, engine: Engine, tenants: Mapping[str, TenantCounts] = _NO_TENANTS) -> None:
+        """Count the cost of what was added since the last call, and the rest for no shown tenant.
+
+        Args:
+            engine: An engine whose own counters were increased.
+            tenants: What of that belongs to tenants.
+        """
+        before = engine.counted
+        if before is None:
+            return
+        now = self._read(engine)
+        if now == before and not tenants:
+            return
+        price = self._registry.prices.of(engine.labels.get("model_name", ""))
+        if price is not None:
+            self._charge(engine, price, before, now)
+        engine.counted = now
+        if self._registry.tenants is not None:
+            rest = {field: (total or 0) - (before[field] or 0) for field, total in now.items()}
+            self._add(engine, tenants, price, rest)
+            for field, more in rest.items():
+                if now[field] is not None:
+                    children = engine.keyed[self._slots[field]]
+                    children[_OTHER] = children.get(_OTHER, 0) + more
+
+    def _add(
+        self,
+        engine: Engine,
+        tenants: Mapping[str, TenantCounts],
+        price: Price | None,
+        rest: dict[str, Number],
+    ) -> None:
+        """Add counts to those of shown tenants, and take them from ``rest``."""
         for name, counts in tenants.items():
-            key = (name,) if name in shown else _OTHER
+            key = (name,) if name in (self._registry.tenants or ()) else _OTHER
+            if price is not None:
+                counts.cost = price.cost(counts.computed, counts.cached, counts.generated)
             for field, slot in self._slots.items():
+                if field == "cost" and price is None:
+                    continue
+                amount = getattr(counts, field)
                 children = engine.keyed[slot]
-                children[key] = children.get(key, 0) + getattr(counts, field)
-        self.balance(engine)
+                children[key] = children.get(key, 0) + amount
+                if field in rest:
+                    rest[field] -= amount
 
-    def balance(self, engine: Engine) -> None:
-        """Count under ``__other__`` what the engine has counted for no shown tenant."""
-        if self._registry.tenants is None:
-            return
-        for field, read in self._totals.items():
-            total = read(engine)
-            if total is not None:
-                children = engine.keyed[self._slots[field]]
-                children.pop(_OTHER, None)
-                children[_OTHER] = total - sum(children.values())
+    def _charge(
+        self,
+        engine: Engine,
+        price: Price,
+        before: Mapping[str, Number | None],
+        now: dict[str, Number | None],
+    ) -> None:
+        computed, cached, generated = (
+            int((now[field] or 0) - (before[field] or 0))
+            for field in ("computed", "cached", "generated")
+        )
+        if now["generated"] is not None:
+            increase(engine, self._cost_slot, price.cost(computed, cached, generated))
+            now["cost"] = self._cost(engine)
+
+    def _cost(self, engine: Engine) -> Number | None:
+        return engine.values[self._cost_slot]
+
+    def _read(self, engine: Engine) -> dict[str, Number | None]:
+        return {field: read(engine) for field, read in self._totals.items()}

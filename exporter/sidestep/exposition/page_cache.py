@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import Protocol
 
@@ -25,6 +28,8 @@ CACHE_SECONDS = 0.1
 
 Key = tuple[str, Format]
 """View and format."""
+Hold = Callable[[], AbstractAsyncContextManager[None]]
+"""Pauses the changes of the registry for a block."""
 
 
 class Durable(Protocol):
@@ -42,6 +47,8 @@ class Pages:
             that no counter that Prometheus has seen decreases after a crash.
         final_scrape: If given, records the requests for whole pages.
         series_filter: Labels, families and buckets to leave out.
+        hold: If given, a page is of one moment as a whole, rather than each of its families: sums by
+            tenant are then those of the engines.
 
     Attributes:
         scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
@@ -57,6 +64,7 @@ class Pages:
         snapshots: Durable | None = None,
         final_scrape: FinalScrape | None = None,
         series_filter: SeriesFilter | None = None,
+        hold: Hold | None = None,
     ) -> None:
         shown = series_filter or SeriesFilter()
         self.registry = registry
@@ -65,6 +73,8 @@ class Pages:
         self._own = OwnFamilies(own)
         self._snapshots = snapshots
         self._final_scrape = final_scrape
+        self._hold = hold
+        self._turn = asyncio.Lock()
         filters = {"engine": shown, "pod": shown.for_pod}
         self.views = {view: TextPage(registry, each) for view, each in filters.items()}
         self._with_exemplars = {
@@ -108,16 +118,29 @@ class Pages:
     async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
         """Render in slices, between which the event loop runs other work.
 
-        Each family is of one moment. The snapshot that a page waits for is made after the last
-        slice, so it holds all that the page shows.
+        Each family is of one moment, or the page is, see ``hold``. The snapshot that a page waits for
+        is made after the last slice, so it holds all that the page shows.
         """
         started = time.perf_counter()
         stamp = self._final_scrape.stamp() if self._final_scrape is not None else 0.0
-        found = await collect_in_slices(self._pieces(view, form, names))
+        async with self.at_one_moment():
+            found = await collect_in_slices(self._pieces(view, form, names))
         own = await collect_in_slices(self._own.pieces(form, names))
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return Body([*chain.from_iterable(found), b"".join(own)], stamp)
+
+    @contextlib.asynccontextmanager
+    async def at_one_moment(self) -> AsyncIterator[None]:
+        """Pause all changes until the block ends, if tenants are counted.
+
+        One page at a time: between two of them the intake runs.
+        """
+        if self._hold is None:
+            yield
+            return
+        async with self._turn, self._hold():
+            yield
 
     async def settled(self) -> None:
         """Return once a snapshot holds everything that was rendered before the call."""

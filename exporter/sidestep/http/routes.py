@@ -175,9 +175,11 @@ class Endpoints:
 
     async def metrics_json(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page as values."""
-        parts = await collect_in_slices(
-            json_format.pieces(self._pages.registry, _names(request), self._pages.passthrough)
-        )
+        pages = self._pages
+        async with pages.at_one_moment():
+            parts = await collect_in_slices(
+                json_format.pieces(pages.registry, _names(request), pages.passthrough)
+            )
         await self._pages.settled()
         packed = _accepts_gzip(request)
         if packed:

@@ -31,6 +31,9 @@ Key = tuple[str, ...]
 ORIGIN = "origin"
 """The label with its identity that an engine gets if an earlier one has the same labels."""
 MIN_SAMPLE_RATE = 1e-9
+CACHE_CONFIG = "cache_config"
+"""Info metric of vLLM's cache."""
+MAX_SIZE_DIGITS = 9
 _label_versions = itertools.count()
 
 
@@ -104,6 +107,8 @@ class Engine:
         blocks: The engine's KV blocks, where it sends events of them.
         saturation: The engine's saturation estimate; None where it is not tracked.
         health: Progress of the engine's processes, where they report it.
+        counted: Its own counters that have counters by tenant or prices, as they were accounted for last; None:
+            not yet.
         computed: Computed gauges that do not follow from this state alone, by name.
         created: Unix time at which the counters began.
         restarts: How often another process has continued the engine.
@@ -123,6 +128,7 @@ class Engine:
         "absent",
         "blocks",
         "computed",
+        "counted",
         "created",
         "description",
         "exposed_paths",
@@ -201,6 +207,7 @@ class Engine:
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open_families: dict[str, OpenFamily] = {}
         self.exposed_paths: set[str] = set()
+        self.counted: dict[str, Number | None] | None = None
         self.hit_windows = HitWindow(), HitWindow(), HitWindow()
         self.restarts = 0
 
@@ -299,6 +306,12 @@ class Engine:
         except ValueError:
             return None
         return most if 0 < most <= COUNT_LIMIT else None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block; 0 where the Hello does not have it."""
+        size = self.info.get(CACHE_CONFIG, {}).get("block_size", "")
+        return int(size) if size.isdecimal() and len(size) <= MAX_SIZE_DIGITS else 0
 
     def detach_core(self) -> None:
         """Stop tracking requests and blocks, since no stream sends their events any more."""

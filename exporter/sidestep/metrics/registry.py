@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, SlotAssignment
+from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
 from sidestep.metrics.engine import ORIGIN, Engine, Key, Number
@@ -26,6 +27,10 @@ from sidestep.tracking.requests.rules import Rules
 
 TENANT = "tenant"
 """Label of the families by tenant."""
+TENANT_REQUESTS = "tenant_requests"
+"""Handler of the requests by tenant."""
+COST = "cost"
+"""Handler of the engine's cost."""
 LabelKey = tuple[bool, frozenset[tuple[str, str]]]
 Tracker = TypeVar("Tracker", bound=BlockTracker)
 
@@ -75,6 +80,7 @@ class Registry:
         tenants: Names of the tenants that are shown; None: tenants are not counted.
         has_exemplars: Whether a histogram has had exemplars.
         request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
+        prices: Prices of tokens now; cost that was counted stays.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Registry:
         wall: Callable[[], float] | None = None,
         tenants: Container[str] | None = None,
         request_sink: Callable[[Engine], RequestSink] | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
@@ -112,8 +119,14 @@ class Registry:
         self.tenants = tenants
         self.has_exemplars = False
         self.request_sink = request_sink
+        self.prices = prices or Prices()
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
+
+    @property
+    def accounts(self) -> bool:
+        """True if tokens are counted by tenant or have prices."""
+        return self.tenants is not None or bool(self.prices)
 
     def __contains__(self, identity: str) -> bool:
         """Return whether an engine, exposed or retired, has this identity."""
@@ -333,17 +346,33 @@ class Registry:
         if count or value in closed:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
-    def shown_tenants(self) -> set[str]:
-        """Return the tenants that series have."""
-        return {key[0] for engine in self for children in _by_tenant(engine) for key in children}
+    def requests_by_tenant(self) -> Counter[str]:
+        """Return the requests that ended by tenant, as the series of engines that are counted here have them."""
+        found: Counter[str] = Counter()
+        for engine in self._counted():
+            if TENANT_REQUESTS in engine.layout.handled:
+                (slot,) = engine.layout.handled[TENANT_REQUESTS].slots
+                for (name,), count in engine.keyed[slot].items():
+                    found[name] += int(count)
+        return found
 
     def hide_tenant(self, name: str) -> None:
         """Count from now on under ``__other__`` what was counted for a tenant."""
-        for engine in self:
+        for engine in self._counted():
             for children in _by_tenant(engine):
                 if (name,) in children:
                     children[(OTHER,)] = children.get((OTHER,), 0) + children.pop((name,))
                     self.touch(engine)
+
+    def drop_tenants(self) -> None:
+        """Delete all series by tenant, since tenants are not counted any more."""
+        for engine in self._counted():
+            for children in _by_tenant(engine):
+                children.clear()
+
+    def _counted(self) -> Iterator[Engine]:
+        """Yield the engines whose items are applied here."""
+        return (engine for engine in self if not engine.federated)
 
     def over_limit(self, limit: str, detail: str) -> WireError:
         """Count a refusal by ``limit`` and return its error."""

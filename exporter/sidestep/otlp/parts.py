@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from sidestep.config.settings import Config
+from sidestep.exposition.page_cache import Hold
 from sidestep.otlp.envelope import Envelope
 from sidestep.otlp.log_records import log_record
 from sidestep.otlp.page_families import PageFamilies
@@ -32,6 +33,7 @@ def senders(
     queues: Sequence[RecordQueue],
     metrics: SelfMetrics,
     *,
+    hold: Hold,
     snapshots: Durable | None,
 ) -> Senders:
     """Return the senders.
@@ -42,6 +44,7 @@ def senders(
         families: Families of the page.
         queues: Records by output; those of other outputs than OTLP's are ignored.
         metrics: Self-metrics.
+        hold: Pauses all changes for a block, so that a push is of one moment.
         snapshots: Snapshots that pushes wait for.
     """
     envelope = Envelope(resource(os.environ, port, dict(config.otlp_resource)))
@@ -54,7 +57,7 @@ def senders(
     pushes = None
     if config.otlp_endpoint:
         to = receiver(METRICS, config.otlp_endpoint)
-        pushes = OtlpSender(families, envelope, to, metrics, snapshots=snapshots)
+        pushes = OtlpSender(families, envelope, to, metrics, hold=hold, snapshots=snapshots)
     records = []
     for queue in queues:
         if queue.output in ENCODERS:

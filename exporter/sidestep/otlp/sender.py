@@ -6,10 +6,12 @@ Totals are cumulative, so nothing is queued: what a failed push did not deliver 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from sidestep.exposition.page_cache import Hold
 from sidestep.otlp.encoder import Encoder
 from sidestep.otlp.envelope import Envelope, Request
 from sidestep.otlp.page_families import PageFamilies
@@ -36,6 +38,7 @@ class OtlpSender:
         envelope: Resource and scope of the requests.
         receiver: The receiver.
         metrics: Self-metrics.
+        hold: Pauses all changes for a block, if given, so that a push is of one moment.
         snapshots: If given, a push is sent only once a snapshot holds what it contains, so that no
             counter that a receiver has seen decreases after a crash.
         clock: Monotonic seconds.
@@ -49,6 +52,7 @@ class OtlpSender:
         receiver: Receiver,
         metrics: SelfMetrics,
         *,
+        hold: Hold = contextlib.nullcontext,
         snapshots: Durable | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
@@ -58,6 +62,7 @@ class OtlpSender:
         self._envelope = envelope
         self._receiver = receiver
         self._metrics = metrics
+        self._hold = hold
         self._snapshots = snapshots
         self._clock = clock
         self._wall = wall
@@ -79,7 +84,8 @@ class OtlpSender:
         """Send the present state of all families; failures are counted and logged."""
         # Receivers refuse a whole request if the time of a series decreases.
         self._stamp = max(self._wall(), self._stamp + 1)
-        pieces = await collect_in_slices(self._encoder.pieces(self._families, self._stamp))
+        async with self._hold():
+            pieces = await collect_in_slices(self._encoder.pieces(self._families, self._stamp))
         requests = self._envelope.requests(piece for piece in pieces if piece is not None)
         if self._snapshots is not None:
             await self._snapshots.settled()

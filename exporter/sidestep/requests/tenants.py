@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity, id_prefix
@@ -73,6 +73,10 @@ class HeavyHitters:
         self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
         return 0
 
+    def seed(self, counts: Mapping[str, int]) -> None:
+        """Continue with known counts, which are not above the true ones."""
+        self._counts.update(counts)
+
     def lightest(self, names: Iterable[str]) -> tuple[int, str]:
         """Return the smallest count of ``names``, and the name that has it."""
         return min((self._counts.get(name, 0), name) for name in names)
@@ -121,8 +125,15 @@ class Tenants:
                 self.replaced(lightest)
         return name
 
-    def restore(self, names: Iterable[str]) -> None:
-        """Show the tenants that a snapshot's series have."""
-        for name in names:
+    def restore(self, requests: Mapping[str, int]) -> list[str]:
+        """Show the tenants that a snapshot's series have, and continue to count their requests.
+
+        Returns:
+            Those for which there is no room.
+        """
+        heaviest = sorted(requests, key=lambda name: (-requests[name], name))
+        for name in heaviest:
             if name != OTHER and len(self._shown) < self._limit:
                 self._shown[name] = None
+        self._requests.seed({name: requests[name] for name in self._shown if requests.get(name)})
+        return [name for name in heaviest if name not in self._shown and name != OTHER]

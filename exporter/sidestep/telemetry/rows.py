@@ -333,6 +333,11 @@ ROWS: tuple[SelfRow, ...] = (
         ("output",),
     ),
     SelfRow(
+        "sidestep_gpu_hour_price",
+        "gauge",
+        "Price of an hour of a GPU, in the currency of --prices; no sample without --prices.gpu-hour.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest delay of a timer of the event loop in the last second.",

@@ -773,6 +773,63 @@ groups:
           (sum by (cluster, namespace, job, model_name) (rate(sidestep_kv_cached_block_lifetime_seconds_count[15m])) > 0)
         labels: {source: kv_events}
 
+  - name: sidestep-costs
+    interval: 30s
+    rules:
+      # GPUs that dcgm-exporter reports, with the namespace and the pod that use them; GPUs without a pod count together.
+      - record: pod:gpu_power_watts:avg5m
+        expr: |-
+          sum by (cluster, namespace, pod) (
+            max by (cluster, namespace, pod, Hostname, gpu) (avg_over_time(DCGM_FI_DEV_POWER_USAGE[5m]))
+          )
+      - record: pod:gpus:count
+        expr: |-
+          count by (cluster, namespace, pod) (
+            max by (cluster, namespace, pod, Hostname, gpu) (DCGM_FI_DEV_POWER_USAGE)
+          )
+      # The models of a pod share its GPUs equally; nearly always it has one.
+      - record: pod_model:gpu_share:ratio
+        expr: |-
+          group by (cluster, namespace, job, pod, model_name) (sidestep_engine_up{model_name!=""})
+          * on (cluster, namespace, job, pod) group_left ()
+          (
+            1 / (
+              count by (cluster, namespace, job, pod) (
+                group by (cluster, namespace, job, pod, model_name) (sidestep_engine_up{model_name!=""})
+              ) > 0
+            )
+          )
+      - record: model:gpu_power_watts:avg5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            pod_model:gpu_share:ratio * on (cluster, namespace, pod) group_left () pod:gpu_power_watts:avg5m
+          )
+      - record: model:gpus:count
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            pod_model:gpu_share:ratio * on (cluster, namespace, pod) group_left () pod:gpus:count
+          )
+      # In the currency of --prices.gpu-hour, each job's own.
+      - record: job:gpu_hour_price:max
+        expr: max by (cluster, namespace, job) (sidestep_gpu_hour_price)
+      - record: model:gpu_cost_per_hour:sum
+        expr: model:gpus:count * on (cluster, namespace, job) group_left () job:gpu_hour_price:max
+      # In the currency of --prices.model, per second.
+      - record: model:token_cost:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sidestep_cost_total[5m]))
+      # Prompt tokens once, cached ones included, and generated ones.
+      - record: model:tokens:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            model:prompt_tokens:rate5m + model:generation_tokens:rate5m
+          )
+      - record: model:token_cost_per_1k_tokens:ratio_rate5m
+        expr: 1000 * model:token_cost:rate5m / (model:tokens:rate5m > 0)
+      - record: model:gpu_cost_per_1k_tokens:ratio_rate5m
+        expr: 1000 * model:gpu_cost_per_hour:sum / 3600 / (model:tokens:rate5m > 0)
+      - record: model:joules_per_1k_tokens:ratio_rate5m
+        expr: 1000 * model:gpu_power_watts:avg5m / (model:tokens:rate5m > 0)
+
   - name: sidestep-latencies
     interval: 30s
     rules:

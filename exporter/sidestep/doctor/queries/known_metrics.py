@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.model import Kind, Row
+from sidestep.catalog.prices import PRICED
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.legacy_rows import LOST
@@ -26,6 +27,7 @@ OPTIONS: Mapping[str, str] = {
     "vllm watermark": "vLLM's --watermark-config",
     "vllm iteration_details": "vLLM's --enable-logging-iteration-details, or sidestep's tap in its core",
     "vllm engine_core": "sidestep's tap in vLLM's core (--scheduler-cls)",
+    f"vllm {PRICED}": "the exporter's --prices.model",
     "vllm cudagraph": "vLLM's --cudagraph-metrics",
     "vllm lora": "vLLM's --enable-lora",
     "vllm kv_offload": _CONNECTOR,

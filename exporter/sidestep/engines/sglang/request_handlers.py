@@ -70,22 +70,25 @@ class RequestHandlers(Handlers):
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
-        self._tenants.count(engine, tenants)
+        self._tenants.settle(engine, tenants)
         if item.unseen:
             self.registry.add(engine, self._ended, OTHER, item.unseen)
             if sink is not None:
                 sink.lose(item.unseen)
 
-    def balance_tenants(self, engine: Engine) -> None:
-        """Count for no shown tenant what arrived without its requests."""
-        self._tenants.balance(engine)
+    def begin(self, engine: Engine) -> None:
+        """Prepare the counters of cost and of tenants for an item or a folded record."""
+        self._tenants.begin(engine)
 
-    def account_folded(self, engine: Engine, ended: int) -> None:
-        """Count requests that ended in a folded record as unseen."""
+    def settle(self, engine: Engine) -> None:
+        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
+        self._tenants.settle(engine)
+
+    def lose_requests(self, engine: Engine, ended: int) -> None:
+        """Count requests that have ended in a folded record, unseen."""
         sink = self.registry.sink_of(engine) if ended else None
         if sink is not None:
             sink.lose(ended)
-        self._tenants.balance(engine)
 
 
 def _request(each: SglangRequest, tenant: str) -> Request:

@@ -73,6 +73,7 @@ REQUESTS: tuple[Row, ...] = (
     ),
     *shared_rows.goodput(_T.shared),
     *shared_rows.tenants(_T.shared),
+    *shared_rows.cost(_T.shared),
 )
 HANDLED = frozenset(row.source.name for row in REQUESTS if isinstance(row.source, Handler))
 """Handlers of ``REQUESTS``."""

@@ -12,7 +12,9 @@ from sidestep.catalog.model import Computed, Handler, Row
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import goodput, tenants
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
+from sidestep.metrics.registry import TENANT
 from sidestep.protocol.messages import ENGINE_CORE
+from sidestep.tracking.requests.held_blocks import MICROS
 from sidestep.tracking.requests.rules import UNTRACKED
 
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
@@ -56,6 +58,20 @@ ROWS: tuple[Row, ...] = (
         closed=UNTRACKED,
     ),
     *goodput(feature=ENGINE_CORE),
+    _counter(
+        "sidestep_kv_block_seconds_total",
+        "held_micros",
+        "KV blocks that requests held, times the seconds for which they were in the batch; counted when a"
+        " request leaves it. A block that requests share counts for each.",
+        unit_divisor=MICROS,
+    ),
+    _counter(
+        "sidestep_tenant_kv_block_seconds_total",
+        Handler("tenant_kv_block_seconds"),
+        "KV blocks that requests held, times the seconds for which they were in the batch, by tenant.",
+        own=(TENANT,),
+        unit_divisor=MICROS,
+    ),
     *tenants(feature=ENGINE_CORE),
     _histogram(
         "sidestep_request_preempted_seconds",

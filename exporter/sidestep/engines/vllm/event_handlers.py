@@ -16,7 +16,7 @@ from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import COST, Registry
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.records import Record
 from sidestep.protocol.request_events import RequestEvents
@@ -38,7 +38,7 @@ class EventHandlers(Handlers):
         "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
-        "goodput_requests", "goodput_tokens", "refused_requests", "untracked_requests", *tenant_counters.HANDLERS,
+        "goodput_requests", "goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -81,6 +81,7 @@ class EventHandlers(Handlers):
             # Reject a malformed item before the registry creates a tracker for it.
             check_events(item)
         tracker = self.registry.requests_of(engine)
+        tracker.block_size = engine.block_size
         outcomes = tracker.apply(item)
         if engine.front_ends:
             self._skip_front_end_latencies(engine, outcomes, tracker.hops)
@@ -92,7 +93,7 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        self._tenants.count(engine, outcomes.tenants)
+        self._tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
@@ -104,11 +105,18 @@ class EventHandlers(Handlers):
                 for slot in self._latency_slots[latency]:
                     engine.histogram(slot).exemplify(one)
 
-    def account_folded(self, engine: Engine, ended: int) -> None:
-        """Count for no shown tenant what a folded record has added, and its requests as unseen."""
+    def begin(self, engine: Engine) -> None:
+        """Prepare the counters of cost and of tenants for an item or a folded record."""
+        self._tenants.begin(engine)
+
+    def settle(self, engine: Engine) -> None:
+        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
+        self._tenants.settle(engine)
+
+    def lose_requests(self, engine: Engine, ended: int) -> None:
+        """Count requests that have ended in a folded record, unseen."""
         if engine.sink is not None:
             engine.sink.lose(ended)
-            self._tenants.balance(engine)
 
     def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
         """Remove from a core's ``record`` the latencies that its front ends send."""

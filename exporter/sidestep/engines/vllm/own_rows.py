@@ -7,6 +7,7 @@ from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
+    cost,
     saturation,
 )
 
@@ -119,6 +120,7 @@ ROWS: tuple[Row, ...] = (
         Computed("max_running_requests"),
         "Most requests in the batch (vLLM's max_num_seqs).",
     ),
+    *cost(),
     *saturation(),
     REFUSED_OBSERVATIONS,
 )

@@ -55,6 +55,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         extra_tokens: Tokens beyond the first of each output, where records are made.
         pauses: Time and length of its first preemptions, where records are made.
         max_tokens: Limit on its output tokens.
+        held_since: Time since which it is in the batch; None: it is not.
+        held_tokens: Its tokens at that time.
     """
 
     since: float
@@ -85,6 +87,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     extra_tokens: int = 0
     pauses: Annotated[tuple[tuple[float, float], ...], Meta(max_length=MAX_PAUSES)] = ()
     max_tokens: int | None = None
+    held_since: float | None = None
+    held_tokens: int = 0
 
 
 class InFlight:

@@ -31,6 +31,7 @@ from sidestep.protocol.request_events import (
 )
 from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
 from sidestep.tracking.requests.front_end_hops import FrontEndHops
+from sidestep.tracking.requests.held_blocks import join_batch, leave_batch
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
@@ -71,6 +72,7 @@ class RequestTracker:
         hops: First tokens on their way to the front end.
         traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: nobody needs them.
+        block_size: Tokens of a KV block; 0: unknown.
 
     Args:
         rules: Settings for the interpretation of events.
@@ -97,6 +99,7 @@ class RequestTracker:
         self.sink = sink
         self._notes_gaps = sink is not None
         """Whether each request's longest gap is needed: for a record, or as an exemplar."""
+        self.block_size = 0
         self._now = 0.0
         self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
@@ -248,6 +251,8 @@ class RequestTracker:
         if request is None:
             return
         self._resume(request, event.stamp)
+        self._leave_batch(request, event.stamp)
+        join_batch(request, event.stamp)
         if request.fresh and (request.scheduled is None or self.rules.scheduled == "last"):
             request.scheduled = event.stamp
         self.requests.move(event.request, request, RUNNING)
@@ -267,12 +272,20 @@ class RequestTracker:
                 request.pauses += ((request.preempted, waited),)
         request.preempted = None
 
+    def _leave_batch(self, request: Request, now: float) -> None:
+        """Count the KV blocks that a request has held."""
+        held = leave_batch(request, now, self.block_size)
+        self._out.held_micros += held
+        if held and request.tenant:
+            self._out.of_tenant(request.tenant).held_micros += held
+
     def _preempted(self, event: Preempted) -> None:
         self._out.iteration.num_preempted_reqs += 1
         request = self.requests.find_or_track(event.request, event.stamp)
         if request is not None:
             request.preempted = event.stamp
             request.preemptions += 1
+            self._leave_batch(request, event.stamp)
             self.requests.move(event.request, request, PREEMPTED)
 
     def _alive(self, event: Alive) -> None:
@@ -405,6 +418,7 @@ class RequestTracker:
             # Gaps that were divided are no observations.
             if request.longest_gap and not (self.rules.latency == "token" and request.extra_tokens):
                 self._out.trace(request, event.wall, {"inter_token": request.longest_gap})
+            self._leave_batch(request, event.stamp)
         if aborted:
             abort(event, request, self._out)
         else:

@@ -53,8 +53,10 @@ class TenantCounts(msgspec.Struct, gc=False):
     Attributes:
         ended: Requests that ended, ``failed`` of them by an abort or an error.
         computed: Prompt tokens whose KV was computed; ``cached``: those of which it was not.
+        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
         queue_seconds: From the queue to the batch, of requests that ended.
         compute_seconds: From the batch to the last output, of requests that ended.
+        cost: Of the tokens, in ``prices.PARTS``; set where it is added up.
     """
 
     ended: int = 0
@@ -62,8 +64,10 @@ class TenantCounts(msgspec.Struct, gc=False):
     computed: int = 0
     cached: int = 0
     generated: int = 0
+    held_micros: int = 0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
+    cost: int = 0
 
 
 class TracedLatency(NamedTuple):
@@ -133,6 +137,7 @@ class Outcomes(msgspec.Struct):
         first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
         traced: Those of the observations above that have a trace context; of inter-token latencies only
             the longest of each request.
+        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
     """
 
     iteration: IterationStats
@@ -147,6 +152,7 @@ class Outcomes(msgspec.Struct):
     first_outputs: list[tuple[float, float]] = []
     tenants: dict[str, TenantCounts] = {}
     traced: list[TracedLatency] = []
+    held_micros: int = 0
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""

@@ -1,0 +1,55 @@
+"""Prices of tokens (``--prices.model``), which the counters of cost add up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+PARTS = 10**12
+"""Units of a stored cost in one of the prices' currency: costs are whole numbers, so that sums are exact."""
+TOKENS = 10**6
+"""Tokens that a price is for."""
+PRICED = "prices"
+"""Feature of rows that only an exporter with prices has; no engine names it."""
+ANY = "*"
+"""Model whose prices hold for all models without their own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Price:
+    """Prices of a model's tokens, in ``PARTS`` of the currency for one token.
+
+    Attributes:
+        computed: Price of a prompt token whose KV is computed.
+        cached: Price of a prompt token whose KV comes from a cache.
+        generated: Price of a generated token.
+    """
+
+    model: str
+    computed: int
+    cached: int
+    generated: int
+
+    def __str__(self) -> str:
+        """Return the form in which the setting has it."""
+        found = (("input", self.computed), ("cached", self.cached), ("output", self.generated))
+        return ",".join((self.model, *(f"{name}={n * TOKENS / PARTS:.15g}" for name, n in found)))
+
+    def cost(self, computed: int, cached: int, generated: int) -> int:
+        """Return the cost of tokens."""
+        return computed * self.computed + cached * self.cached + generated * self.generated
+
+
+class Prices:
+    """The prices of all models."""
+
+    def __init__(self, found: Iterable[Price] = ()) -> None:
+        self._by_model = {price.model: price for price in found}
+
+    def __bool__(self) -> bool:
+        """Return whether anything has a price."""
+        return bool(self._by_model)
+
+    def of(self, model: str) -> Price | None:
+        """Return the prices of a model; None if it has none."""
+        return self._by_model.get(model) or self._by_model.get(ANY)
