@@ -237,12 +237,38 @@ class Calls:
         return call
 
     def finished_request(self, _: Case) -> Call:
-        """Return the call at a request's end."""
+        """Return the call at a request's end, by a function with the variables of SGLang's."""
         tokenizer = self.tokenizer
-        return lambda: tokenizer.observe_one_finished_request(
-            dict(tokenizer.labels), 300, 128, 100, 3.21, None, {"device": 100},
-            spec_verify_ct=0, is_streaming=True, time_per_output_token=0.0123,
-        )  # fmt: skip
+        request, output = ended_request()
+
+        def collect_metrics(state: Any, recv_obj: Any, i: int) -> None:
+            tokenizer.observe_one_finished_request(
+                dict(tokenizer.labels), recv_obj.prompt_tokens[i], recv_obj.completion_tokens[i],
+                recv_obj.cached_tokens[i], 3.21, None, recv_obj.cached_tokens_details[i],
+                spec_verify_ct=0, is_streaming=state.obj.stream, time_per_output_token=0.0123,
+            )  # fmt: skip
+
+        return lambda: collect_metrics(request, output, 1)
+
+
+def ended_request() -> tuple[Any, Any]:
+    """Return the state of a request of SGLang's tokenizer, and the output in which it is the second."""
+    now = time.perf_counter()
+    asked = SimpleNamespace(
+        rid="request", sampling_params={"max_new_tokens": 128}, text="prompt", stream=True
+    )
+    times = SimpleNamespace(created_time=now - 4, first_token_time=now - 3, finished_time=now)
+    scheduler = SimpleNamespace(wait_queue_entry_time=now - 3.9, forward_entry_time=now - 3.5)
+    output = SimpleNamespace(
+        finished_reasons=[None, {"type": "length", "length": 128}],
+        prompt_tokens=[0, 300],
+        completion_tokens=[0, 128],
+        cached_tokens=[0, 100],
+        cached_tokens_details=[None, {"device": 100}],
+        retraction_counts=[0, 0],
+        time_stats=[None, scheduler],
+    )
+    return SimpleNamespace(obj=asked, time_stats=times), output
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ class Scrapes:
         self.count = 0
         self._exporter = exporter
         self._may_replace = may_replace
-        self._before: dict[tuple[str, object], float] = {}
+        self._before: dict[object, float] = {}
         self._is_over = False
 
     @contextlib.asynccontextmanager
@@ -68,7 +68,7 @@ class Scrapes:
             assert value(page, family) == sum(value(page, name) for name in own), family
         prompts = sum(value(page, family) for family in PROMPTS)
         assert prompts == value(page, "sglang:prompt_tokens")
-        now = {
+        now: dict[object, float] = {
             (name, labels): number
             for name, family in page.items()
             if name.startswith("sidestep_tenant_")
