@@ -16,7 +16,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, Sampled
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.sglang import legacy_rows
+from sidestep.engines.sglang import legacy_rows, request_rows
 from sidestep.engines.sglang import rows as sglang
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
 from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS, REFUSED_OBSERVATIONS, saturation
@@ -45,7 +45,7 @@ def reference() -> list[dict[str, Any]]:
 
 
 def test_every_family_of_the_engine_has_a_row() -> None:
-    """Only families that nothing fills have none; seven rows are this project's own."""
+    """Only families that nothing fills have none; the other rows are this project's own."""
     names = {entry["name"] for entry in reference()}
     ours = {
         REFUSED_OBSERVATIONS.name,
@@ -53,6 +53,7 @@ def test_every_family_of_the_engine_has_a_row() -> None:
         *SATURATION,
         objectives.SLO_REQUESTS,
         objectives.SLO_UNDECIDED,
+        *(row.name for row in request_rows.REQUESTS),
     }
 
     assert dict(sglang.DEAD).keys() == names - LIVE.keys()
