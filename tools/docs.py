@@ -495,7 +495,7 @@ def texts() -> Iterator[tuple[str, int, str]]:
     for path in sorted((ROOT / "deploy" / "rules").glob("*.yaml")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield str(path.relative_to(ROOT)), number, line
-    for path in sorted((ROOT / "grafana").glob("*.json")):
+    for path in sorted((ROOT / "grafana").rglob("*.json")):
         for title in titles(json.loads(path.read_text(encoding="utf-8"))):
             yield str(path.relative_to(ROOT)), 0, title
     yield from code_texts()

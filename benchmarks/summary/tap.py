@@ -37,12 +37,14 @@ from benchmarks.steps import TOKENS_A_REQUEST
 from benchmarks.summary.engine import vllm_config
 from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.request_identity import FULL, NONE, IdentityMaker
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap
 
 ROLES = ("tap", "vLLM")
+IDENTITY_ROLES = ("tap", "identity")
 TARGET = 10
 BLOCK_TOKENS = 16
 """Steps after which a request needs a new block."""
@@ -50,6 +52,13 @@ RATE = 0.01
 PEER = "vLLM's own statistics of it"
 SIZES = (1, 256)
 PROCESS = "step of 256 requests, whole process"
+IDENTITY, IDENTITY_PROCESS = (
+    "full identity of a request, more than without",
+    "full identity of a request, whole process",
+)
+IDENTITY_REQUESTS = 64
+"""Requests that begin and end with each step, so that an identity's part can be seen."""
+IDENTITY_LIMIT = 1.5
 
 Perform = Callable[["Step"], None]
 
@@ -78,17 +87,25 @@ def measure(quick: bool) -> Mapping[str, Figure]:
         for size, case in cases.items()
     }
     whole = found[cases[256]]
-    return {**made, PROCESS: Figure(process(whole["tap"]), process(whole["vLLM"]))}
+    made[PROCESS] = Figure(process(whole["tap"]), process(whole["vLLM"]))
+    turning = Case(IDENTITY_REQUESTS, IDENTITY_REQUESTS, calls)
+    (of_turning,) = results([turning], rounds, IDENTITY_ROLES).values()
+    without, full = of_turning["tap"], of_turning["identity"]
+    for name, figure in ((IDENTITY, mean), (IDENTITY_PROCESS, process)):
+        made[name] = Figure((figure(full) - figure(without)) / IDENTITY_REQUESTS)
+    return made
 
 
-def results(sizes: Sequence[Case], rounds: int) -> dict[Case, dict[str, list[Result]]]:
+def results(
+    sizes: Sequence[Case], rounds: int, roles: Sequence[str] = ROLES
+) -> dict[Case, dict[str, list[Result]]]:
     """Measure all sizes with both roles in turns."""
     found: dict[Case, dict[str, list[Result]]] = {}
     with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
         module = "benchmarks.summary.tap"
         workers = {
             role: stack.enter_context(Worker([module, role, exporter.endpoint], {}))
-            for role in ROLES
+            for role in roles
         }
         for _ in range(rounds):
             for case in sizes:
@@ -138,6 +155,9 @@ class Engine:
             num_output_tokens=128,
             num_preemptions=0,
             lora_request=None,
+            cache_salt="tenant-a",
+            trace_headers={"traceparent": f"00-{next(self.ids):032x}-{'b' * 16}-01"},
+            priority=0,
             sampling_params=SimpleNamespace(max_tokens=128, stop=[]),
             status=SimpleNamespace(name="RUNNING"),
             get_finished_reason=lambda: 1,
@@ -232,12 +252,12 @@ def perform_vllm(config: Any) -> Perform:
 
 
 @contextlib.contextmanager
-def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
-    """Yield the work that the tap adds to a step."""
+def perform_tap(config: Any, endpoint: str, mode: str) -> Iterator[Perform]:
+    """Yield the work that the tap adds to a step; ``mode`` is that of requests' identities."""
     description = describe(config, [0])
     publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
     wait(lambda: publisher.connected)
-    tap = SchedulerTap(publisher.push, publisher.fail)
+    tap = SchedulerTap(publisher.push, publisher.fail, identities=IdentityMaker(mode))
     stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
     blocks = BlockTap(publisher.push)
     blocks.flush(RATE)
@@ -290,14 +310,15 @@ def main() -> None:
     answers = own_output()
     config = vllm_config()
     overhead = clock_overhead()
-    peer = perform_vllm(config) if role != "tap" else None
+    peer = perform_vllm(config) if role == "vLLM" else None
+    mode = FULL if role == "identity" else NONE
     for given, answer in cases(answers):
         case = Case(**given)
         engine = Engine(case)
         started = spent()
         loop(engine, case.calls, GAP, _nothing)
         idle = since(started).cpu
-        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint)
+        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint, mode)
         with opened as perform:
             loop(engine, 30, 0.0, perform)
             time.sleep(FLUSHED)
@@ -314,6 +335,8 @@ TAP = Topic(
     (
         *(Row(named(size), "us", PEER, TARGET if size == 256 else None) for size in SIZES),
         Row(PROCESS, "us", PEER),
+        Row(IDENTITY, "us", limit=IDENTITY_LIMIT),
+        Row(IDENTITY_PROCESS, "us"),
     ),
     measure,
     venv="vllm-venv",

@@ -163,6 +163,16 @@ def test_identity() -> None:
     assert record.priority == -2
 
 
+@pytest.mark.parametrize("reason", ["abort", "engine_died"])
+def test_a_request_that_is_not_served_has_its_limit(reason: str) -> None:
+    """The limit on output tokens is known from the start, not only when a request ends."""
+    begun = simple(1, 1.0, max_tokens=70)
+    cuts = [RequestEvents(0, 2.0, 2)] if reason == "engine_died" else []
+    last = [] if cuts else [Finished(1, 1.01, WALL, FINISH_REASONS.index(reason), 5, 1)]
+    (record,) = recorded([*begun[:-1], *last], *cuts).records
+    assert (record.reason, record.max_tokens) == (reason, 70)
+
+
 async def test_a_recorded_run_of_a_real_engine(start: Start, tmp_path: Path) -> None:
     """As many lines as requests of each reason on the page; latencies add up to the page's."""
     log = tmp_path / "requests.jsonl"

@@ -13,6 +13,7 @@ from tools.boards import (
     kv_cache,
     latency,
     sglang,
+    slow_requests,
     speculation,
     tenants,
     triton,
@@ -31,11 +32,15 @@ BOARDS = (
     triton.BOARD,
     health.BOARD,
 )
+LOKI = (slow_requests.BOARD,)
+"""Dashboards with a data source of their own, in ``grafana/loki/``."""
 
 
 def files() -> dict[str, str]:
     """Return the content of each file by name."""
-    return {f"{board.file}.json": json.dumps(board.made(), indent=1) + "\n" for board in BOARDS}
+    found = {f"{board.file}.json": board for board in BOARDS}
+    found |= {f"loki/{board.file}.json": board for board in LOKI}
+    return {name: json.dumps(board.made(), indent=1) + "\n" for name, board in found.items()}
 
 
 def main() -> int:
@@ -44,7 +49,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail where a file is out of date")
     check = parser.parse_args().check
     made = files()
-    there = {path.name for path in GRAFANA.glob("*.json")}
+    there = {path.relative_to(GRAFANA).as_posix() for path in GRAFANA.rglob("*.json")}
     stale = sorted(there - made.keys())
     for name, text in made.items():
         path = GRAFANA / name

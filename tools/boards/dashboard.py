@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from tools.boards.panels import SOURCE, AlertList, Panel, Text, uid
+from tools.boards.panels import SOURCE, uid
 
 TAG = "sidestep"
 COLUMNS = 24
@@ -85,6 +85,28 @@ TARGET = (CLUSTER, NAMESPACE, POD, JOB, INSTANCE)
 """Variables of every dashboard: Prometheus gives the last two labels to every series."""
 
 
+class Element(Protocol):
+    """A variable that is typed in, or any other part of a dashboard without a position."""
+
+    def made(self) -> dict[str, Any]:
+        """Return its JSON."""
+
+
+class Placed(Protocol):
+    """A panel of any kind."""
+
+    @property
+    def width(self) -> int:
+        """Columns that it takes."""
+
+    @property
+    def height(self) -> int:
+        """Lines that it takes."""
+
+    def made(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """Return its JSON at a position."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """Panels under a heading, from left to right in as many lines as necessary.
@@ -94,7 +116,7 @@ class Row:
     """
 
     title: str
-    panels: Sequence[Panel | Text | AlertList]
+    panels: Sequence[Placed]
     collapsed: bool = False
 
 
@@ -130,16 +152,18 @@ class Dashboard:
 
     Attributes:
         next: Titles of links to dashboards with more detail, by file without suffix.
+        source: Kind of its data source.
     """
 
     file: str
     title: str
     says: str
     tags: Sequence[str]
-    variables: Sequence[Variable | Bound]
+    variables: Sequence[Element]
     rows: Sequence[Row]
     next: Mapping[str, str] = dataclasses.field(default_factory=dict)
     annotations: Sequence[Annotation] = ()
+    source: str = "prometheus"
 
     def made(self) -> dict[str, Any]:
         """Return its JSON, without an id, so that every Grafana imports it as new."""
@@ -163,7 +187,9 @@ class Dashboard:
                 ),
                 _link("dashboards", TAG, tags=[TAG], asDropdown=True, icon="external link"),
             ],
-            "templating": {"list": [_datasource(), *(each.made() for each in self.variables)]},
+            "templating": {
+                "list": [_datasource(self.source), *(each.made() for each in self.variables)]
+            },
             "panels": self._panels(),
         }
 
@@ -203,12 +229,12 @@ def _link(kind: str, title: str, **given: object) -> dict[str, Any]:
     }
 
 
-def _datasource() -> dict[str, Any]:
+def _datasource(kind: str) -> dict[str, Any]:
     return {
         "name": "datasource",
         "label": "Data source",
         "type": "datasource",
-        "query": "prometheus",
+        "query": kind,
         "includeAll": False,
         "multi": False,
         "current": {},

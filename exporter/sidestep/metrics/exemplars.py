@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -25,15 +26,23 @@ Exemplars = Mapping[int, Exemplar]
 NO_EXEMPLARS: Exemplars = {}
 
 
-def exemplar(value: float, time: float, traceparent: str) -> Exemplar | None:
-    """Return the exemplar of an observation; None if the trace is not recorded."""
+@functools.lru_cache(maxsize=256)
+def recorded_trace(traceparent: str) -> tuple[str, str] | None:
+    """Return the ids of trace and span; None if the trace is not recorded.
+
+    Cached, as each request is in several histograms.
+    """
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or not int(found[3], 16) & SAMPLED:
         return None
     trace_id, span_id = found[1], found[2]
-    if not int(trace_id, 16) or not int(span_id, 16):
-        return None
-    return Exemplar(value, time, trace_id, span_id)
+    return (trace_id, span_id) if int(trace_id, 16) and int(span_id, 16) else None
+
+
+def exemplar(value: float, time: float, traceparent: str) -> Exemplar | None:
+    """Return the exemplar of an observation; None if its trace is not recorded."""
+    ids = recorded_trace(traceparent)
+    return None if ids is None else Exemplar(value, time, *ids)
 
 
 def newest(several: Iterable[Exemplars]) -> Exemplars:

@@ -1,0 +1,136 @@
+"""What leaves an engine's processes: all bytes of real publishers, captured on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exporters import Start, until
+from fake_vllm import AsyncLLM, Core, Request, config, importable
+from pages import get
+from ports import free_port
+from sidestep.app import Exporter
+from sidestep.tracking.requests.inflight import UNKNOWN
+
+ID, SALT, TRACE, SPAN = "acme-4711", "salt-of-acme", "5ec7e7" * 5 + "ab", "fa11ed" * 2 + "cafe"
+STATE = "vendor=secret"
+
+
+class Wire:
+    """A TCP relay in front of an exporter's port that keeps all bytes that engines send."""
+
+    def __init__(self, port: int) -> None:
+        self.sent = b""
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @contextlib.asynccontextmanager
+    async def listen(self) -> AsyncIterator[str]:
+        """Yield the endpoint for engines."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"tcp://127.0.0.1:{port}"
+        finally:
+            server.close()
+            for writer in self._writers:
+                writer.close()
+            await asyncio.gather(*self._tasks)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        writers = [writer]
+        self._writers.append(writer)
+        try:
+            far_reader, far = await asyncio.open_connection("127.0.0.1", self._port)
+            writers.append(far)
+            self._writers.append(far)
+            await asyncio.gather(
+                self._copy(reader, far, keep=True), self._copy(far_reader, writer, keep=False)
+            )
+        except OSError:
+            pass
+        finally:
+            for each in writers:
+                each.close()
+                with contextlib.suppress(OSError):
+                    await each.wait_closed()
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if keep:
+                    self.sent += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+def request(number: int) -> Request:
+    """Return a request that can be recognised by each of its texts."""
+    made: Any = Request(f"chatcmpl-{ID}-{number}")
+    made.cache_salt = SALT
+    made.trace_headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": STATE}
+    made.priority = 0
+    found: Request = made
+    return found
+
+
+@pytest.mark.parametrize("mode", ["", "none", "hash", "full"])
+async def test_bytes_on_the_wire(mode: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default no id, salt or trace, neither of a core that meets an exporter, nor of a front end."""
+    if mode:
+        monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", mode)
+    port = free_port()
+    exporter_endpoint = (f"tcp://127.0.0.1:{port}",)
+    wire = Wire(port)
+    async with wire.listen() as endpoint:
+        with importable(monkeypatch, endpoint) as ours:
+            core = Core(ours.scheduler(config()))
+            front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
+            (logger,) = front_end.logger_manager.stat_loggers
+            try:
+                async with start(ingest_endpoint=exporter_endpoint) as exporter:
+                    core.call(lambda: core.scheduler.add_request(request(1)))
+                    front_end.add_request(f"chatcmpl-{ID}-1", 7)
+
+                    async def has_tokens() -> bool:
+                        page = await get(exporter.url)
+                        lines = [x for x in page.splitlines() if "vllm:generation_tokens_t" in x]
+                        return any(not line.endswith(" 0") for line in lines if line[0] != "#")
+
+                    await until(has_tokens, 60.0, "tokens of the request")
+                queued = wire.sent
+                wire.sent = b""
+                # Another exporter gets the requests in flight as they are.
+                async with start(ingest_endpoint=exporter_endpoint) as exporter:
+
+                    def is_known(one: Exporter = exporter) -> bool:
+                        engines = one.registry.engines.values()
+                        trackers = [e.requests for e in engines if e.requests is not None]
+                        live = [r for t in trackers for r in t.requests.live.values()]
+                        return any(one.state != UNKNOWN for one in live)
+
+                    await until(is_known, 60.0, "the request in flight")
+                    core.call(core.scheduler.finish_all)
+                    front_end.logger_manager.record(30)
+                    await until(lambda: not core.scheduler.requests)
+            finally:
+                core.close()
+                logger._publisher.close()
+    texts = [text.encode() for text in (ID, SALT, TRACE, SPAN)]
+    for sent in (queued, wire.sent):
+        found = [text in sent for text in texts]
+        expected = {"full": [True] * 4, "hash": [False, False, True, True]}
+        assert found == expected.get(mode, [False] * 4)
+        assert STATE.encode() not in sent
