@@ -19,6 +19,7 @@ from real_engines.load import Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
 from real_engines.sglang_server import RETRACTING
 from real_engines.sites import SglangSite
+from real_engines.tiny_model import make_adapter, make_model, make_weights
 
 pytestmark = pytest.mark.engine
 
@@ -208,14 +209,17 @@ def _assert_books(asked: list[Ask], answers: list[Answer], records: list[dict[st
     assert any(record["cached_tokens"] for record in records)
 
 
-async def test_tenants_by_adapter(
-    sglang: SglangSite, adapters: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_tenants_by_adapter(sglang: SglangSite, tmp_path: Path) -> None:
     """LoRA adapters are tenants; one of three has series of its own, and the sums are equal all the same."""
     log = tmp_path / "requests.jsonl"
+    # It needs the key's and the value's projection with the query's.
+    adapters = {name: make_adapter(sglang.home / name, "qkv") for name in ("lora-a", "lora-b")}
     paths = [f"{name}={path}" for name, path in adapters.items()]
     lora = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
-    server = sglang.server([*lora, "--max-lora-rank", "4", "--lora-target-modules", "q_proj"])
+    # SGLang loads no adapters beside dummy weights.
+    make_weights(make_model(sglang.home / "model"))
+    lora += ["--max-lora-rank", "4", "--load-format", "auto"]
+    server = sglang.server([*lora, "--model-path", str(sglang.home / "model")])
     flags = ("--requests.log", str(log), "--tenants.by", "adapter", "--tenants.max", "1")
     async with sglang.with_exporter(server, *flags) as exporter:
         names = ["", *adapters]

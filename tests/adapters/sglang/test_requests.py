@@ -398,5 +398,6 @@ def test_the_cost_is_for_each_request_not_for_each_token(process: Recorded) -> N
     sys.setprofile(None)
     manager.finish(state)
 
-    assert calls == 100
+    # A collection of garbage may call some, too.
+    assert 100 <= calls < 120
     assert len(process.deferred) - before < 120
