@@ -17,9 +17,9 @@ from exporters import until
 from real_engines.comparison import Page, assert_nothing_refused, idle, parse, settled_alone, value
 from real_engines.load import Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
+from real_engines.sglang_runs import CUSTOM_LABELS
 from real_engines.sglang_server import RETRACTING
 from real_engines.sites import SglangSite
-from real_engines.tiny_model import make_adapter, make_model, make_weights
 
 pytestmark = pytest.mark.engine
 
@@ -209,35 +209,26 @@ def _assert_books(asked: list[Ask], answers: list[Answer], records: list[dict[st
     assert any(record["cached_tokens"] for record in records)
 
 
-async def test_tenants_by_adapter(sglang: SglangSite, tmp_path: Path) -> None:
-    """LoRA adapters are tenants; one of three has series of its own, and the sums are equal all the same."""
+async def test_tenants_by_custom_label(sglang: SglangSite, tmp_path: Path) -> None:
+    """Without an identity; one of three teams has series of its own, and the sums are equal all the same."""
     log = tmp_path / "requests.jsonl"
-    # It needs the key's and the value's projection with the query's.
-    adapters = {name: make_adapter(sglang.home / name, "qkv") for name in ("lora-a", "lora-b")}
-    paths = [f"{name}={path}" for name, path in adapters.items()]
-    lora = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
-    # SGLang loads no adapters beside dummy weights.
-    make_weights(make_model(sglang.home / "model"))
-    lora += ["--max-lora-rank", "4", "--load-format", "auto"]
-    server = sglang.server([*lora, "--model-path", str(sglang.home / "model")])
-    flags = ("--requests.log", str(log), "--tenants.by", "adapter", "--tenants.max", "1")
+    server = sglang.server(["--tokenizer-metrics-allowed-custom-labels", "team"])
+    flags = ("--requests.log", str(log), "--tenants.by", "header:team", "--tenants.max", "1")
+    teams = ["red", "blue", "green"]
     async with sglang.with_exporter(server, *flags) as exporter:
-        names = ["", *adapters]
         scrapes = Scrapes(exporter, may_replace=True)
         async with Client(server.base) as client, scrapes.during():
             asks = [
                 Ask(
-                    client.text(30),
-                    20,
-                    options={"ignore_eos": True, "lora_path": names[n % 3] or None},
+                    client.text(30), 20, headers={CUSTOM_LABELS: json.dumps({"team": teams[n % 3]})}
                 )
                 for n in range(60)
             ]
             answers = await client.ask_all(asks)
         await until(lambda: len(lines(log)) >= len(asks), 30.0, "a record for each request")
         scrapes.check(parse(await exporter.page()))
-    records = lines(log)[-len(asks) :]
+    records = [record for record in lines(log) if record["tenant"] in teams]
 
-    assert Counter(record["adapter"] for record in records) == dict.fromkeys(names, 20)
+    assert Counter(record["tenant"] for record in records) == dict.fromkeys(teams, 20)
     assert sum(record["output_tokens"] for record in records) == generated(answers) == 1200
     assert all(record["id"] == "" for record in records)

@@ -7,8 +7,6 @@ ASCII character of a prompt is one token.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +59,8 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def make_adapter(folder: Path, projections: str = "q") -> Path:
-    """Write a LoRA adapter, all zeros, of the query and perhaps other ``projections`` into ``folder``."""
-    modules = [f"{letter}_proj" for letter in projections]
+def make_adapter(folder: Path) -> Path:
+    """Write a LoRA adapter of the query projections, all zeros, into ``folder``."""
     folder.mkdir(parents=True)
     _write(
         folder / "adapter_config.json",
@@ -76,44 +73,24 @@ def make_adapter(folder: Path, projections: str = "q") -> Path:
             "lora_dropout": 0.0,
             "bias": "none",
             "inference_mode": True,
-            "target_modules": modules,
+            "target_modules": ["q_proj"],
         },
     )
     shapes = {
-        f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_{half}.weight": shape
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{half}.weight": shape
         for layer in range(LAYERS)
-        for module in modules
         for half, shape in (("A", (LORA_RANK, HIDDEN)), ("B", (HIDDEN, LORA_RANK)))
     }
     (folder / "adapter_model.safetensors").write_bytes(_zeros(shapes))
     return folder
 
 
-def make_weights(model: Path) -> None:
-    """Write weights of the model, all zeros, for engines that need a file of them: any token may come next."""
-    inner, words = 2 * HIDDEN, len(_byte_alphabet()) + len(SPECIAL)
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (words, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (words, HIDDEN),
-    }
-    for layer in range(LAYERS):
-        own = f"model.layers.{layer}"
-        attention = dict.fromkeys("qkvo", (HIDDEN, HIDDEN))
-        shapes |= {f"{own}.self_attn.{n}_proj.weight": shape for n, shape in attention.items()}
-        shapes |= {f"{own}.mlp.{name}_proj.weight": (inner, HIDDEN) for name in ("gate", "up")}
-        shapes[f"{own}.mlp.down_proj.weight"] = (HIDDEN, inner)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{own}.{norm}.weight"] = (HIDDEN,)
-    (model / "model.safetensors").write_bytes(_zeros(shapes))
-
-
-def _zeros(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def _zeros(shapes: dict[str, tuple[int, int]]) -> bytes:
     """Return a safetensors file: length of the header, the header in JSON, the tensors."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + 4 * math.prod(shape)
+        start, end = end, end + 4 * shape[0] * shape[1]
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
