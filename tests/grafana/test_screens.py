@@ -33,6 +33,7 @@ from tools.screens.units import shown, ticks
         (97.0, "percent", "97 %"),
         (1536.0, "mbytes", "1.5 GiB"),
         (412.5, "watt", "412 W"),
+        (56.1, "joule", "56.1 J"),
         (1536.0, "bytes", "1.5 KiB"),
         (3 * 1024.0**2, "Bps", "3 MiB/s"),
         (2230.0, "cps", "2.23 K c/s"),

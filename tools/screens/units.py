@@ -23,6 +23,7 @@ def shown(value: float, unit: str) -> str:
         "percent": lambda: f"{digits(value)} %",
         "mbytes": lambda: scaled(value * 1024**2, 1024, BINARY),
         "watt": lambda: f"{digits(value)} W",
+        "joule": lambda: f"{digits(value)} J",
         "bytes": lambda: scaled(value, 1024, BINARY),
         "Bps": lambda: f"{scaled(value, 1024, BINARY)}/s",
         "flops": lambda: f"{scaled(value, 1000, DECIMAL)}FLOP/s",
