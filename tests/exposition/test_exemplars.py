@@ -29,7 +29,7 @@ from sidestep.exposition.protobuf_page import pieces
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.exemplars import exemplar
-from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.protocol.iteration_stats import FINISH_REASONS, IterationStats
 from sidestep.protocol.messages import CORE, ENGINE_CORE, FRONT_END, EngineInfo
 from sidestep.protocol.request_events import (
@@ -406,3 +406,17 @@ def test_an_exemplar_needs_a_valid_trace() -> None:
     assert one == (1.0, 2.0, TRACE, SPAN)
     for trace in ("", "00", f"00-{TRACE}-{0:016x}-01", f"00-{TRACE}-{SPAN}-02", f"{TRACE}-{SPAN}"):
         assert exemplar(1.0, 2.0, trace) is None
+
+
+def test_an_exemplar_changes_a_native_histogram() -> None:
+    """Its encoding is not used again; a copy that is being written keeps the former exemplars."""
+    histogram = NativeHistogram((1.0, 2.0))
+    histogram.observe(1.5)
+    copied = histogram.copy_on_write()
+    one = exemplar(1.5, 2.0, f"00-{TRACE}-{SPAN}-01")
+    assert one is not None
+    histogram.exemplify(one)
+    assert (copied.exemplars, histogram.exemplars) == ({}, {1: one})
+    histogram.encoded = b"encoded"
+    histogram.exemplify(one)
+    assert histogram.encoded is None
