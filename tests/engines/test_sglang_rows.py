@@ -131,7 +131,8 @@ def test_rows_have_the_labels_of_their_collectors() -> None:
 
     for row in ROWS.values():
         assert set(row.shared) <= set(row.labels)
-        assert row.extra_labels == (row.shared == ("engine_type", "model_name"))
+        is_of_tokenizer = row.shared == ("engine_type", "model_name")
+        assert row.extra_labels == (is_of_tokenizer and row not in request_rows.REQUESTS)
     assert layout.own_labels.isdisjoint(label for shared in kinds for label in shared)
     assert len(kinds) == 6
     # An optional one of a scheduler's.

@@ -128,7 +128,7 @@ def test_a_request_from_queue_to_end() -> None:
 
     queued, scheduled, step, finished, _ = bench.events()
 
-    assert queued == Queued(1, 1.0, 100.0, 7)
+    assert queued == Queued(1, 1.0, 100.0, 7, max_tokens=50)
     assert scheduled == Scheduled(1, 2.0)
     assert isinstance(step, Iteration)
     assert (1.5, 3.0, 14) == (step.started, step.stamp, step.kv_tokens)
