@@ -8,7 +8,6 @@ The bare server answers the same requests with constant bytes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 
@@ -21,7 +20,9 @@ from benchmarks.process import SERVE, ExporterProcess, free_port
 from benchmarks.steps import Steps, engine_info
 from benchmarks.summary.rows import Figure, Row, Topic
 from benchmarks.table import percentile
-from sidestep_adapters.publisher.publisher import Publisher
+from sidestep.engines.items import encode_item
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import Batch, Hello, encode
 
 EVERY = 0.05
 PAGE = "/metrics/pod"
@@ -34,9 +35,7 @@ TARGET = 1.6 / 10
 POLLED = f"{REPLICAS} replicas poll the pod's page every 50 ms, {ENGINES} engines"
 STEPS = 200.0
 PUBLISHED = f"the load of an engine at {STEPS:.0f} steps/s, published with each frame"
-LATENCY = "p99 from a step's push to the router's receipt of its load"
-FLUSH = 0.0005
-"""Seconds between flushes of the engine's publisher, which the latency includes."""
+LATENCY = "p99 from a frame's departure to the receipt of its load by a router"
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
@@ -71,14 +70,15 @@ def publishing(seconds: float) -> float:
 def latency(steps: int) -> float:
     """Return the 99th percentile in milliseconds, of single steps that are sent as soon as possible."""
     port = free_port()
+    flags = "--publish.load", f"tcp://127.0.0.1:{port}"
     with (
-        ExporterProcess((*SERVE, "--publish.load", f"tcp://127.0.0.1:{port}")) as exporter,
-        contextlib.closing(
-            Publisher(exporter.endpoint, "bench", [engine_info(0)], flush_interval=FLUSH)
-        ) as publisher,
+        ExporterProcess((*SERVE, *flags)) as exporter,
         zmq.Context() as context,
+        context.socket(zmq.DEALER) as engine,
         context.socket(zmq.SUB) as router,
     ):
+        engine.connect(exporter.endpoint)
+        engine.send(encode(Hello(VERSION, "bench", 1, 1, 1, [engine_info(0)])))
         router.setsockopt(zmq.SUBSCRIBE, b"load")
         router.connect(f"tcp://127.0.0.1:{port}")
         item = step_of(Steps(), 0, 0, 64)
@@ -87,12 +87,13 @@ def latency(steps: int) -> float:
         for number in range(1, steps + 1):
             item.scheduler.num_running_reqs = number
             item.stamp, item.wall = time.monotonic(), time.time()
-            pushed = time.perf_counter()
-            publisher.push(item)
+            frame = encode(Batch(1, number, [msgspec.Raw(encode_item(item))]))
+            sent = time.perf_counter()
+            engine.send(frame)
             # The first subscription takes a moment; an idle engine's load is sent again after a second.
             while msgspec.msgpack.decode(router.recv_multipart()[2])[1] != number:
                 pass
-            waited.append(time.perf_counter() - pushed)
+            waited.append(time.perf_counter() - sent)
             time.sleep(1 / STEPS)
         return 1e3 * percentile(waited[1:], 0.99)
 
