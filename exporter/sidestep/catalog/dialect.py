@@ -129,6 +129,8 @@ class DialectTables:
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
             engine does not report that.
+        kv_capacity: Reads the tokens that fit into the KV cache, of engines without a series for it; it
+            returns ``None`` where the engine does not report that.
     """
 
     name: str
@@ -148,6 +150,7 @@ class DialectTables:
     # The arguments are engines, which belong to a package above this one.
     computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)
     availability_counts: Callable[[Any], AvailabilityCounts | None] | None = None
+    kv_capacity: Callable[[Any], float | None] | None = None
 
     @property
     def has_requests(self) -> bool:

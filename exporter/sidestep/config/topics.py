@@ -11,6 +11,7 @@ TOPICS = {
     "Engines without the plugin": ("subscribe", "scrape", "triton"),
     "Forwarding to another exporter": ("forward",),
     "OpenTelemetry": ("otlp",),
+    "Request routers": ("publish",),
     "Restarts": ("state", "shutdown"),
     "Exposed metrics": ("metrics", "histograms"),
     "Service-level objectives": ("slo",),

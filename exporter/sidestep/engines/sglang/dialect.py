@@ -55,6 +55,8 @@ DIALECT: Dialect = Dialect(
     ),
     # A tokenizer counts how requests end, a scheduler all other numbers.
     live_series=LiveSeries(
+        kv_tokens=Series("sglang:num_used_tokens"),
+        kv_capacity=Series("sglang:max_total_num_tokens"),
         finished=(Series("sglang:num_requests_total", ALL_VALUES),),
         aborted=(Series("sglang:num_aborted_requests_total", ALL_VALUES),),
         looked_up=(Series("sglang:prefill_effective_tokens_total", ALL_VALUES),),

@@ -14,7 +14,7 @@ from sidestep.engines.vllm import (
     rows,
 )
 from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import COMPUTED, availability_counts
+from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
 from sidestep.engines.vllm.wire import VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.request_events import RequestEvents
@@ -72,4 +72,5 @@ DIALECT: Dialect = Dialect(
     },
     computed=COMPUTED,
     availability_counts=availability_counts,
+    kv_capacity=kv_capacity,
 )

@@ -35,6 +35,17 @@ def _counters(layout: Layout) -> tuple[Counters, Counters]:
     return itemgetter(*served), itemgetter(*failed, *rejections.slots)
 
 
+def kv_capacity(engine: Engine) -> float | None:
+    """Return the tokens that fit into the KV cache, by the engine's cache configuration."""
+    config = engine.info.get("cache_config", {})
+    try:
+        # Not the product where layers differ in their cache; older releases have that alone.
+        size = config.get("kv_cache_size_tokens")
+        return int(size or 0) or int(config["num_gpu_blocks"]) * int(config["block_size"])
+    except (KeyError, ValueError):
+        return None
+
+
 def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
     prefix = "vllm:spec_decode_num_"
     return (

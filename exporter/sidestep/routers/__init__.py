@@ -1,0 +1,1 @@
+"""Load of engines, published to request routers by ZeroMQ."""
