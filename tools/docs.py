@@ -79,7 +79,15 @@ SLO = (
 )
 OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
 """Families of the objectives, which every dialect with latencies has."""
-WHOLE = {"stream": STREAMS, "triton": TRITON}
+POLLED = (
+    "Only with `--engine {name}=URL`, see [{name}.md](../{name}.md). The `label.` options add labels to\n"
+    "those listed here.\n\n"
+)
+WHOLE = {
+    "stream": STREAMS,
+    "triton": TRITON,
+    **{each.name: POLLED.format(name=each.name) for each in DIALECTS.values() if each.polls_page},
+}
 """Notes of dialects with one table for all families."""
 PAGES = {"stream": "streams"}
 """Names of dialects' pages in docs/metrics/, where they are not those of the dialects."""
@@ -107,6 +115,7 @@ LISTED = {
     "exporter": "engines' states, delivery, scrapes, snapshots",
 }
 """Contents of the pages in docs/metrics/."""
+POLLED_CONTENTS = "the server's own page, and what its other paths tell"
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
@@ -136,7 +145,7 @@ def metrics() -> dict[Path, str]:
     contents["exporter"] = "The exporter itself", len(SELF_ROWS)
     index = "All families that sidestep can expose, by engine:\n\n| Page | Families | |\n|---|---|---|\n"
     for name, (title, count) in contents.items():
-        index += f"| [{title}](metrics/{name}.md) | {count} | {LISTED[name]} |\n"
+        index += f"| [{title}](metrics/{name}.md) | {count} | {LISTED.get(name, POLLED_CONTENTS)} |\n"
     index += (
         "\nLabels are sorted as on the page; `engine` and `model_name` identify the engine. *Combined* is how\n"
         "series of several engines are aggregated: in the [pod view](views.md), if a label is dropped, and if a\n"
@@ -164,7 +173,8 @@ def dialect_text(dialect: Dialect) -> str:
     """Return the tables of one dialect, by origin of the families."""
     live = [row for row in dialect.rows if row.status != "hidden" and row.name not in OBJECTIVES]
     if dialect.name in WHOLE:
-        return f"{WHOLE[dialect.name]}{table(live)}"
+        text = f"{WHOLE[dialect.name]}{table(live)}"
+        return text.replace("| self-described |", "| the server |") if dialect.polls_page else text
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
@@ -274,7 +284,7 @@ def source(row: Row) -> str:
         case str() | Alias() | FeedsFrom():
             paths = [getattr(row.source, "name", row.source)]
         case tuple():
-            paths = list(row.source)
+            paths = [getattr(path, "name", path) for path in row.source]
         case Mapping():
             paths = [getattr(path, "name", path) for path in row.source.values()]
         case elsewhere:
