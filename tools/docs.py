@@ -145,7 +145,9 @@ def metrics() -> dict[Path, str]:
     contents["exporter"] = "The exporter itself", len(SELF_ROWS)
     index = "All families that sidestep can expose, by engine:\n\n| Page | Families | |\n|---|---|---|\n"
     for name, (title, count) in contents.items():
-        index += f"| [{title}](metrics/{name}.md) | {count} | {LISTED.get(name, POLLED_CONTENTS)} |\n"
+        index += (
+            f"| [{title}](metrics/{name}.md) | {count} | {LISTED.get(name, POLLED_CONTENTS)} |\n"
+        )
     index += (
         "\nLabels are sorted as on the page; `engine` and `model_name` identify the engine. *Combined* is how\n"
         "series of several engines are aggregated: in the [pod view](views.md), if a label is dropped, and if a\n"

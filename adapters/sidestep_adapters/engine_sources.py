@@ -9,11 +9,14 @@ from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
+from sidestep_adapters.llamacpp.api import KIND as LLAMACPP
 from sidestep_adapters.polling.api import Kind
 from sidestep_adapters.polling.poller import PREFIX, EnginePoller
 from sidestep_adapters.scrape.poll_state import STATES
 
-KINDS: Mapping[str, Kind] = {}
+KINDS: Mapping[str, Kind] = {
+    "llamacpp": LLAMACPP,
+}
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:

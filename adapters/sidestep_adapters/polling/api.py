@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from sidestep.config import parsing
 from sidestep.config.engine_targets import EngineTarget
 from sidestep.engines.items import Item
 from sidestep.errors import PollError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import Progress
+
+
+def flag(name: str, given: Mapping[str, str], *, default: bool) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        ValueError: It is neither; completes an error line.
+    """
+    try:
+        return parsing.boolean(given[name]) if name in given else default
+    except ValueError as error:
+        raise ValueError(f"{name}= {error}") from None
 
 
 class Update(NamedTuple):

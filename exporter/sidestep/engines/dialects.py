@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidestep.engines.dialect import Dialects
+from sidestep.engines.llamacpp.dialect import DIALECT as LLAMACPP
 from sidestep.engines.sglang.dialect import DIALECT as SGLANG
 from sidestep.engines.streams.dialect import DIALECT as STREAMS
 from sidestep.engines.triton.dialect import DIALECT as TRITON
@@ -13,4 +14,5 @@ DIALECTS = Dialects(
     SGLANG,
     STREAMS,
     TRITON,
+    LLAMACPP,
 )
