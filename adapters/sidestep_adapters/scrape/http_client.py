@@ -237,7 +237,8 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
         raise PollError(
-            "bad_answer", f"the response is {printable_line(kind)}, not {' or '.join(kinds)}"
+            "json" if kind == "application/json" else "bad_answer",
+            f"the response is {printable_line(kind)}, not {' or '.join(kinds)}",
         )
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
