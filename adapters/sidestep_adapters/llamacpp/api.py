@@ -19,8 +19,8 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import STARTING
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.llamacpp.answers import JSON, ROUTER, Models, Props, Slot, Slots, decode
-from sidestep_adapters.llamacpp.model import ModelState, identity
-from sidestep_adapters.polling.api import Kind, Poll, Update, flag
+from sidestep_adapters.llamacpp.model import DIALECT, ModelState
+from sidestep_adapters.polling.api import Kind, Poll, Update, flag, identity
 from sidestep_adapters.polling.page_reader import PageReader
 from sidestep_adapters.scrape.http_client import Client
 
@@ -195,7 +195,9 @@ class LlamaApi:
         return decode(b"".join(chunks), kind)
 
     def _new_model(self, name: str, *parts: str) -> ModelState:
-        return ModelState(identity(self._name, *parts), {**self._labels, "model_name": name})
+        return ModelState(
+            identity(DIALECT, self._name, *parts), {**self._labels, "model_name": name}
+        )
 
 
 def _translated(error: PollError) -> PollError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from sidestep.engines.llamacpp.rows import (
     CONTEXT_SIZE,
     CONTEXT_TOKENS,
@@ -13,7 +11,6 @@ from sidestep.engines.llamacpp.rows import (
     WAITING,
 )
 from sidestep.engines.polled_page import PolledPage
-from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
 from sidestep.protocol.progress import ASLEEP, Progress
 from sidestep.protocol.self_described import Family, Sample
@@ -21,14 +18,6 @@ from sidestep_adapters.llamacpp.answers import Props
 from sidestep_adapters.polling.api import Update
 
 DIALECT = "llamacpp"
-
-
-def identity(*parts: str) -> str:
-    """Return the identity of a server's engine."""
-    name = "/".join((DIALECT, *parts))
-    if len(name) > MAX_LABEL_CHARS:
-        name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
-    return name
 
 
 class ModelState:
