@@ -33,6 +33,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.exposition.passthrough import common_pages
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -76,6 +77,12 @@ TRITON = (
 SLO = (
     "Only with `--slo`, see [slo.md](../slo.md). Series of an SGLang scheduler also have its rank labels;\n"
     "in the pod view one rank counts. The second family has a sample only if it is above 0.\n\n"
+)
+SCRAPED = (
+    "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes\n"
+    "`model_name`. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
+    "servers was recorded: the names are from their documents. Families with another meaning are not here, such as\n"
+    "Dynamo's queued requests, which wait for their first token.\n\n"
 )
 OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
 """Families of the objectives, which every dialect with latencies has."""
@@ -133,7 +140,7 @@ def metrics() -> dict[Path, str]:
         "# Metrics: names that are the same for all engines\n\n"
         "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
         "engine's labels; names and other labels are OpenTelemetry's if it has them.\n\n"
-        f"{common()}## Objectives\n\n{SLO}{objectives()}"
+        f"{common()}## From scraped pages\n\n{SCRAPED}{scraped()}\n## Objectives\n\n{SLO}{objectives()}"
     )
     contents["common"] = "Common names", len(common_names.FAMILIES) + len(OBJECTIVES)
     pages["exporter.md"] = (
@@ -231,6 +238,15 @@ def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
         text += f"| `{family.name}` | {family.kind} | {family.help}{values}{buckets} | {sources} |"
         text += f" {family.combine} |\n"
     return text + "\n"
+
+
+def scraped() -> str:
+    """Return the scraped families that have copies under common names."""
+    text = "| Common name | Scraped family | Read from |\n|---|---|---|\n"
+    for row in common_pages.TABLE:
+        kind = f", `{common_names.TOKEN_TYPE}` `{row.token_type}`" if row.token_type else ""
+        text += f"| `{row.name}`{kind} | `{row.source}` | {row.release} |\n"
+    return text
 
 
 def table(rows: list[Row]) -> str:

@@ -138,7 +138,7 @@ class Exporter:
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant
-        self.passthrough = PassthroughRegistry(self.registry.names)
+        self.passthrough = PassthroughRegistry(self.registry.names, common=config.metrics_common)
         allowed = access(config)
         watchdog = Watchdog(
             config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
