@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Alias, FeedsFrom, Handler, Row
+from sidestep.catalog.model import Alias, FeedsFrom, Row
 from sidestep.engines.common_names import common_row
 from sidestep.engines.polled_page import resets_row
-from sidestep.engines.row_builders import SampledRows, counter
-from sidestep.engines.shared_rows import objectives, saturation
+from sidestep.engines.row_builders import SampledRows
+from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS, objectives, saturation
 from sidestep.engines.trtllm.page_rows import (
     CACHED,
     E2E,
@@ -53,12 +53,7 @@ OWN_ROWS: tuple[Row, ...] = (
         "Iterations missing between those that were read; only with iterations=true.",
     ),
     resets_row("sidestep_trtllm_", SHARED),
-    counter(
-        "sidestep_trtllm_refused_observations_total",
-        Handler("refused_observations"),
-        "Observations that were refused because they were negative or not a number.",
-        shared=SHARED,
-    ),
+    REFUSED_OBSERVATIONS,
     *saturation(SHARED),
     *objectives(SHARED),
 )
