@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import PollError
-from sidestep.protocol.limits import Count
+from sidestep.protocol.limits import Count, printable
 
 JSON = "application/json"
 ROUTER = "router"
@@ -40,7 +40,7 @@ class Props(msgspec.Struct):
     @property
     def name(self) -> str:
         """The model's alias, or else the name of its file."""
-        return self.model_alias or self.model_path.replace("\\", "/").rpartition("/")[2]
+        return printable(self.model_alias or self.model_path.replace("\\", "/").rpartition("/")[2])
 
     @property
     def context(self) -> int:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from sidestep.config.engine_targets import EngineTarget
 from sidestep.engines.llamacpp.rows import ROWS
 from sidestep.errors import PollError
+from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import STARTING
 from sidestep.protocol.self_described import Family
@@ -196,7 +197,7 @@ class LlamaApi:
 
     def _new_model(self, name: str, *parts: str) -> ModelState:
         return ModelState(
-            identity(DIALECT, self._name, *parts), {**self._labels, "model_name": name}
+            identity(DIALECT, self._name, *parts), {**self._labels, "model_name": printable(name)}
         )
 
 

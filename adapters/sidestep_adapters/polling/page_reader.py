@@ -10,11 +10,11 @@ from typing import NamedTuple
 from sidestep.catalog.model import Row, Sampled
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
-from sidestep.protocol.limits import VALUE_LIMIT, printable
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_BOUNDS, VALUE_LIMIT, printable
 from sidestep.protocol.self_described import Family, Sample
 
-SLICE_LINES = 250
-"""Lines read in one turn of the event loop, in 2 ms at most where all are new."""
+SLICE_LINES = 50
+"""Lines read in one turn of the event loop, in 1 ms or so where all are new."""
 MAX_LINES = 8192
 MAX_BYTES = 1 << 20
 MAX_HEADS = 2 * MAX_LINES
@@ -203,9 +203,12 @@ class _Page:
 
 
 def _histogram_family(row: Row, children: Mapping[Key, _Histogram]) -> Family | None:
-    """Return the family; None if its children have not all the same bounds, or no last one."""
+    """Return the family; None if its children have not all the same bounds, or it exceeds a limit."""
     bounds = {tuple(sorted(child.buckets)) for child in children.values()}
     if len(bounds) != 1 or not (first := next(iter(bounds))) or not math.isinf(first[-1]):
+        return None
+    most = max(count for child in children.values() for count in child.buckets.values())
+    if len(first) > MAX_BOUNDS + 1 or most > COUNT_LIMIT:
         return None
     samples: list[Sample] = []
     for own, child in children.items():

@@ -206,7 +206,7 @@ class TrtllmApi:
         body = await self._get(MODELS, JSON, (JSON,), MAX_SHORT_BYTES)
         try:
             models = msgspec.json.decode(body, type=_Models).data
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise PollError("bad_answer", f"{MODELS}: {error}") from None
         return printable(models[0].id) if models else ""
 
