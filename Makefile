@@ -70,11 +70,12 @@ screens: $(STAMP) tools
 golden: $(STAMP)
 	$(BIN)/pytest tests/exposition/test_golden.py --update-golden
 
-# A real vLLM, SGLang and Triton on the CPU: 6 GB to install, minutes to run, 6 GiB of memory.
+# A real vLLM, SGLang, Triton and llama.cpp on the CPU: 6 GB to install, minutes to run, 6 GiB of memory.
 test-engines: $(STAMP)
 	tools/setup_vllm.sh
 	tools/setup_sglang.sh
 	tools/setup_triton.sh
+	tools/setup_llamacpp.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/real_engines tests/test_benchmarks.py
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -q tests/real_engines/test_vllm_connectors.py
 

@@ -33,6 +33,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.exposition.passthrough import common_pages
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -77,9 +78,23 @@ SLO = (
     "Only with `--slo`, see [slo.md](../slo.md). Series of an SGLang scheduler also have its rank labels;\n"
     "in the pod view one rank counts. The second family has a sample only if it is above 0.\n\n"
 )
+SCRAPED = (
+    "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes\n"
+    "`model_name`. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
+    "servers was recorded: the names are from their documents. Families with another meaning are not here, such as\n"
+    "Dynamo's queued requests, which wait for their first token.\n\n"
+)
 OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
 """Families of the objectives, which every dialect with latencies has."""
-WHOLE = {"stream": STREAMS, "triton": TRITON}
+POLLED = (
+    "Only with `--engine {name}=URL`, see [{name}.md](../{name}.md). The `label.` options add labels to\n"
+    "those listed here.\n\n"
+)
+WHOLE = {
+    "stream": STREAMS,
+    "triton": TRITON,
+    **{each.name: POLLED.format(name=each.name) for each in DIALECTS.values() if each.polls_page},
+}
 """Notes of dialects with one table for all families."""
 PAGES = {"stream": "streams"}
 """Names of dialects' pages in docs/metrics/, where they are not those of the dialects."""
@@ -107,6 +122,7 @@ LISTED = {
     "exporter": "engines' states, delivery, scrapes, snapshots",
 }
 """Contents of the pages in docs/metrics/."""
+POLLED_CONTENTS = "the server's own page, and what its other paths tell"
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
@@ -125,7 +141,7 @@ def metrics() -> dict[Path, str]:
         "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
         "engine's labels; names and other labels are OpenTelemetry's if it has them: those of\n"
         f"{common_names.CONVENTIONS}.\n\n"
-        f"{common()}## Objectives\n\n{SLO}{objectives()}"
+        f"{common()}## From scraped pages\n\n{SCRAPED}{scraped()}\n## Objectives\n\n{SLO}{objectives()}"
     )
     contents["common"] = "Common names", len(common_names.FAMILIES) + len(OBJECTIVES)
     pages["exporter.md"] = (
@@ -137,7 +153,9 @@ def metrics() -> dict[Path, str]:
     contents["exporter"] = "The exporter itself", len(SELF_ROWS)
     index = "All families that sidestep can expose, by engine:\n\n| Page | Families | |\n|---|---|---|\n"
     for name, (title, count) in contents.items():
-        index += f"| [{title}](metrics/{name}.md) | {count} | {LISTED[name]} |\n"
+        index += (
+            f"| [{title}](metrics/{name}.md) | {count} | {LISTED.get(name, POLLED_CONTENTS)} |\n"
+        )
     index += (
         "\nLabels are sorted as on the page; `engine` and `model_name` identify the engine. *Combined* is how\n"
         "series of several engines are aggregated: in the [pod view](views.md), if a label is dropped, and if a\n"
@@ -165,7 +183,8 @@ def dialect_text(dialect: Dialect) -> str:
     """Return the tables of one dialect, by origin of the families."""
     live = [row for row in dialect.rows if row.status != "hidden" and row.name not in OBJECTIVES]
     if dialect.name in WHOLE:
-        return f"{WHOLE[dialect.name]}{table(live)}"
+        text = f"{WHOLE[dialect.name]}{table(live)}"
+        return text.replace("| self-described |", "| the server |") if dialect.polls_page else text
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
@@ -223,6 +242,15 @@ def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
     return text + "\n"
 
 
+def scraped() -> str:
+    """Return the scraped families that have copies under common names."""
+    text = "| Common name | Scraped family | Read from |\n|---|---|---|\n"
+    for row in common_pages.TABLE:
+        kind = f", `{common_names.TOKEN_TYPE}` `{row.token_type}`" if row.token_type else ""
+        text += f"| `{row.name}`{kind} | `{row.source}` | {row.release} |\n"
+    return text
+
+
 def table(rows: list[Row]) -> str:
     """Return a table of families."""
     text = "| Name | Kind | Labels | Meaning | From | Shown | Since | Combined |\n"
@@ -276,7 +304,7 @@ def source(row: Row) -> str:
         case str() | Alias() | FeedsFrom():
             paths = [getattr(row.source, "name", row.source)]
         case tuple():
-            paths = list(row.source)
+            paths = [getattr(path, "name", path) for path in row.source]
         case Mapping():
             paths = [getattr(path, "name", path) for path in row.source.values()]
         case elsewhere:

@@ -143,7 +143,7 @@ class Exporter:
             self.load_publisher = LoadPublisher(
                 self.registry, self.metrics, *config.publish_load, config.publish_interval
             )
-        self.passthrough = PassthroughRegistry(self.registry.names)
+        self.passthrough = PassthroughRegistry(self.registry.names, common=config.metrics_common)
         allowed = access(config)
         watchdog = Watchdog(
             config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
@@ -330,7 +330,7 @@ class Exporter:
     async def _explain_absence(self) -> None:
         """Log how to connect an engine, if none has connected."""
         await asyncio.sleep(ABSENT_AFTER)
-        if not (self.registry.engines or self._has_sources):
+        if not (self.registry.engines or self.config.has_sources):
             log.warning(
                 "no engine has connected for %.0f s: start engines with SIDESTEP_ENDPOINT=%s and sidestep in"
                 " their environment, whose logs then say more; `sidestep doctor` checks an installation",
@@ -338,18 +338,13 @@ class Exporter:
                 " or ".join(self.endpoints),
             )
 
-    @property
-    def _has_sources(self) -> bool:
-        """True if sources in this process feed engines."""
-        return bool(self.config.subscribe or self.config.scrape or self.config.triton)
-
     def _installation(self) -> Installation:
         config = self.config
         return Installation(
             self.endpoints,
             config.state_dir,
             config.limits_memory_soft,
-            has_sources=self._has_sources,
+            has_sources=config.has_sources,
             otlp=without_secrets(config.otlp_endpoint),
             otlp_interval=config.otlp_interval,
         )

@@ -23,8 +23,8 @@ class PollError(SidestepError):
     """Failure to get a usable response from a polled server.
 
     Attributes:
-        cause: ``unreachable``, ``slow``, ``truncated``, ``bad_answer``, ``http_STATUS``, or
-            ``unreadable``: a local file that the request needs.
+        cause: ``unreachable``, ``slow``, ``truncated``, ``bad_answer``, ``http_STATUS``, ``json``: it
+            is JSON and should not be, or ``unreadable``: a local file that the request needs.
     """
 
     def __init__(self, cause: str, detail: str) -> None:

@@ -19,7 +19,7 @@ RULE_FILES = sorted((ROOT / "deploy" / "rules").glob("*.yaml"))
 RUNBOOKS = ROOT / "docs" / "runbooks"
 TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
-NAME = re.compile(r"(?<![\w:])(?:vllm:|sglang:|nv_|sidestep_)[a-z0-9_]+(?![\w:])")
+NAME = re.compile(r"(?<![\w:])(?:vllm:|sglang:|llamacpp:|trtllm_|nv_|sidestep_)[a-z0-9_]+(?![\w:])")
 RECORDED = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+:[a-z0-9_]+(?![\w:])")
 """Names of recording rules: an engine's family has at most one colon."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
@@ -75,8 +75,8 @@ def families() -> dict[str, tuple[str, frozenset[str], Row | None]]:
     found: dict[str, tuple[str, frozenset[str], Row | None]] = {
         name: (row.kind, frozenset(row.labels), None) for name, row in BY_NAME.items()
     }
-    for dialect in ("vllm", "sglang", "stream", "triton"):
-        for row in DIALECTS[dialect].rows_for():
+    for dialect in DIALECTS.values():
+        for row in dialect.rows_for():
             _, labels, _ = found.get(row.name, ("", frozenset[str](), None))
             found[row.name] = row.kind, labels | frozenset(row.labels), row
     return found

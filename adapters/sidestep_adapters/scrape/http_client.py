@@ -8,11 +8,11 @@ import ssl
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from sidestep import __version__
@@ -30,6 +30,13 @@ MAX_REASON_CHARS = 200
 OK = 200
 
 _SPACES = re.compile(r"[^ -~]+")
+
+
+class Response(NamedTuple):
+    """A complete response with status 200: its headers, and its body in chunks."""
+
+    headers: CIMultiDictProxy[str]
+    chunks: list[bytes]
 
 
 class Client:
@@ -67,6 +74,16 @@ class Client:
     ) -> list[bytes]:
         """Return the body at ``url`` in chunks: joining many megabytes would block the event loop.
 
+        Raises:
+            PollError: See ``request``.
+        """
+        return (await self.request(url, accept, kinds, method)).chunks
+
+    async def request(
+        self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
+    ) -> Response:
+        """Return the response of ``url``.
+
         Args:
             url: A URL of the target's server, or of another with the same headers and files.
             accept: The header ``Accept``.
@@ -96,7 +113,7 @@ class Client:
         headers: CIMultiDict[str],
         kinds: Collection[str],
         connected: asyncio.Future[None],
-    ) -> list[bytes]:
+    ) -> Response:
         if self._session is None:
             self._session = self._new_session()
         try:
@@ -108,7 +125,7 @@ class Client:
                 allow_redirects=False,
                 trace_request_ctx=connected,
             ) as response:
-                return await _read_body(response, kinds)
+                return Response(response.headers, await _read_body(response, kinds))
         except aiohttp.ServerTimeoutError:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
@@ -220,7 +237,8 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
         raise PollError(
-            "bad_answer", f"the response is {printable_line(kind)}, not {' or '.join(kinds)}"
+            "json" if kind == "application/json" else "bad_answer",
+            f"the response is {printable_line(kind)}, not {' or '.join(kinds)}",
         )
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -244,7 +262,10 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
 
 
 async def _error_reason(response: aiohttp.ClientResponse) -> str:
-    """Return the text of ``{"error": "..."}`` in an error response, or else HTTP's reason."""
+    """Return the text of ``{"error": "..."}`` in an error response, or else HTTP's reason.
+
+    Servers with OpenAI's API have ``{"error": {"message": "..."}}``.
+    """
     try:
         reading = response.content.read(MAX_REASON_BYTES)
         payload = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
@@ -257,6 +278,8 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
     ):
         payload = None
     text = payload.get("error") if isinstance(payload, dict) else None
+    if isinstance(text, dict):
+        text = text.get("message")
     return printable_line(text if isinstance(text, str) else response.reason or "no reason given")
 
 

@@ -22,6 +22,11 @@ PREFIX = "sidestep_scrape_"
 """Prefix of the metrics about polls."""
 ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
 KINDS = ("text/plain",)
+JSON = "json"
+JSON_ADVICE = (
+    "it is not polled again, since reading TensorRT-LLM's /metrics takes its iteration statistics away"
+    " from others. Use its page, /prometheus/metrics, or --engine trtllm=URL, and restart the exporter"
+)
 
 
 class PagePoller:
@@ -111,6 +116,9 @@ class PagePoller:
                     chunks = await client.fetch(self.target.url, ACCEPT, KINDS)
                 except PollError as error:
                     self._fail(error, time.monotonic())
+                    if error.cause == JSON:
+                        self._lines.error("refused", "%s: %s", self.name, JSON_ADVICE)
+                        return
                 else:
                     await self._apply(chunks, started)
                     del chunks

@@ -14,10 +14,11 @@ from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.scrape.poll_task import PollTask
+from sidestep_adapters.scrape.server_state import UNREACHABLE
 from sidestep_adapters.triton.api import ServerApi
 from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate
 from sidestep_adapters.triton.queries import Queries
-from sidestep_adapters.triton.state import UNREACHABLE, ServerState
+from sidestep_adapters.triton.state import TritonState
 from sidestep_adapters.triton.statistics_reader import StatisticsReader
 
 log = logging.getLogger("sidestep.triton")
@@ -60,7 +61,7 @@ class TritonPoller:
         self._reader = StatisticsReader(
             api, self._models, self._queries, feed, emit=self._queue_update, lines=lines, name=name
         )
-        self.state = ServerState(feed, self._models.server, name, target.interval, lines)
+        self.state = TritonState(feed, self._models.server, name, target.interval, lines)
         self._pending: deque[Callable[[], None]] = deque()
         self._is_applied = asyncio.Event()
         """Set when all updates of the last poll are applied."""
@@ -155,7 +156,7 @@ class TritonPoller:
             self._fail(answer.failure)
         else:
             now, seconds = poll_time.stamp, poll_time.stamp - started
-            self._pending.append(lambda: self.state.succeeded(now, seconds, len(self._models)))
+            self._pending.append(lambda: self.state.polled(now, seconds, len(self._models)))
 
     def _fail(self, error: PollError) -> None:
         if error.cause == UNREACHABLE:

@@ -94,9 +94,9 @@ class _LayoutBuilder:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
                 for slot, source in zip(assignment.slots, sources.values(), strict=False):
                     self.connect_source(assignment, source, slot)
-            case tuple() as paths:
-                for path in paths:
-                    self.connect(assignment, path, assignment.slots[0])
+            case tuple() as sources_of_one:
+                for source in sources_of_one:
+                    self.connect_source(assignment, source, assignment.slots[0])
             case str() | FeedsFrom() as source:
                 self.connect_source(assignment, source, assignment.slots[0])
         return assignment

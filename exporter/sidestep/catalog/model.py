@@ -82,6 +82,7 @@ class FeedsFrom:
 Source = (
     str
     | tuple[str, ...]
+    | tuple[FeedsFrom, ...]
     | Mapping[str, str]
     | Mapping[str, FeedsFrom]
     | Handler
@@ -93,7 +94,8 @@ Source = (
     | FeedsFrom
 )
 """The source of a row's value: a path below an item (see ``layout_builder``), several paths of
-which an engine sends one, one path per label value, or one of the classes above."""
+which an engine sends one, one path per label value, or one of the classes above. A row with several
+``FeedsFrom`` is their sum."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

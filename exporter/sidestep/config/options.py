@@ -1,4 +1,4 @@
-"""Options after the commas of ``--scrape``, ``--subscribe`` and ``--triton``: ``name=value``, each once."""
+"""Options after the commas of ``--scrape``, ``--subscribe``, ``--triton`` and ``--engine``: ``name=value``, each once."""
 
 from __future__ import annotations
 

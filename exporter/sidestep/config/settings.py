@@ -13,6 +13,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.prices import Price
 from sidestep.catalog.slo import Objective
 from sidestep.config import (
+    engine_targets,
     objectives,
     otlp_options,
     parsing,
@@ -23,6 +24,7 @@ from sidestep.config import (
     variables,
 )
 from sidestep.config.config_file import TABLES, read_file
+from sidestep.config.engine_targets import EngineTarget
 from sidestep.config.scrape_targets import Header, Target
 from sidestep.config.subscriptions import Subscription
 from sidestep.config.topics import topic_of
@@ -312,6 +314,17 @@ class Config:
         shown=scrape_targets.without_secrets,
         unset="none",
     )
+    engine: tuple[EngineTarget, ...] = option(
+        f"--engine {engine_targets.FORM}",
+        "Engine's server to poll, such as llamacpp=http://127.0.0.1:8080; its models are exposed as"
+        " engines. Repeatable; space-separated in the variable. See llamacpp.md and trtllm.md.",
+        engine_targets.parse,
+        (),
+        collect=engine_targets.collect,
+        separator=None,
+        shown=scrape_targets.without_secrets,
+        unset="none",
+    )
     limits_memory_soft: int = option(
         "--limits.memory-soft MIB",
         "Resident memory from which new streams are rejected; 0 disables the limit.",
@@ -552,6 +565,11 @@ class Config:
     buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
     schemas: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shown_buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_sources(self) -> bool:
+        """True if the exporter polls or subscribes by itself."""
+        return bool(self.subscribe or self.scrape or self.triton or self.engine)
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
         """Apply the adjustable settings of ``new``.

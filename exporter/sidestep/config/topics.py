@@ -8,7 +8,7 @@ from __future__ import annotations
 TOPICS = {
     "HTTP server": ("web",),
     "Connections of engines": ("ingest",),
-    "Engines without the plugin": ("subscribe", "scrape", "triton"),
+    "Engines without the plugin": ("subscribe", "scrape", "triton", "engine"),
     "Forwarding to another exporter": ("forward",),
     "OpenTelemetry": ("otlp",),
     "Request routers": ("publish",),

@@ -9,7 +9,7 @@ NO_ENGINE = Code(
     "warning",
     "No engine has connected",
     "No engine's process has reached an ingest endpoint since the exporter started, and no source"
-    " (`--subscribe`, `--triton`, `--scrape`) is configured.",
+    " (`--subscribe`, `--triton`, `--engine`, `--scrape`) is configured.",
     "Start the engine with SIDESTEP_ENDPOINT set to one of the exporter's endpoints, and run `sidestep"
     " doctor --environment` where the engine runs.",
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from sidestep.engines.dialect import Dialects
+from sidestep.engines.llamacpp.dialect import DIALECT as LLAMACPP
 from sidestep.engines.sglang.dialect import DIALECT as SGLANG
 from sidestep.engines.streams.dialect import DIALECT as STREAMS
 from sidestep.engines.triton.dialect import DIALECT as TRITON
+from sidestep.engines.trtllm.dialect import DIALECT as TRTLLM
 from sidestep.engines.vllm.dialect import DIALECT as VLLM
 
 DIALECTS = Dialects(
@@ -13,4 +15,6 @@ DIALECTS = Dialects(
     SGLANG,
     STREAMS,
     TRITON,
+    LLAMACPP,
+    TRTLLM,
 )

@@ -13,6 +13,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.progress import Progress
 from sidestep.protocol.stream import StreamState
 
 DIALECT = "stream"
@@ -93,6 +94,13 @@ class ServerFeed(Feed):
         engine.seen_at = max(engine.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
+
+    def report(self, engine: str, progress: Progress, now: float) -> None:
+        """Report the progress of ``engine``, unless it is not bound."""
+        known = self._engines.get(engine)
+        if known is not None and self.is_fed(known):
+            role = self.engines[engine].role
+            self.intake.health.report(self._stream, [(known, role, progress)], now)
 
     def unbind(self, engine: str) -> None:
         """Stop feeding ``engine``."""

@@ -55,7 +55,7 @@ def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]
             raise
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
-    if (config.subscribe or config.scrape or config.triton) and not found:
+    if config.has_sources and not found:
         raise ConfigError(
             "no source is installed that can subscribe or poll: reinstall sidestep with its entry points"
         )

@@ -240,8 +240,9 @@ class Engine:
                 self.histograms[slot] = known.with_bounds(self.bounds_of(slot))
         for name, family in self.open_families.items():
             row = self.layout.sampled_rows.get(name)
-            if row is not None and row.buckets and family.bounds != bounds[row.buckets]:
-                family.bounds = bounds[row.buckets]
+            has_own = row is not None and (row.buckets or row.name in bounds)
+            if row is not None and has_own and family.bounds != self._sampled_bounds(row):
+                family.bounds = self._sampled_bounds(row)
                 family.children = {
                     key: child.with_bounds(family.bounds)
                     for key, child in family.children.items()
@@ -371,7 +372,7 @@ class Engine:
         """Return a new family for a row that Samples items feed; known label values start at 0."""
         bounds: Bounds = ()
         if row.kind == "histogram":
-            bounds = row.bounds or self.description.bounds[row.buckets]
+            bounds = self._sampled_bounds(row)
         made = OpenFamily(
             row.name, row.kind, row.exposed_help, row.own_labels, bounds, born=self.restarts
         )
@@ -380,6 +381,11 @@ class Engine:
             for key in keys:
                 made.children[key] = self.new_histogram(made) if row.kind in OBSERVED else 0
         return made
+
+    def _sampled_bounds(self, row: Row) -> Bounds:
+        """Return the bounds of a histogram that Samples items feed; the engine may name the family."""
+        known = self.description.bounds
+        return known.get(row.name) or row.bounds or known[row.buckets]
 
     def new_histogram(self, family: OpenFamily) -> Histogram:
         """Return an empty histogram for a family that Samples items feed."""

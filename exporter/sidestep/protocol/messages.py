@@ -61,7 +61,8 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
         info: Labels of info metrics by short name, such as ``cache_config``. A name that
             begins with ``core:`` comes from the engine's core; the front end's info of the
             same name takes precedence.
-        bounds: Bucket bounds by bucket family where they differ from the default.
+        bounds: Bucket bounds by bucket family where they differ from the default; or by the name of a
+            family that Samples items feed.
         features: Enabled options; families that need one are exposed at once.
         closed: Label values known in advance, by label name, such as the positions of a
             draft; their series start at 0.

@@ -237,6 +237,24 @@ ROWS: tuple[SelfRow, ...] = (
         ("target", "reason"),
     ),
     SelfRow(
+        "sidestep_engine_poll_state",
+        "gauge",
+        "1 for the present state of a server of --engine: up, stale (a response is overdue) or down.",
+        ("target", "state"),
+    ),
+    SelfRow(
+        "sidestep_engine_polls_total",
+        "counter",
+        "Polls of a server of --engine, by outcome: ok, or the reason why there was no answer.",
+        ("target", "outcome"),
+    ),
+    SelfRow(
+        "sidestep_engine_poll_duration_seconds",
+        "gauge",
+        "Time that the last successful poll of a server of --engine took.",
+        ("target",),
+    ),
+    SelfRow(
         "sidestep_forward_connected",
         "gauge",
         "1 while the exporter is connected to the upstream exporter; no sample without --forward.",

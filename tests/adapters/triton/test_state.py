@@ -13,7 +13,8 @@ from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.state import CONNECT_LIMIT, STALE_AFTER, ServerState
+from sidestep_adapters.scrape.server_state import CONNECT_LIMIT, STALE_AFTER
+from sidestep_adapters.triton.state import TritonState
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
@@ -28,7 +29,7 @@ class Polls:
         self.fed.now = 1000.0
         self.feed = ServerFeed(self.fed.intake, "triton t")
         lines = RateLimitedLog(logging.getLogger("sidestep.triton"))
-        self.state = ServerState(self.feed, SERVER, "triton t", 1.0, lines)
+        self.state = TritonState(self.feed, SERVER, "triton t", 1.0, lines)
 
     def good(self) -> None:
         """Succeed with statistics of one model, in which an instance was idle."""
@@ -36,7 +37,7 @@ class Polls:
         self.state.poll_started(now)
         self.state.statistics_received(now)
         self.feed.apply(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
-        self.state.succeeded(now, 0.01, 1)
+        self.state.polled(now, 0.01, 1)
         self.wait(1.0)
 
     def bad(self, error: PollError) -> None:

@@ -563,12 +563,24 @@ groups:
       - record: engine:requests_running:sum
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, priority) (sglang:num_running_reqs{priority=""})
         labels: {dialect: sglang}
+      - record: engine:requests_running:sum
+        expr: llamacpp:requests_processing
+        labels: {dialect: llamacpp}
+      - record: engine:requests_running:sum
+        expr: trtllm_num_requests_running
+        labels: {dialect: trtllm}
       - record: engine:requests_waiting:sum
         expr: vllm:num_requests_waiting
         labels: {dialect: vllm}
       - record: engine:requests_waiting:sum
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, priority) (sglang:num_queue_reqs{priority=""})
         labels: {dialect: sglang}
+      - record: engine:requests_waiting:sum
+        expr: llamacpp:requests_deferred
+        labels: {dialect: llamacpp}
+      - record: engine:requests_waiting:sum
+        expr: trtllm_num_requests_waiting
+        labels: {dialect: trtllm}
       - record: engine:requests_in_flight:sum
         expr: engine:requests_running:sum + engine:requests_waiting:sum
       - record: engine:requests_in_flight:avg15m
@@ -580,12 +592,21 @@ groups:
       - record: engine:kv_cache_usage_ratio:max
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (sglang:token_usage)
         labels: {dialect: sglang}
+      - record: engine:kv_cache_usage_ratio:max
+        expr: sidestep_llamacpp_context_usage_ratio
+        labels: {dialect: llamacpp}
+      - record: engine:kv_cache_usage_ratio:max
+        expr: trtllm_kv_cache_utilization
+        labels: {dialect: trtllm}
       - record: engine:preemptions:rate5m
         expr: rate(vllm:num_preemptions_total[5m])
         labels: {dialect: vllm}
       - record: engine:preemptions:rate5m
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:num_retracted_requests_total[5m]))
         labels: {dialect: sglang}
+      - record: engine:preemptions:rate5m
+        expr: rate(sidestep_trtllm_pauses_total[5m])
+        labels: {dialect: trtllm}
       # As they are generated: SGLang's sglang:generation_tokens_total moves when a request ends.
       - record: engine:generation_tokens:rate5m
         expr: rate(vllm:generation_tokens_total[5m])
@@ -593,6 +614,13 @@ groups:
       - record: engine:generation_tokens:rate5m
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, mode) (rate(sglang:realtime_tokens_total{mode="decode"}[5m]))
         labels: {dialect: sglang}
+      # These two count when a request ends.
+      - record: engine:generation_tokens:rate5m
+        expr: rate(llamacpp:tokens_predicted_total[5m])
+        labels: {dialect: llamacpp}
+      - record: engine:generation_tokens:rate5m
+        expr: rate(trtllm_generation_tokens_total[5m])
+        labels: {dialect: trtllm}
       # Prompts once, cached tokens included.
       - record: engine:prompt_tokens:rate5m
         expr: rate(vllm:prompt_tokens_total[5m])
@@ -600,6 +628,12 @@ groups:
       - record: engine:prompt_tokens:rate5m
         expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:prefill_effective_tokens_total[5m])))
         labels: {dialect: sglang}
+      - record: engine:prompt_tokens:rate5m
+        expr: rate(llamacpp:prompt_tokens_total[5m]) + rate(llamacpp:prompt_tokens_cached_total[5m])
+        labels: {dialect: llamacpp}
+      - record: engine:prompt_tokens:rate5m
+        expr: rate(trtllm_prompt_tokens_total[5m])
+        labels: {dialect: trtllm}
       # Generated ones and computed prompt tokens: 0 while requests run is an engine that does nothing.
       - record: engine:processed_tokens:rate5m
         expr: rate(vllm:iteration_tokens_total_sum[5m])
@@ -607,17 +641,27 @@ groups:
       - record: engine:processed_tokens:rate5m
         expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:realtime_tokens_total{mode!="prefill_cache"}[5m])))
         labels: {dialect: sglang}
+      # Calls of the model, one token each at least; TensorRT-LLM's page has nothing that moves before a request ends.
+      - record: engine:processed_tokens:rate5m
+        expr: rate(llamacpp:n_decode_total[5m])
+        labels: {dialect: llamacpp}
       - record: engine:prefix_cache_queries:rate5m
         expr: rate(vllm:prefix_cache_queries_total[5m])
         labels: {dialect: vllm}
       - record: engine:prefix_cache_queries:rate5m
-        expr: engine:prompt_tokens:rate5m{dialect="sglang"}
+        expr: engine:prompt_tokens:rate5m{dialect=~"sglang|llamacpp|trtllm"}
       - record: engine:prefix_cache_hits:rate5m
         expr: rate(vllm:prefix_cache_hits_total[5m])
         labels: {dialect: vllm}
       - record: engine:prefix_cache_hits:rate5m
         expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:prefill_effective_tokens_total{mode=~".+_hit"}[5m])))
         labels: {dialect: sglang}
+      - record: engine:prefix_cache_hits:rate5m
+        expr: rate(llamacpp:prompt_tokens_cached_total[5m])
+        labels: {dialect: llamacpp}
+      - record: engine:prefix_cache_hits:rate5m
+        expr: rate(trtllm_prompt_cached_tokens_total[5m])
+        labels: {dialect: trtllm}
       - record: engine:prefix_cache_hits:ratio_rate5m
         expr: engine:prefix_cache_hits:rate5m / (engine:prefix_cache_queries:rate5m > 0)
 
@@ -663,6 +707,9 @@ groups:
         expr: sum by (cluster, namespace, job, instance, pod) (rate(sglang:num_requests_total[5m]))
         labels: {dialect: sglang}
       - record: instance:requests:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod) (rate(trtllm_request_success_total[5m]))
+        labels: {dialect: trtllm}
+      - record: instance:requests:rate5m
         expr: |-
           sum by (cluster, namespace, job, instance, pod) (
             rate(nv_inference_request_success[5m])
@@ -704,6 +751,9 @@ groups:
       - record: model:requests:rate5m
         expr: sum by (cluster, namespace, job, model_name) (rate(sglang:num_requests_total[5m]))
         labels: {dialect: sglang}
+      - record: model:requests:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(trtllm_request_success_total[5m]))
+        labels: {dialect: trtllm}
       - record: model:requests:rate5m
         expr: |-
           sum by (cluster, namespace, job, model_name) (
@@ -839,6 +889,9 @@ groups:
       - record: model_le:time_to_first_token_seconds:rate5m
         expr: sum by (cluster, namespace, job, model_name, le) (rate(sglang:time_to_first_token_seconds_bucket[5m]))
         labels: {dialect: sglang}
+      - record: model_le:time_to_first_token_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(trtllm_time_to_first_token_seconds_bucket[5m]))
+        labels: {dialect: trtllm}
       - record: model:time_to_first_token_seconds:p50_rate5m
         expr: histogram_quantile(0.5, model_le:time_to_first_token_seconds:rate5m) >= 0
       - record: model:time_to_first_token_seconds:p90_rate5m
@@ -857,6 +910,12 @@ groups:
           /
           (sum by (cluster, namespace, job, model_name) (rate(sglang:time_to_first_token_seconds_count[5m])) > 0)
         labels: {dialect: sglang}
+      - record: model:time_to_first_token_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(trtllm_time_to_first_token_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(trtllm_time_to_first_token_seconds_count[5m])) > 0)
+        labels: {dialect: trtllm}
       - record: model_le:inter_token_latency_seconds:rate5m
         expr: sum by (cluster, namespace, job, model_name, le) (rate(vllm:inter_token_latency_seconds_bucket[5m]))
         labels: {dialect: vllm}
@@ -1015,6 +1074,23 @@ groups:
         expr: |-
           clamp_min(
             sum by (cluster, namespace, job, model_name) (
+              rate(trtllm_time_to_first_token_seconds_count[5m])
+              - sum without (le) (rate(trtllm_time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: time_to_first_token, dialect: trtllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(trtllm_time_to_first_token_seconds_count[5m])
+            and sum without (le) (rate(trtllm_time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+          )
+        labels: {slo: time_to_first_token, dialect: trtllm}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
               rate(vllm:inter_token_latency_seconds_count[5m])
               - sum without (le) (rate(vllm:inter_token_latency_seconds_bucket{le="0.1"}[5m]))
             ),
@@ -1079,6 +1155,23 @@ groups:
             and sum without (le) (rate(sglang:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
           )
         labels: {slo: request_latency, dialect: sglang}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(trtllm_e2e_request_latency_seconds_count[5m])
+              - sum without (le) (rate(trtllm_e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: request_latency, dialect: trtllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(trtllm_e2e_request_latency_seconds_count[5m])
+            and sum without (le) (rate(trtllm_e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+          )
+        labels: {slo: request_latency, dialect: trtllm}
       # vLLM: failed, or rejected because of a full queue. Aborts are the clients'.
       - record: model:slo_errors:rate5m
         expr: |-

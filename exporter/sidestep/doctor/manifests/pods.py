@@ -206,7 +206,7 @@ class Exporter(NamedTuple):
     @property
     def polls(self) -> bool:
         """True if the exporter reads from engines, which then need no plugin."""
-        return bool(s.triton or s.scrape or s.subscribe) if (s := self.settings) else False
+        return self.settings is not None and self.settings.has_sources
 
     @property
     def page_ports(self) -> set[int]:

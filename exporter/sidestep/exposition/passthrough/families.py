@@ -49,12 +49,17 @@ Sample = tuple[Series, bytes]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class PageFamily:
-    """One family of a page; its samples are in the order of exposition."""
+    """One family of a page; its samples are in the order of exposition.
+
+    Attributes:
+        is_common: Whether it is a copy under a common name.
+    """
 
     name: str
     kind: PageKind
     help: str
     samples: list[Sample]
+    is_common: bool = False
 
     @property
     def names(self) -> AbstractSet[str]:

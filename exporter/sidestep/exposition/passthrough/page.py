@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
+from sidestep.exposition.passthrough.common_pages import NAMES, CommonCopies
 from sidestep.exposition.passthrough.families import FamilySorter, PageFamily, Sample, Series
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
@@ -73,6 +74,7 @@ class Page:
         excluded: Families to leave out.
         merge: Merges all pages after their series have changed, one slice per step.
         forget: Drops what a page had.
+        common: Whether families have copies under common names.
 
     Attributes:
         parsed: The content; None if the page exposes nothing.
@@ -84,12 +86,16 @@ class Page:
         excluded: Collection[str],
         merge: Callable[[], Iterator[None]],
         forget: Callable[[Page], None],
+        *,
+        common: bool = False,
     ) -> None:
         self.parsed: ParsedPage | None = None
         self.labels = tuple((name, parser.escape(text)) for name, text in labels)
         self._merge = merge
         self._forget = forget
-        self._excluded = frozenset(excluded)
+        # A page cannot have a family of these names itself.
+        self._excluded = frozenset(excluded) | (NAMES if common else frozenset())
+        self._copies = CommonCopies() if common else None
         self._known: dict[bytes, Series] = {}
         """Series by ``raw`` without its last blank."""
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
@@ -140,7 +146,11 @@ class Page:
             raise PollError("bad_answer", f"none of its {len(lines)} lines is a sample")
         if not is_whole:
             raise PollError("truncated", "its last line has no end")
-        for family in (yield from sorter.sorted(samples)):
+        families = yield from sorter.sorted(samples)
+        if self._copies is not None:
+            families += self._copies.of(families)
+            yield
+        for family in families:
             parts = yield from make_parts(self, family.samples)
             parsed.families.append((family, parts))
         self._known = known

@@ -25,6 +25,7 @@ class PassthroughFamily:
 
     Attributes:
         names: All sample names that it takes, as ``layout.taken`` returns them.
+        is_common: Whether it is a copy under a common name.
         is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
             families, as ``x_created`` is a part of ``x``.
     """
@@ -35,6 +36,7 @@ class PassthroughFamily:
     names: frozenset[str]
     parts: list[Part]
     is_openmetrics: bool = True
+    is_common: bool = False
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -63,10 +65,14 @@ class PassthroughRegistry:
 
     Args:
         own_names: Returns the names that the exporter's own families take.
+        common: Whether families have copies under common names.
     """
 
-    def __init__(self, own_names: Callable[[], Iterable[AbstractSet[str]]]) -> None:
+    def __init__(
+        self, own_names: Callable[[], Iterable[AbstractSet[str]]], *, common: bool = False
+    ) -> None:
         self._own_names = own_names
+        self._common = common
         self._pages: list[Page] = []
         self._overlapping: list[frozenset[int]] = []
         """By page: earlier pages that can have a sample equal to one of its own."""
@@ -76,7 +82,7 @@ class PassthroughRegistry:
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
         """Add a page; see ``Page``."""
-        page = Page(labels, excluded, self._merge, self._forget)
+        page = Page(labels, excluded, self._merge, self._forget, common=self._common)
         overlapping = [
             i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
         ]
@@ -193,7 +199,12 @@ def _keys(found: PageFamily) -> Iterator[list[Key]]:
 def _family(found: PageFamily) -> PassthroughFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
     return PassthroughFamily(
-        found.name, found.kind, found.help, exposed_names(found.name, kind), []
+        found.name,
+        found.kind,
+        found.help,
+        exposed_names(found.name, kind),
+        [],
+        is_common=found.is_common,
     )
 
 
@@ -216,4 +227,5 @@ def _mark_openmetrics(families: Iterable[PassthroughFamily]) -> None:
 
 
 def _is_own(family: PassthroughFamily, own_names: Iterable[AbstractSet[str]]) -> bool:
-    return family.name.startswith(OWN_PREFIXES) or not all(map(family.names.isdisjoint, own_names))
+    has_own_prefix = family.name.startswith(OWN_PREFIXES) and not family.is_common
+    return has_own_prefix or not all(map(family.names.isdisjoint, own_names))

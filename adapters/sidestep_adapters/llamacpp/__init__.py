@@ -1,0 +1,1 @@
+"""llama.cpp: polling of llama-server, without waking a sleeping model."""

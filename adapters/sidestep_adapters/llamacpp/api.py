@@ -1,0 +1,209 @@
+"""llama-server's API: a page for each model that is in memory, and what other paths add.
+
+No request wakes a model that sleeps, or loads one. ``/slots`` would wake it, and keep it awake:
+it is asked only at once after a page that has shown requests in slots.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+from sidestep.config.engine_targets import EngineTarget
+from sidestep.engines.llamacpp.rows import ROWS
+from sidestep.errors import PollError
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.progress import STARTING
+from sidestep.protocol.self_described import Family
+from sidestep_adapters.llamacpp.answers import JSON, ROUTER, Models, Props, Slot, Slots, decode
+from sidestep_adapters.llamacpp.model import DIALECT, ModelState
+from sidestep_adapters.polling.api import Kind, Poll, Update, flag, identity
+from sidestep_adapters.polling.page_reader import PageReader
+from sidestep_adapters.scrape.http_client import Client
+
+TEXT = "text/plain"
+PROCESS_HEADER = "Process-Start-Time-Unix"
+"""Header of the page; another one after a restart, but no Unix time."""
+PROPS_SECONDS = 5.0
+"""Seconds after which an idle server is asked again if its model sleeps."""
+SLOTS_WITHIN = 0.5
+"""Seconds after a request for a page in which ``/slots`` may be asked: a model sleeps after a second of
+idleness at the earliest."""
+MAX_SHORT_BYTES = 4 << 20
+CAUSES: Mapping[str, str] = {
+    "http_501": "no_metrics",
+    "http_503": "starting",
+    "http_404": "wrong_path",
+}
+"""Causes of the HTTP client, and what llama-server means."""
+ADVICE: Mapping[str, str] = {
+    "no_metrics": "start llama-server with --metrics",
+    "starting": "the server loads its model",
+    "wrong_path": "check the URL; with --api-prefix it ends with the prefix",
+    "bad_answer": "check that the URL is that of a llama-server",
+    "http_400": "the server does not have the model",
+}
+IN_MEMORY = frozenset({"loaded", "sleeping"})
+LOADING = "loading"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+T = TypeVar("T")
+
+
+class LlamaApi:
+    """Implements ``polling.api.EngineApi``.
+
+    Args:
+        server: The server's base URL, its files and headers.
+        clock: Monotonic time.
+
+    Raises:
+        ValueError: An option is invalid.
+    """
+
+    def __init__(self, server: EngineTarget, clock: Callable[[], float] = time.monotonic) -> None:
+        given = server.known("model", "engine", "slots")
+        self._client = Client(server.target)
+        self._url = server.target.url
+        self._name = server.target.name
+        self._model = given.get("model", "")
+        self._asks_slots = flag("slots", given, default=True)
+        place = urlsplit(self._url)
+        self._labels = {"engine": given.get("engine") or place.netloc + place.path}
+        self._labels |= dict(server.target.labels)
+        self._clock = clock
+        self._reader = PageReader(ROWS)
+        self._is_router: bool | None = None
+        self._single: ModelState | None = None
+        self._models: dict[str, ModelState] = {}
+        self._props_at = -PROPS_SECONDS
+
+    def check(self) -> EngineInfo:
+        """See ``EngineApi``."""
+        self._client.check()
+        return self._new_model(self._model or "m").info
+
+    async def close(self) -> None:
+        """See ``EngineApi``."""
+        await self._client.close()
+
+    async def poll(self) -> Poll:
+        """See ``EngineApi``."""
+        try:
+            if self._is_router is None:
+                self._is_router = (await self._props("")).role == ROUTER
+            if self._is_router:
+                return await self._poll_router()
+            return Poll([await self._poll_single()])
+        except PollError as error:
+            if error.cause == "unreachable":
+                # Another server may be started there.
+                self._is_router = None
+            elif error.cause == "starting" and self._single is not None:
+                return Poll([self._single.starting(STARTING)], error)
+            raise
+
+    async def _poll_single(self) -> Update:
+        now = self._clock()
+        model = self._single
+        is_due = now - self._props_at >= PROPS_SECONDS
+        if model is None or is_due or model.props.is_sleeping:
+            props = await self._props("")
+            self._props_at = now
+            if model is None or (not self._model and props.name != model.info.labels["model_name"]):
+                model = self._single = self._new_model(self._model or props.name)
+            model.props = props
+        await self._read_model(model, "")
+        return model.update(now)
+
+    async def _poll_router(self) -> Poll:
+        now = self._clock()
+        found = (await self._json("/models", Models)).data
+        states = {one.id: one.status.value for one in found if self._model in ("", one.id)}
+        updates: list[Update] = []
+        failure: PollError | None = None
+        for name in [name for name in self._models if states.get(name) not in IN_MEMORY]:
+            if states.get(name) == LOADING:
+                updates.append(self._models[name].starting(STARTING))
+            else:
+                updates.append(self._models.pop(name).gone(now))
+        for name in [name for name, state in states.items() if state in IN_MEMORY]:
+            query = f"?model={quote(name, safe='')}&autoload=false"
+            try:
+                model = self._models.get(name)
+                if model is None:
+                    model = self._new_model(name, name)
+                    model.props = await self._props(query)
+                model.props.is_sleeping = states[name] == "sleeping"
+                await self._read_model(model, query)
+            except PollError as error:
+                failure = error
+                continue
+            self._models[name] = model
+            updates.append(model.update(now))
+        return Poll(updates, failure)
+
+    async def _read_model(self, model: ModelState, query: str) -> None:
+        """Read the model's page, unless it sleeps: then its counters stand still."""
+        if model.props.is_sleeping and model.process:
+            model.set_used(0)
+            return
+        if model.props.is_sleeping:
+            # Before #27376 of llama.cpp a request for the page would wake it.
+            return
+        asked = self._clock()
+        process, families = await self._page(query)
+        if model.process and process != model.process:
+            model.props = await self._props(query)
+        model.set_page(process, families, asked)
+        if self._asks_slots and model.running and self._clock() - asked < SLOTS_WITHIN:
+            try:
+                slots: list[Slot] = await self._json(f"/slots{query}", Slots)
+            except PollError:
+                # Without it (--no-slots) the server has no tokens of requests.
+                self._asks_slots = False
+            else:
+                model.set_used(sum(s.n_prompt_tokens for s in slots if s.is_processing))
+
+    async def _page(self, query: str) -> tuple[int, list[Family]]:
+        try:
+            response = await self._client.request(f"{self._url}/metrics{query}", TEXT, (TEXT, JSON))
+        except PollError as error:
+            raise _translated(error) from None
+        body = b"".join(response.chunks)
+        if body.startswith(b'"'):
+            # Builds of November 2025 sent the page as one string in JSON.
+            body = decode(body, str).encode()
+        families = (await self._reader.read(body)).get((), [])
+        if not families:
+            raise PollError("bad_answer", "no family of llama.cpp is on the page")
+        start = response.headers.get(PROCESS_HEADER, "")
+        return int(start) if _NUMBER.fullmatch(start) else 0, families
+
+    async def _props(self, query: str) -> Props:
+        return await self._json(f"/props{query}", Props)
+
+    async def _json(self, path: str, kind: type[T]) -> T:
+        try:
+            chunks = await self._client.fetch(f"{self._url}{path}", JSON, (JSON,))
+        except PollError as error:
+            raise _translated(error) from None
+        if sum(map(len, chunks)) > MAX_SHORT_BYTES:
+            raise PollError("bad_answer", f"more than {MAX_SHORT_BYTES >> 20} MiB")
+        return decode(b"".join(chunks), kind)
+
+    def _new_model(self, name: str, *parts: str) -> ModelState:
+        return ModelState(
+            identity(DIALECT, self._name, *parts), {**self._labels, "model_name": printable(name)}
+        )
+
+
+def _translated(error: PollError) -> PollError:
+    cause = CAUSES.get(error.cause)
+    return error if cause is None else PollError(cause, str(error))
+
+
+KIND = Kind(LlamaApi, ADVICE)

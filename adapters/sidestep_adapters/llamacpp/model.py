@@ -1,0 +1,107 @@
+"""State of one model of a llama-server: its last page, its properties and its progress. No I/O."""
+
+from __future__ import annotations
+
+from sidestep.engines.llamacpp.rows import (
+    CONTEXT_SIZE,
+    CONTEXT_TOKENS,
+    CONTEXT_USAGE,
+    RUNNING,
+    STEPS,
+    WAITING,
+)
+from sidestep.engines.polled_page import PolledPage
+from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
+from sidestep.protocol.progress import ASLEEP, Progress
+from sidestep.protocol.self_described import Family, Sample
+from sidestep_adapters.llamacpp.answers import Props
+from sidestep_adapters.polling.api import Update
+
+DIALECT = "llamacpp"
+
+
+class ModelState:
+    """State of one model.
+
+    Args:
+        identity: Identity of its engine.
+        labels: Labels of its engine.
+    """
+
+    def __init__(self, identity: str, labels: dict[str, str]) -> None:
+        self._identity = identity
+        self._labels = labels
+        self.props = Props()
+        self.process = 0
+        """Identifies the process that had the last page; 0: none had one."""
+        self._families: list[Family] = []
+        self._used: int | None = 0
+        """Tokens of the requests in slots; None where they are not known."""
+        self._steps = 0
+        self._stepped_at = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model as an engine."""
+        slots = self.props.total_slots
+        info = {LIMITS: {"max_running_requests": str(slots)}} if slots else {}
+        return EngineInfo(self._identity, DIALECT, self._labels, info, role=CORE)
+
+    @property
+    def running(self) -> int:
+        """Requests in slots, on the last page."""
+        return int(self._number(RUNNING))
+
+    def set_page(self, process: int, families: list[Family], now: float) -> None:
+        """Note a page, and when it was asked for."""
+        self._families = families
+        steps, waits = int(self._number(STEPS)), self.running + self._number(WAITING)
+        if steps != self._steps or process != self.process or not waits:
+            self._stepped_at = now
+        self.process, self._steps = process, steps
+        self._used = None if self.running else 0
+
+    def set_used(self, tokens: int) -> None:
+        """Note the tokens of the requests in slots."""
+        self._used = tokens
+
+    def update(self, now: float) -> Update:
+        """Return the model's state at ``now``."""
+        families = *self._families, *self._context()
+        return Update(self.info, [PolledPage(0, now, self.process, families)], self._progress(now))
+
+    def gone(self, now: float) -> Update:
+        """Return the update that detaches the model, which the server no longer has in memory."""
+        return Update(self.info, [PolledPage(0, now, gone=True)], detach=True)
+
+    def starting(self, condition: str) -> Update:
+        """Return the update of a model that answers nothing yet."""
+        return Update(self.info, progress=Progress(0, condition=condition))
+
+    def _progress(self, now: float) -> Progress:
+        if self.props.is_sleeping:
+            return Progress(0, self._steps, condition=ASLEEP)
+        unfinished = self.running + int(self._number(WAITING))
+        # A batch of prompts may take a minute on a CPU, and its size is not told: the limit is that
+        # of requests that wait for something else than the engine.
+        age = max(now - self._stepped_at, 0.0) if unfinished else None
+        return Progress(0, self._steps, unfinished, unfinished, waiting_age=age)
+
+    def _context(self) -> list[Family]:
+        size = self.props.context
+        numbers: dict[str, float] = {}
+        if size:
+            numbers[CONTEXT_SIZE] = size
+        if self._used is not None:
+            numbers[CONTEXT_TOKENS] = self._used
+            if size:
+                numbers[CONTEXT_USAGE] = self._used / size
+        return [Family(name, "gauge", [], [Sample([], n)]) for name, n in numbers.items()]
+
+    def _number(self, name: str) -> float:
+        return sum(
+            sample.value
+            for family in self._families
+            if family.name == name
+            for sample in family.samples
+        )

@@ -1,0 +1,96 @@
+"""The part of a poller that differs by the kind of server: how one poll is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+from sidestep.config import parsing
+from sidestep.config.engine_targets import EngineTarget
+from sidestep.engines.items import Item
+from sidestep.errors import PollError
+from sidestep.protocol.limits import MAX_LABEL_CHARS
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.progress import Progress
+
+
+def identity(dialect: str, *parts: str) -> str:
+    """Return the identity of a server's engine."""
+    name = "/".join((dialect, *parts))
+    if len(name) > MAX_LABEL_CHARS:
+        name = f"{dialect}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return name
+
+
+def flag(name: str, given: Mapping[str, str], *, default: bool) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        ValueError: It is neither; completes an error line.
+    """
+    try:
+        return parsing.boolean(given[name]) if name in given else default
+    except ValueError as error:
+        raise ValueError(f"{name}= {error}") from None
+
+
+class Update(NamedTuple):
+    """State of one engine of a server at one poll.
+
+    Attributes:
+        items: What it has counted.
+        progress: What is known of its progress; None: nothing.
+        detach: Whether the server no longer has the engine.
+    """
+
+    info: EngineInfo
+    items: Sequence[Item] = ()
+    progress: Progress | None = None
+    detach: bool = False
+
+
+class Poll(NamedTuple):
+    """Result of one poll.
+
+    Attributes:
+        updates: The server's engines; without any, the server did not tell of them.
+        failure: What the poll did not get.
+    """
+
+    updates: Sequence[Update]
+    failure: PollError | None = None
+
+
+class EngineApi(Protocol):
+    """One server, as its poller uses it; a request connects as needed."""
+
+    def check(self) -> EngineInfo:
+        """Read all files that requests need, and return an engine with the server's labels.
+
+        Raises:
+            ConfigError: A file cannot be read, or is invalid.
+        """
+
+    async def poll(self) -> Poll:
+        """Poll the server once.
+
+        Raises:
+            PollError: The server did not answer.
+        """
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class Kind(NamedTuple):
+    """A kind of server.
+
+    Attributes:
+        api: Returns the API of a server; raises ValueError, with the end of an error line, if an
+            option is invalid.
+        advice: What to do about a failed poll, by its cause.
+    """
+
+    api: Callable[[EngineTarget], EngineApi]
+    advice: Mapping[str, str]

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: polling of trtllm-serve."""

@@ -1,0 +1,1 @@
+"""llama.cpp: catalogue rows of llama-server's page."""

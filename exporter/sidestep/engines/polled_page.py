@@ -1,0 +1,182 @@
+"""Metrics pages that the exporter polls of an engine's server, and the handlers of their families.
+
+A page has totals since the server's process started. The exporter adds up the differences between
+polls, so its counters continue when the server restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.catalog.dialect import Polled
+from sidestep.catalog.layout import Layout
+from sidestep.catalog.model import Handler, Row
+from sidestep.engines.handlers import Handlers, increase
+from sidestep.engines.row_builders import counter
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.protocol.limits import MAX_FAMILIES, Count, Seconds
+from sidestep.protocol.self_described import Family, Sample, Samples
+
+
+class PolledPage(Polled, array_like=True, gc=False, tag="pp"):
+    """The families of one engine on a page.
+
+    Attributes:
+        process: Identifies the server's process, where the page does; otherwise 0.
+        families: Families of the dialect's rows, as in ``Samples`` but with totals: counters since
+            the server started, and likewise the counts of a histogram.
+        gone: Whether the server no longer has the engine; then there are no families.
+    """
+
+    engine: Count
+    stamp: Seconds
+    process: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    families: Annotated[tuple[Family, ...], Meta(max_length=MAX_FAMILIES)] = ()
+    gone: bool = False
+
+    @property
+    def absent(self) -> bool:
+        """True if the server no longer has the engine."""
+        return self.gone
+
+
+class Increase(NamedTuple):
+    """The difference of two pages.
+
+    Attributes:
+        families: What was counted in between, and the gauges of the later page.
+        totals: The later page's counters and histograms, and those that only the earlier one has.
+        is_reset: Whether the server restarted in between.
+    """
+
+    families: list[Family]
+    totals: tuple[Family, ...]
+    is_reset: bool
+
+
+_SeriesKey = tuple[str, tuple[str, ...], tuple[str, ...], tuple[float, ...]]
+_Known = dict[_SeriesKey, Sample]
+
+
+def difference(new: PolledPage, old: PolledPage | None) -> Increase:
+    """Return what ``new`` has counted since ``old``.
+
+    A total that is lower than before shows a restart, and so does another process; then all of
+    ``new`` counts. A series that is missing counts as unchanged.
+    """
+    families = new.families
+    known = {} if old is None else dict(_totals(old.families))
+    is_reset = old is not None and (
+        (new.process and old.process and new.process != old.process)
+        or any(key in known and _is_lower(sample, known[key]) for key, sample in _totals(families))
+    )
+    if is_reset:
+        known = {}
+    found: list[Family] = []
+    totals: list[Family] = []
+    for family in families:
+        if family.kind == "gauge":
+            found.append(family)
+            continue
+        more = [
+            made
+            for sample in family.samples
+            if (made := _less(sample, known.pop(_key(family, sample), None))) is not None
+        ]
+        totals.append(family)
+        if more:
+            found.append(msgspec.structs.replace(family, samples=more))
+    totals += [
+        Family(name, "histogram" if bounds else "counter", list(labels), [sample], "", list(bounds))
+        for (name, labels, _, bounds), sample in known.items()
+    ]
+    return Increase(found, tuple(totals), bool(is_reset))
+
+
+def _key(family: Family, sample: Sample) -> _SeriesKey:
+    return family.name, tuple(family.labels), tuple(sample.labels), tuple(family.bounds)
+
+
+def _totals(families: Sequence[Family]) -> Iterator[tuple[_SeriesKey, Sample]]:
+    for family in families:
+        if family.kind != "gauge":
+            for sample in family.samples:
+                yield _key(family, sample), sample
+
+
+def _is_lower(new: Sample, old: Sample) -> bool:
+    return new.value < old.value or any(a < b for a, b in zip(new.counts, old.counts, strict=True))
+
+
+def _less(new: Sample, old: Sample | None) -> Sample | None:
+    """Return the difference; None: there is none."""
+    if old is None:
+        return new
+    if new.counts:
+        counts = [a - b for a, b in zip(new.counts, old.counts, strict=True)]
+        # The sum of a page that is read while it is written may be older than its counts.
+        total = max(new.total - old.total, 0.0)
+        if not (total or any(counts)):
+            return None
+        return Sample(list(new.labels), counts=counts, total=total)
+    return Sample(list(new.labels), new.value - old.value) if new.value != old.value else None
+
+
+def resets_row(prefix: str, shared: tuple[str, ...]) -> Row:
+    """Return the counter of restarts, with which ``PageHandlers`` needs to be fed."""
+    return counter(
+        f"{prefix}resets_total",
+        Handler("resets"),
+        "Restarts of the server's counters, by a restart of the server or of the model.",
+        shared=shared,
+    )
+
+
+class PageHandlers(Handlers):
+    """Applies polled pages to the engines of one registry; all their rows are ``Sampled``."""
+
+    HANDLED: ClassVar[Collection[str]] = {"resets"}
+
+    def __init__(self, layout: Layout, registry: Registry) -> None:
+        super().__init__(layout, registry)
+        self._resets = layout.handler_slot("resets")
+        self.appliers = {PolledPage: self._page}
+
+    def _page(self, engine: Engine, item: PolledPage) -> None:
+        before = engine.statistics if isinstance(engine.statistics, PolledPage) else None
+        if item.gone:
+            # The totals stay: the engine may return in the same process, which counts on.
+            families = () if before is None else before.families
+            process = 0 if before is None else before.process
+            engine.statistics = PolledPage(0, item.stamp, process, families, gone=True)
+            engine.absent = True
+            return
+        found = difference(item, before)
+        add_samples(self.registry, engine, Samples(0, item.stamp, found.families))
+        gauges = [family for family in found.families if family.kind == "gauge"]
+        if _has_others(engine, gauges):
+            self.registry.quota.remove_gauges(engine)
+            add_samples(self.registry, engine, Samples(0, item.stamp, gauges))
+        if found.is_reset:
+            increase(engine, self._resets, 1)
+        engine.statistics = PolledPage(0, item.stamp, item.process, found.totals)
+        engine.absent = False
+        engine.gauge_stamp = item.stamp
+
+
+def _has_others(engine: Engine, gauges: Sequence[Family]) -> bool:
+    """Return whether ``engine`` has gauges that are not on the page any more."""
+    present: Mapping[str, set[tuple[str, ...]]] = {
+        family.name: {tuple(sample.labels) for sample in family.samples} for family in gauges
+    }
+    return any(
+        known.children.keys() - present.get(known.name, set())
+        for known in engine.open_families.values()
+        if known.kind == "gauge"
+    )

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: catalogue rows of trtllm-serve's page, and readers."""

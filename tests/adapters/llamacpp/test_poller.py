@@ -1,0 +1,409 @@
+"""The exporter and a llama-server over sockets: what is exposed in each situation, and what is asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+
+from exporters import Start, until
+from llama_servers import (
+    LlamaServer,
+    failure,
+    llama_server,
+    page,
+    pages,
+    props,
+    recorded,
+    recording,
+    response,
+)
+from pages import get, parse
+from sidestep.app import Exporter
+from sidestep.engines.llamacpp.rows import UNMAPPED
+from sidestep.errors import ConfigError
+from sidestep.exposition.text_page import render
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sidestep")
+
+
+def engine(server: LlamaServer, *options: str) -> tuple[str, ...]:
+    """Return the flag."""
+    return (",".join((f"llamacpp={server.url}", "interval=0.05", *options)),)
+
+
+def samples(exporter: Exporter, **labels: str) -> dict[str, float]:
+    """Return the series of engines with these labels, by name, and the value of ``position``."""
+    return {
+        " ".join((name, *(v for k, v in pairs if k == "position"))): value
+        for family in parse(render(exporter.registry).decode()).values()
+        for (name, pairs), value in family.samples.items()
+        if labels.items() <= dict(pairs).items()
+    }
+
+
+def polls(exporter: Exporter, server: LlamaServer, outcome: str) -> float:
+    """Return how many polls had ``outcome``."""
+    name = f"llamacpp={server.url}"
+    return exporter.metrics.value("sidestep_engine_polls_total", name, outcome)
+
+
+async def polled_again(exporter: Exporter, server: LlamaServer, outcome: str = "ok") -> None:
+    """Wait until two more polls have ended: one may have begun before."""
+    before = polls(exporter, server, outcome)
+    await until(lambda: polls(exporter, server, outcome) >= before + 2)
+
+
+def state(exporter: Exporter) -> str:
+    """Return the state of the only engine."""
+    return next(health.state.value for _, health in exporter.intake.health)
+
+
+def theirs(text: str) -> dict[str, float]:
+    """Return the samples of a page of llama-server that have rows here."""
+    found = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    named = {re.sub(r'\{position="(\d+)"\}', r" \1", head): float(v) for head, _, v in found}
+    return {name: value for name, value in named.items() if name not in UNMAPPED}
+
+
+@pytest.mark.parametrize("name", ["load", "cache", "aborts", "speculative", "large", "embeddings"])
+async def test_the_page_is_the_servers(name: str, start: Start) -> None:
+    """After all recorded pages of a load every family is the server's, to the last digit."""
+    found = pages(name)
+    async with (
+        llama_server(metrics=recorded(found[0])) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        for each in found:
+            server.answers["/metrics"] = recorded(each)
+            await polled_again(exporter, server)
+        ours = samples(exporter, model_name="tiny")
+
+    assert theirs(found[-1]["body"]) == pytest.approx(
+        {name: value for name, value in ours.items() if name.startswith("llamacpp:")}, rel=1e-12
+    )
+
+
+async def test_counters_are_the_clients_totals(start: Start) -> None:
+    """Tokens of the recorded load are those that the clients were told."""
+    totals = recording("load")["totals"]
+    async with (
+        llama_server(metrics=recorded(pages("load")[-1])) as server,
+        start(engine=engine(server), metrics_common=True) as exporter,
+    ):
+        await polled_again(exporter, server)
+        found = samples(exporter)
+
+    assert found["llamacpp:prompt_tokens_total"] == totals["timings.prompt_n"]
+    assert found["llamacpp:prompt_tokens_cached_total"] == totals["timings.cache_n"]
+    assert found["llamacpp:tokens_predicted_total"] == totals["timings.predicted_n"]
+    looked_up = found["sidestep_prefix_cache_looked_up_tokens_total"]
+    assert looked_up == totals["timings.prompt_n"] + totals["timings.cache_n"]
+    assert found["sidestep_prefix_cache_found_tokens_total"] == totals["timings.cache_n"]
+    assert found["sidestep_max_running_requests"] == 4
+    assert found["sidestep_requests_running"] == found["sidestep_requests_waiting"] == 0
+
+
+async def test_counters_continue_over_restarts(start: Start) -> None:
+    """Another process is told by a header, so that even one with higher counts is noticed."""
+    first, second = pages("restart")
+    higher = page(9, prompt_tokens_total=1000, n_decode_total=5000)
+    async with (
+        llama_server(metrics=recorded(first)) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await polled_again(exporter, server)
+        before = samples(exporter)["llamacpp:prompt_tokens_total"]
+        for answer in (recorded(second), higher):
+            server.answers["/metrics"] = answer
+            await polled_again(exporter, server)
+        found = samples(exporter)
+
+    of_second = theirs(second["body"])["llamacpp:prompt_tokens_total"]
+    assert before == 102
+    assert found["llamacpp:prompt_tokens_total"] == before + of_second + 1000
+    assert found["sidestep_llamacpp_resets_total"] == 2
+
+
+async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start) -> None:
+    """Its counters stay, it is asleep as an engine, and only the path that tells of sleep is asked."""
+    busy = page(n_decode_total=7, requests_processing=1)
+    async with llama_server(metrics=busy) as server, start(engine=engine(server)) as exporter:
+        await polled_again(exporter, server)
+        server.answers["/props"] = props(is_sleeping=True)
+        server.answers["/metrics"] = page(n_decode_total=7, requests_processing=0)
+        await until(lambda: state(exporter) == "asleep", timeout=20)
+        server.forget()
+        await polled_again(exporter, server)
+
+        assert set(server.asked) == {"/props"}
+        assert samples(exporter)["llamacpp:n_decode_total"] == 7
+
+        server.answers["/props"] = props()
+        await until(lambda: "/metrics" in server.asked)
+        await until(lambda: state(exporter) in ("ok", "idle"))
+
+
+async def test_a_model_that_sleeps_at_the_start_stays_asleep(start: Start) -> None:
+    """An exporter that starts later does not ask for a page, which older builds would wake for."""
+    async with (
+        llama_server(props=props(is_sleeping=True), metrics=page()) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await until(lambda: bool(exporter.registry.engines) and state(exporter) == "asleep")
+
+        assert set(server.asked) == {"/props"}
+
+
+async def test_slots_are_asked_only_while_requests_run(start: Start) -> None:
+    """The tokens of requests in slots are the context in use; without requests it is 0."""
+    slots = [
+        {"id": 0, "is_processing": True, "n_prompt_tokens": 512, "params": {}},
+        {"id": 1, "is_processing": False, "n_prompt_tokens": 999},
+    ]
+    async with llama_server(
+        metrics=page(requests_processing=0), slots=response(json.dumps(slots))
+    ) as server:
+        async with start(engine=engine(server), metrics_common=True) as exporter:
+            await polled_again(exporter, server)
+            idle = samples(exporter)
+            assert "/slots" not in server.asked
+
+            server.answers["/metrics"] = page(requests_processing=1)
+            await polled_again(exporter, server)
+            busy = samples(exporter)
+        async with start(engine=engine(server, "slots=false")) as exporter:
+            server.forget()
+            await polled_again(exporter, server)
+            assert "/slots" not in server.asked
+            assert "sidestep_llamacpp_context_tokens" not in samples(exporter)
+
+    assert idle["sidestep_llamacpp_context_usage_ratio"] == 0
+    assert busy["sidestep_llamacpp_context_tokens"] == 512
+    assert busy["sidestep_llamacpp_context_size_tokens"] == 4 * 2048
+    assert busy["sidestep_kv_cache_usage_ratio"] == 512 / 8192
+
+
+async def test_a_server_without_slots_has_no_context_in_use(start: Start) -> None:
+    """It is asked once, and the rest of its page is exposed."""
+    no_slots = failure(501, "This server does not support slots endpoint.")
+    async with (
+        llama_server(metrics=page(requests_processing=1), slots=no_slots) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await polled_again(exporter, server)
+        await polled_again(exporter, server)
+
+        assert server.asked.count("/slots") == 1
+        assert samples(exporter)["llamacpp:requests_processing"] == 1
+
+
+def model(name: str, status: str) -> dict[str, object]:
+    """Return a model of a router."""
+    return {"id": name, "status": {"value": status, "args": ["--port", "1"]}}
+
+
+def models(**states: str) -> bytes:
+    """Return a router's list."""
+    return response(json.dumps({"data": [model(*each) for each in states.items()]}))
+
+
+async def test_a_routers_models_are_engines(start: Start) -> None:
+    """Each model in memory is an engine; none is loaded or woken up, and one that returns continues."""
+    one, asleep = "?model=one&autoload=false", "?model=asleep&autoload=false"
+    async with llama_server(
+        props=response(json.dumps({"role": "router"})),
+        models=models(one="loaded", two="unloaded", asleep="sleeping"),
+    ) as server:
+        server.answers |= {
+            f"/metrics{one}": page(1, prompt_tokens_total=5),
+            f"/props{one}": props(model_alias="other", total_slots=2),
+            f"/props{asleep}": props(),
+        }
+        async with start(engine=engine(server)) as exporter:
+            await polled_again(exporter, server)
+            assert set(server.asked) == {
+                "/props", "/models", f"/metrics{one}", f"/props{one}", f"/props{asleep}"
+            }  # fmt: skip
+            found = samples(exporter, model_name="one")
+            assert found["llamacpp:prompt_tokens_total"] == 5
+            assert found["sidestep_max_running_requests"] == 2
+            states = {e.labels["model_name"]: h.state.value for e, h in exporter.intake.health}
+            await until(lambda: len(exporter.registry.engines) == 2)
+            assert states.keys() == {"one", "asleep"}
+
+            server.answers["/models"] = models(one="unloaded", two="unloaded", asleep="sleeping")
+            await polled_again(exporter, server)
+            assert samples(exporter, model_name="one") == {}
+
+            server.answers["/models"] = models(one="loaded")
+            server.answers[f"/metrics{one}"] = page(2, prompt_tokens_total=3)
+            await polled_again(exporter, server)
+            assert samples(exporter, model_name="one")["llamacpp:prompt_tokens_total"] == 8
+
+
+async def test_a_model_of_a_router_that_fails_hides_no_other(start: Start) -> None:
+    """Between list and page a model may be unloaded; the poll tells of the failure."""
+    query = "?model={}&autoload=false"
+    async with llama_server(
+        props=response(json.dumps({"role": "router"})), models=models(a="loaded", b="loaded")
+    ) as server:
+        for name in ("a", "b"):
+            server.answers[f"/props{query.format(name)}"] = props()
+        server.answers[f"/metrics{query.format('a')}"] = failure(400, "model is not loaded")
+        server.answers[f"/metrics{query.format('b')}"] = page(1, prompt_tokens_total=5)
+        async with start(engine=engine(server)) as exporter:
+            await until(lambda: polls(exporter, server, "http_400") > 1)
+            assert samples(exporter, model_name="b")["llamacpp:prompt_tokens_total"] == 5
+
+
+async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
+    """The poll has that outcome, and an engine that is known has that state."""
+    loading = failure(503, "Loading model")
+    async with (
+        llama_server(props=loading, metrics=loading) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await until(lambda: polls(exporter, server, "starting") > 0)
+        server.answers |= {"/props": props(), "/metrics": page(n_decode_total=1)}
+        await polled_again(exporter, server)
+        server.answers |= {"/props": loading, "/metrics": loading}
+        await until(lambda: state(exporter) == "starting")
+        assert samples(exporter)["llamacpp:n_decode_total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "line"),
+    [
+        (recorded(pages("plain", status=501)[0]), "no_metrics", "with --metrics"),
+        (failure(404, "File Not Found"), "wrong_path", "with --api-prefix it ends with the prefix"),
+        (recorded(pages("key", status=401)[0]), "http_401", "header.Authorization=Bearer @/FILE"),
+        (response("up 1\n", kind="text/plain"), "bad_answer", "is that of a llama-server"),
+        (response("<html>", kind="text/html"), "bad_answer", "is that of a llama-server"),
+        (response("", kind="text/plain"), "bad_answer", "is that of a llama-server"),
+        (response("llamacpp:n_dec", kind="text/plain"), "truncated", "the last line has no end"),
+    ],
+)
+async def test_a_failed_poll_says_what_to_do(
+    answer: bytes, outcome: str, line: str, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the server, the cause and the cure."""
+    async with llama_server(metrics=answer) as server, start(engine=engine(server)) as exporter:
+        await until(lambda: polls(exporter, server, outcome) > 1)
+
+    found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([one for one in found if line in one and server.url in one]) == 1
+
+
+async def test_a_key_is_sent(start: Start) -> None:
+    """Every request has the header."""
+    async with (
+        llama_server(metrics=page(n_decode_total=1)) as server,
+        start(engine=engine(server, "header.Authorization=Bearer k3y")) as exporter,
+    ):
+        await polled_again(exporter, server)
+
+    assert all("Authorization: Bearer k3y" in head for head in server.http.heads)
+
+
+async def test_a_page_in_quotes_is_read(start: Start) -> None:
+    """Builds of November 2025 sent it as one string in JSON."""
+    quoted = response(json.dumps("# HELP x\nllamacpp:n_decode_total 3\n"))
+    async with llama_server(metrics=quoted) as server, start(engine=engine(server)) as exporter:
+        await polled_again(exporter, server)
+        assert samples(exporter)["llamacpp:n_decode_total"] == 3
+
+
+async def test_labels_can_be_set(start: Start) -> None:
+    """By default they are the address, and the model's alias or file."""
+    async with llama_server(
+        props=props(model_alias="", model_path="C:\\models\\m.gguf"), metrics=page(n_decode_total=1)
+    ) as server:
+        place = server.url.removeprefix("http://")
+        async with start(engine=engine(server)) as exporter:
+            await polled_again(exporter, server)
+            assert samples(exporter, engine=place, model_name="m.gguf")
+        async with start(engine=engine(server, "engine=7", "model=x", "label.pod=p")) as exporter:
+            await polled_again(exporter, server)
+            assert samples(exporter, engine="7", model_name="x", pod="p")
+
+
+async def test_a_server_that_has_gone_is_unreachable(start: Start) -> None:
+    """Its engine's state says so, and its counters continue when it is back."""
+    async with (
+        llama_server(metrics=page(1, n_decode_total=4)) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await polled_again(exporter, server)
+        await server.http.stop()
+        await until(lambda: state(exporter) == "unreachable")
+        server.answers["/metrics"] = page(2, n_decode_total=3)
+        await server.http.start()
+        await until(lambda: samples(exporter).get("llamacpp:n_decode_total") == 7)
+        await until(lambda: state(exporter) != "unreachable")
+
+
+async def test_requests_without_steps_are_a_stall(start: Start) -> None:
+    """A batch may take long on a CPU: the limit is --health.max-threshold."""
+    async with llama_server(metrics=page(n_decode_total=4, requests_processing=1)) as server:
+        flags = {"health_min_threshold": "3", "health_max_threshold": "3"}
+        async with start(engine=engine(server), **flags) as exporter:
+            await until(lambda: bool(exporter.registry.engines) and state(exporter) == "stalled")
+            (health,) = (health for _, health in exporter.intake.health)
+            assert health.reason is not None
+            assert health.reason.value == "no_steps"
+            server.answers["/metrics"] = page(n_decode_total=5, requests_processing=1)
+            await until(lambda: state(exporter) == "ok")
+
+
+async def test_counters_survive_the_exporter(start: Start, tmp_path: object) -> None:
+    """With a state directory, what the server counts meanwhile arrives once."""
+    flags = {"state_dir": f"{tmp_path}/state"}
+    async with llama_server(metrics=page(1, n_decode_total=4)) as server:
+        async with start(engine=engine(server), **flags) as exporter:
+            await polled_again(exporter, server)
+        server.answers["/metrics"] = page(1, n_decode_total=10)
+        async with start(engine=engine(server), **flags) as exporter:
+            await polled_again(exporter, server)
+            assert samples(exporter)["llamacpp:n_decode_total"] == 10
+
+
+async def test_the_live_page_and_the_log_have_it(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rates, requests, context and cache hits are there; latencies, which no page has, are not."""
+    counted = {"prompt_tokens_total": 9, "prompt_tokens_cached_total": 1, "n_decode_total": 4}
+    async with (
+        llama_server(metrics=page(1, **counted, tokens_predicted_total=4)) as server,
+        start(engine=engine(server), log_stats_interval="0.2") as exporter,
+    ):
+        await until(lambda: "generation " in caplog.text)
+        live = await get(exporter.url.replace("/metrics", "/api/v1/live"))
+    line = next(each for each in caplog.messages if "generation" in each)
+
+    assert "prefix cache hits 10.0%" in line
+    assert "TTFT" not in line
+    assert '"dialect":"llamacpp"' in live.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("llama=http://h:1", "'llama' is no kind of server; known are llamacpp"),
+        ("llamacpp=http://h:1,modle=a", "'modle' is no option; known are model=, engine=, slots="),
+        ("llamacpp=http://h:1,slots=maybe", "slots= must be true or false"),
+        ("llamacpp=http://h:1,label.model_name=a,label.position=a", "position"),
+        ("llamacpp=http://h:1,header.X-Api-Key=@/no/such/file", "No such file"),
+    ],
+)
+async def test_a_wrong_flag_is_one_line(flag: str, complaint: str, start: Start) -> None:
+    """The exporter does not start."""
+    with pytest.raises(ConfigError, match=complaint) as error:
+        async with start(engine=(flag,)):
+            pass
+    assert str(error.value).startswith("--engine")

@@ -1,0 +1,197 @@
+"""Differences of polled pages, and the series that they feed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pages import parse
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.model import ENGINE_LABELS
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialect import Dialect, Dialects
+from sidestep.engines.polled_page import PageHandlers, PolledPage, difference, resets_row
+from sidestep.engines.row_builders import SampledRows
+from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS
+from sidestep.exposition.text_page import render
+from sidestep.metrics.merge import restore_engine
+from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample
+
+TOY = SampledRows("toy:")
+DIALECTS = Dialects(
+    Dialect(
+        name="toy",
+        title="Toy",
+        rows=(
+            TOY.counter("tokens_total", "Tokens."),
+            TOY.counter("ends_total", "Ends.", "reason"),
+            TOY.gauge("running", "Running.", "rank"),
+            TOY.histogram("wait_seconds", "Wait.", (1.0, 2.0)),
+            resets_row("sidestep_toy_", ENGINE_LABELS),
+            REFUSED_OBSERVATIONS,
+        ),
+        items=(PolledPage,),
+        polled=PolledPage,
+        handlers=PageHandlers,
+    )
+)
+INFO = EngineInfo("e", "toy", {"engine": "0", "model_name": "m"})
+
+
+def page(
+    tokens: float = 0,
+    ends: dict[str, float] | None = None,
+    counts: Sequence[int] = (0, 0, 0),
+    running: dict[str, float] | None = None,
+    process: int = 0,
+) -> PolledPage:
+    """Return a page."""
+
+    def labelled(found: dict[str, float] | None) -> list[Sample]:
+        return [Sample([label], value) for label, value in (found or {}).items()]
+
+    families = (
+        Family("toy:tokens_total", "counter", [], [Sample([], tokens)]),
+        Family("toy:ends_total", "counter", ["reason"], labelled(ends)),
+        Family("toy:running", "gauge", ["rank"], labelled(running)),
+        Family(
+            "toy:wait_seconds",
+            "histogram",
+            [],
+            [Sample(counts=list(counts))],
+            "",
+            [1.0, 2.0],
+        ),
+    )
+    return PolledPage(0, 1.0, process, families)
+
+
+class Polled:
+    """An engine whose pages are applied."""
+
+    def __init__(self) -> None:
+        layouts = {name: compile_layout(one) for name, one in DIALECTS.items()}
+        self.registry = Registry(layouts, {})
+        self.applier = Applier(self.registry, DIALECTS)
+        self.registry.register(INFO)
+
+    def poll(self, *pages: PolledPage) -> None:
+        """Apply pages."""
+        for each in pages:
+            self.applier.apply(self.registry.engines["e"], each)
+
+    def samples(self) -> dict[str, float]:
+        """Return the engine's series, by name and own labels."""
+        return {
+            " ".join((name, *(v for k, v in labels if k not in INFO.labels))): value
+            for family in parse(render(self.registry).decode()).values()
+            for (name, labels), value in family.samples.items()
+        }
+
+
+numbers = st.integers(0, 1 << 40)
+steps = st.lists(
+    st.tuples(
+        numbers,
+        st.sampled_from(["stop", "length"]),
+        st.integers(0, 2),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(steps)
+def test_counters_are_the_sum_over_all_processes(
+    run: list[tuple[int, str, int, bool, bool]],
+) -> None:
+    """Whatever is counted between polls and restarts arrives once, if the page names the process."""
+    polled = Polled()
+    tokens, ends, counts = 0, dict[str, float](), [0, 0, 0]
+    process, all_tokens, all_counts = 1, 0, [0, 0, 0]
+    for number, reason, bucket, restarts, _ in run:
+        if restarts:
+            process, tokens, ends, counts = process + 1, 0, {}, [0, 0, 0]
+        tokens, all_tokens = tokens + number, all_tokens + number
+        ends[reason] = ends.get(reason, 0) + 1
+        counts[bucket] += 1
+        all_counts[bucket] += 1
+        polled.poll(page(tokens, ends, counts, process=process))
+
+    found = polled.samples()
+    if run:
+        assert found["toy:tokens_total"] == all_tokens
+        assert sum(v for k, v in found.items() if k.startswith("toy:ends_total")) == len(run)
+        assert found["toy:wait_seconds_bucket 1.0"] == all_counts[0]
+        assert found["toy:wait_seconds_count"] == len(run)
+
+
+def test_a_lower_total_shows_a_restart() -> None:
+    """Then the whole page is new, series that did not fall included."""
+    polled = Polled()
+    polled.poll(page(10, {"stop": 1}), page(12, {"stop": 3}), page(5, {"stop": 4}))
+
+    assert polled.samples()["toy:tokens_total"] == 17
+    assert polled.samples()["toy:ends_total stop"] == 7
+    assert polled.samples()["sidestep_toy_resets_total"] == 1
+
+
+def test_a_missing_series_counts_once() -> None:
+    """A page without it, such as one that was read while it was written, changes nothing."""
+    polled = Polled()
+    polled.poll(page(1, {"stop": 3}), page(2), page(3, {"stop": 4}))
+
+    assert polled.samples()["toy:ends_total stop"] == 4
+
+
+def test_gauges_are_those_of_the_last_page() -> None:
+    """A gauge that is gone from the page is gone here."""
+    polled = Polled()
+    polled.poll(page(running={"0": 2, "1": 3}), page(running={"1": 4}))
+
+    running = {k: v for k, v in polled.samples().items() if "running" in k}
+    assert running == {"toy:running 1": 4}
+
+
+def test_an_engine_that_is_gone_continues() -> None:
+    """While the server does not have it nothing is exposed, and no count is lost or doubled."""
+    polled = Polled()
+    polled.poll(page(5, process=7), PolledPage(0, 2.0, gone=True))
+    assert polled.samples() == {}
+
+    polled.poll(page(6, process=7), PolledPage(0, 3.0, gone=True), page(2, process=8))
+    assert polled.samples()["toy:tokens_total"] == 8
+
+
+@pytest.mark.parametrize("process", [0, 7])
+def test_a_snapshot_holds_the_last_page(process: int) -> None:
+    """What the server counts while the exporter is away arrives once."""
+    polled, later = Polled(), Polled()
+    polled.poll(page(5, {"stop": 2}, (1, 0, 0), process=process))
+    engine = polled.registry.engines["e"]
+    record = decode_record(encode_record(engine, totals_of(engine)))
+    later.registry.discard(later.registry.engines["e"])
+    later.registry.retired["e"] = restore_engine(later.registry, record)
+    later.registry.register(INFO)
+    later.poll(page(8, {"stop": 3}, (1, 1, 0), process=process))
+
+    assert later.samples()["toy:tokens_total"] == 8
+    assert later.samples()["toy:ends_total stop"] == 3
+    assert later.samples()["toy:wait_seconds_count"] == 2
+
+
+def test_unchanged_series_cost_nothing() -> None:
+    """The difference has only what changed, and the gauges."""
+    found = difference(page(5, {"stop": 2}), page(4, {"stop": 2}))
+
+    assert {f.name: len(f.samples) for f in found.families} == {
+        "toy:tokens_total": 1,
+        "toy:running": 0,
+    }
