@@ -134,6 +134,19 @@ def test_on_a_page(query: str) -> None:
     assert codes(query, inventory) == [ON_PAGE[query]]
 
 
+def test_polled_engines_are_on_the_exporters_page() -> None:
+    """A family of theirs that has no sample yet is of no other engine; one that is not exposed is not unknown."""
+    inventory = Inventory()
+    inventory.add_page(
+        'sidestep_build_info{version="1"} 1\nllamacpp:n_decode_total{model_name="m"} 1\n'
+    )
+    by_position = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+
+    assert codes(f"rate({by_position}[5m])", inventory) == ["SD412"]
+    assert codes("trtllm_num_requests_running", inventory) == ["SD411"]
+    assert codes("llamacpp:prompt_tokens_seconds") == []
+
+
 def test_successors(tmp_path: Path, page: str) -> None:
     """Whatever has another name is shown with it, and all panels that use it."""
     given = board(

@@ -70,7 +70,13 @@ EXPORTERS: Mapping[str, str] = {
     "apiserver_": "Kubernetes' API server",
 }
 """Where other metrics come from, by the beginning of their names; the first that fits counts."""
-PREFIXES: Mapping[str, str] = {"vllm:": "vllm", "sglang:": "sglang", "sidestep_": "exporter"}
+PREFIXES: Mapping[str, str] = {
+    "vllm:": "vllm",
+    "sglang:": "sglang",
+    "llamacpp:": "llamacpp",
+    "trtllm_": "trtllm",
+    "sidestep_": "exporter",
+}
 """Beginnings of names that only the catalogue's metrics have, and their dialects."""
 TARGET_LABELS = frozenset(
     (
