@@ -203,7 +203,8 @@ async def test_goodput(start: Start, tmp_path: Path) -> None:
     """Requests and tokens that met all objectives, as their records say."""
     log = tmp_path / "requests.jsonl"
     slo = ("ttft=30ms", "e2e=2s", "inter_token=50ms")
-    async with start(requests_log=str(log), slo=slo) as exporter:
+    flags = {"tenants_by": "priority", "tenants_max": "1"}
+    async with start(requests_log=str(log), slo=slo, **flags) as exporter:
         await play(exporter)
         page = parse(await get(exporter.url))
     good = [
@@ -225,6 +226,10 @@ async def test_goodput(start: Start, tmp_path: Path) -> None:
         "requests": len(good),
         "tokens": sum(record["output_tokens"] for record in good),
     }
+    for name, total in found.items():
+        by_tenant = page[f"sidestep_tenant_goodput_{name}"].samples
+        assert {dict(labels)["tenant"] for _, labels in by_tenant} == {"0", "__other__"}
+        assert sum(by_tenant.values()) == total
 
 
 async def test_conditions_and_shares(start: Start, tmp_path: Path) -> None:
