@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,10 @@ from command_line import ENVIRON, one_line, sidestep
 from exporter_processes import process
 from exporters import Start, recorded_run, until
 from pages import get, parse
+from records_of import ENGINE, recorded
 from schedulers import WALL, Scheduler, actions
 from sidestep.app import Exporter
-from sidestep.catalog.slo import Objectives
-from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import (
     Event,
     Finished,
@@ -37,12 +34,9 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
-from sidestep.requests.record import RequestRecord, make_record
-from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
 
-ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 LOST = "sidestep_request_records_lost"
 STOP = FINISH_REASONS.index("stop")
 
@@ -56,39 +50,6 @@ async def play(exporter: Exporter, name: str = "core_aborts") -> None:
     """Replay a recorded run of a tapped vLLM."""
     player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
     await asyncio.to_thread(player.run)
-
-
-class Kept:
-    """A sink that keeps the records of an engine."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.engine = registry.register(ENGINE)
-        self.records: list[RequestRecord] = []
-        self.lost = 0
-
-    def tenant(self, identity: Identity | None, adapter: str) -> str:
-        """Return no tenant."""
-        del identity, adapter
-        return ""
-
-    def end(self, ended: EndedRequest) -> None:
-        """Make the record."""
-        self.records.append(make_record(self.engine, ended, WALL))
-
-    def lose(self, count: int) -> None:
-        """Count requests without one."""
-        self.lost += count
-
-
-def recorded(events: Iterable[Event], *cuts: RequestEvents) -> Kept:
-    """Return the records of requests with these events, and then the items ``cuts``."""
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
-    kept = Kept(registry)
-    registry.request_sink = lambda _: kept
-    tracker = registry.requests_of(kept.engine)
-    for item in (RequestEvents(0, 0.0, 1, [*events]), *cuts):
-        tracker.apply(item)
-    return kept
 
 
 @given(actions)
