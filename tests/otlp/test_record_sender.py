@@ -256,11 +256,12 @@ async def test_a_receiver_that_is_away(caplog: pytest.LogCaptureFixture) -> None
 async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]) -> None:
     """The others are sent."""
     made, _ = sending
-    made.queue.restore([b"{}\n", line(1), b"\xff\n"])
+    strange = line(2).replace(b'"trace_id":""', b'"trace_id":"xyz"')
+    made.queue.restore([b"{}\n", line(1), b"\xff\n", strange])
     await made.sender.flush()
 
     assert made.counts == (parts(made, 1), 0)
-    assert made.metrics.value(LOST, "unreadable", made.queue.output) == 2
+    assert made.metrics.value(LOST, "unreadable", made.queue.output) == 3
 
 
 async def test_a_trace_that_nobody_records_is_not_sent() -> None:

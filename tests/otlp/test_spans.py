@@ -116,6 +116,20 @@ def test_the_spans_of_a_request() -> None:
     }
 
 
+def test_attributes_of_every_kind() -> None:
+    """A negative number, a truth value, and a text that is not ASCII."""
+    (record,) = recorded(preempted_request()).records
+    record = msgspec.structs.replace(
+        record, priority=-2, tenant="größe", sample=3, objectives={"ttft": True, "e2e": False}
+    )
+    found = values(spans_of(record)[0].attributes)
+    assert found["sidestep.priority"] == -2
+    assert found["sidestep.tenant"] == "größe"
+    assert found["sidestep.sample"] == 3
+    assert found["sidestep.objective.ttft"] is True
+    assert found["sidestep.objective.e2e"] is False
+
+
 @given(actions)
 def test_any_requests(chosen: list[tuple[str, int, int]]) -> None:
     """Lengths are exactly the record's, phases follow each other, and failed ones are errors."""

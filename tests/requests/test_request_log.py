@@ -22,6 +22,9 @@ from pages import get, parse
 from records_of import ENGINE, recorded
 from schedulers import WALL, Scheduler, actions
 from sidestep.app import Exporter
+from sidestep.catalog.slo import Objectives
+from sidestep.engines.dialects import DIALECTS
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
@@ -34,8 +37,14 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
+from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.request_log import RequestLog
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
+from slices import counted
 
 LOST = "sidestep_request_records_lost"
 STOP = FINISH_REASONS.index("stop")
@@ -294,3 +303,22 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return found
+
+
+def test_a_record_is_made_and_queued_in_few_calls() -> None:
+    """A call takes about 0.1 us."""
+    metrics = SelfMetrics()
+    queues = [RecordQueue(output, "", metrics) for output in ("file", "traces", "logs")]
+    log = RequestLog(queues, metrics)
+    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    engine = registry.register(ENGINE)
+    trace = Identity("cmpl-1", trace=f"00-{'a' * 32}-{'b' * 16}-01")
+    state = Request(1.0, arrival=WALL, queued=1.0, scheduled=1.1, first=1.2, last=2.2, tokens=9,
+                    identity=trace, ttft=0.2, longest_gap=0.3)  # fmt: skip
+    ended = EndedRequest(1, 1, state, "stop", 2.2, WALL + 1.3)
+    log.add(engine, ended)
+    with counted() as calls:
+        log.add(engine, ended)
+
+    assert [len(queue) for queue in queues] == [2, 2, 2]
+    assert calls.count <= 100
