@@ -39,6 +39,7 @@ TOPICS: Mapping[str, str] = {
     "live": "viewers:VIEWS",
     "top": "top_pages:TOP",
     "otlp": "otlp_pushes:OTLP",
+    "spans": "otlp_spans:OTLP_SPANS",
 }
 """Module and constant of each topic; modules are imported when they are needed."""
 

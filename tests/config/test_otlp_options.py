@@ -30,6 +30,24 @@ def test_the_path_is_added_to_a_url_without_one(given: str, url: str) -> None:
     assert read({"otlp_endpoint": given}, {}).otlp_endpoint == url
 
 
+def test_signals_have_receivers_of_their_own() -> None:
+    """A base URL gets the path of the signal; headers and attributes are for all of them."""
+    traces = {"otlp_traces_endpoint": URL, "otlp_header": ("A=b",), "otlp_resource": ("a=b",)}
+    config = read({**traces, "otlp_logs_endpoint": "http://loki:3100/otlp/v1/logs"}, {})
+
+    assert config.otlp_endpoint == ""
+    assert config.otlp_traces_endpoint == f"{URL}/v1/traces"
+    assert config.otlp_logs_endpoint == "http://loki:3100/otlp/v1/logs"
+    assert read({"otlp_logs_endpoint": URL}, {}).otlp_logs_endpoint == f"{URL}/v1/logs"
+
+
+def test_a_condition_without_an_output_is_refused() -> None:
+    """It would have no effect."""
+    with pytest.raises(ConfigError, match=r"requires --requests\.log, --otlp\.traces-endpoint"):
+        read({"requests_log_if": "ttft > 2s"}, {})
+    assert read({"requests_log_if": "ttft > 2s", "otlp_traces_endpoint": URL}, {}).requests_log_if
+
+
 def test_variables_are_separated_by_commas() -> None:
     """A header's value may have spaces."""
     config = read(

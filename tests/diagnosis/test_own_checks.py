@@ -275,3 +275,22 @@ async def test_data_points_that_an_otlp_receiver_rejects(start: Start) -> None:
         async with start(otlp_endpoint=receiver.url) as exporter:
             finding = await found(exporter, "SD134")
     assert "sidestep_otlp_rejected_points_total" in finding["text"]
+
+
+@pytest.mark.parametrize(
+    ("counter", "labels", "code"),
+    [
+        ("sidestep_otlp_rejected_spans_total", (), "SD134"),
+        ("sidestep_otlp_rejected_log_records_total", (), "SD134"),
+        ("sidestep_request_records_lost_total", ("full", "traces"), "SD135"),
+    ],
+)
+async def test_records_that_do_not_arrive(
+    start: Start, counter: str, labels: tuple[str, ...], code: str
+) -> None:
+    """The receiver rejects spans or log records, or the queue of an output is full."""
+    async with checks(start, Clock()) as (exporter, own):
+        assert code not in codes_of(own)
+        exporter.metrics.add(counter, 3, *labels)
+        (finding,) = [each for each in own.findings() if each.code == code]
+    assert finding.text.startswith(f"3 since the start ({counter})")

@@ -10,12 +10,22 @@ from itertools import accumulate
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.utils import floatToGoString
 
 from pages import parse
@@ -31,7 +41,9 @@ class Receiver:
 
     Attributes:
         answer: Answers the next requests; None: accept them.
-        requests: Accepted requests.
+        requests: Accepted requests with metrics.
+        spans: Accepted spans, in the order of their arrival.
+        log_records: Accepted log records.
         headers: Headers of all requests.
         in_flight: Requests that are not answered yet.
         most_in_flight: Most of them at a time.
@@ -41,6 +53,8 @@ class Receiver:
         self.url = url
         self.answer: Answer | None = None
         self.requests: list[ExportMetricsServiceRequest] = []
+        self.spans: list[Span] = []
+        self.log_records: list[LogRecord] = []
         self.headers: list[dict[str, str]] = []
         self.in_flight = self.most_in_flight = 0
 
@@ -53,10 +67,21 @@ class Receiver:
             body = await request.read()
             if self.answer is not None:
                 return await self.answer(request)
-            self.requests.append(ExportMetricsServiceRequest.FromString(body))
+            self.take(request.path, body)
             return accepted()
         finally:
             self.in_flight -= 1
+
+    def take(self, path: str, body: bytes) -> None:
+        """Keep what a request has."""
+        if path.endswith("/traces"):
+            for spans in ExportTraceServiceRequest.FromString(body).resource_spans:
+                self.spans += [span for scope in spans.scope_spans for span in scope.spans]
+        elif path.endswith("/logs"):
+            for logs in ExportLogsServiceRequest.FromString(body).resource_logs:
+                self.log_records += [one for scope in logs.scope_logs for one in scope.log_records]
+        else:
+            self.requests.append(ExportMetricsServiceRequest.FromString(body))
 
     @property
     def resource(self) -> dict[str, str]:
@@ -75,16 +100,21 @@ class Receiver:
 
 
 def accepted(rejected: int = 0, reason: str = "") -> web.Response:
-    """Return a successful answer, with a partial success if points are rejected."""
+    """Return a successful answer, with a partial success if parts are rejected.
+
+    The answers of all signals have the same form.
+    """
     answer = ExportMetricsServiceResponse()
     if rejected or reason:
         answer.partial_success.rejected_data_points = rejected
         answer.partial_success.error_message = reason
+    for other in (ExportTraceServiceResponse, ExportLogsServiceResponse):
+        assert other.FromString(answer.SerializeToString()).partial_success.error_message == reason
     return web.Response(body=answer.SerializeToString(), content_type=KIND)
 
 
 @asynccontextmanager
-async def receiver(path: str = "/v1/metrics") -> AsyncIterator[Receiver]:
+async def receiver(path: str = "/v1/{signal}") -> AsyncIterator[Receiver]:
     """Run a receiver at ``path``."""
     app = web.Application(client_max_size=1 << 26)
     # A handler ends with its connection, so that hanging ones are those in flight.
@@ -128,6 +158,18 @@ def stamps_of(request: ExportMetricsServiceRequest) -> set[int]:
 def attributes(found: Iterable[KeyValue]) -> dict[str, str]:
     """Return attributes as a dictionary."""
     return {one.key: one.value.string_value for one in found}
+
+
+def values(found: Iterable[KeyValue]) -> dict[str, Any]:
+    """Return attributes as a dictionary, with values of any kind."""
+    return {one.key: _value(one.value) for one in found}
+
+
+def _value(found: AnyValue) -> Any:
+    kind = found.WhichOneof("value") or ""
+    if kind == "array_value":
+        return [_value(one) for one in found.array_value.values]
+    return getattr(found, kind)
 
 
 def samples_of(metric: Metric) -> Iterator[tuple[tuple[str, Labels], float]]:

@@ -629,6 +629,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     }
     _check_forwarding(values)
     _check_otlp(values)
+    _check_records(values)
     _check_thresholds(values)
     return Config(**values, **tables)
 
@@ -709,6 +710,20 @@ def _check_otlp(values: Mapping[str, Any]) -> None:
                 )
     if values["otlp_histograms"] == "exponential" and values["histograms"] == "classic":
         raise ConfigError("--otlp.histograms exponential: requires --histograms native or both")
+
+
+def _check_records(values: Mapping[str, Any]) -> None:
+    """Check the settings of requests' records together.
+
+    Raises:
+        ConfigError: Records are filtered, but have no output.
+    """
+    outputs = ("requests_log", "otlp_traces_endpoint", "otlp_logs_endpoint")
+    if values["requests_log_if"] and not any(values[name] for name in outputs):
+        raise ConfigError(
+            "--requests.log.if: requires --requests.log, --otlp.traces-endpoint or"
+            " --otlp.logs-endpoint"
+        )
 
 
 def _check_forwarding(values: Mapping[str, Any]) -> None:

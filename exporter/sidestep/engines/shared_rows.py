@@ -75,7 +75,10 @@ def objectives(
 
 
 def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
-    """Return the rows of the requests that met all objectives, for a dialect that sends requests."""
+    """Return the rows of the requests that met all objectives, for a dialect that sends requests.
+
+    ``requests.request_log`` feeds them.
+    """
     built = functools.partial(counter, shared=shared, feature=feature)
     return (
         built(
@@ -87,6 +90,18 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
             "sidestep_goodput_tokens_total",
             Handler("goodput_tokens"),
             "Generated tokens of the requests in sidestep_goodput_requests_total.",
+        ),
+        built(
+            "sidestep_tenant_goodput_requests_total",
+            Handler("tenant_goodput_requests"),
+            "Requests that met all objectives of --slo, by tenant.",
+            own=(TENANT,),
+        ),
+        built(
+            "sidestep_tenant_goodput_tokens_total",
+            Handler("tenant_goodput_tokens"),
+            "Generated tokens of the requests that met all objectives of --slo, by tenant.",
+            own=(TENANT,),
         ),
     )
 

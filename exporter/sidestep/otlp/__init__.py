@@ -1,1 +1,1 @@
-"""Export of the page's families by OTLP, OpenTelemetry's protocol, to a receiver."""
+"""Export by OTLP, OpenTelemetry's protocol: the page's families, and spans and log records of requests."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sidestep.exposition.proto_format import sized
+from sidestep.otlp.attributes import LOG_RECORD, encoded
 from sidestep.otlp.envelope import Piece
 from sidestep.otlp.messages import AnyValue, LogRecord, SeverityNumber
-from sidestep.otlp.spans import SAMPLED, attribute, error_type, ids
+from sidestep.otlp.spans import SAMPLED, error_type, ids
 from sidestep.otlp.timeline import MAX_NANOS, nanos
 from sidestep.requests.record import RequestRecord
 
@@ -36,16 +37,6 @@ def log_record(record: RequestRecord, line: bytes) -> Piece:
     """
     own = ids(record)
     severity = SEVERITIES.get(record.reason, SERVED)
-    values = {
-        "sidestep.request.key": record.key,
-        "sidestep.request.reason": record.reason,
-        "sidestep.engine": record.engine,
-        "sidestep.tenant": record.tenant,
-        "gen_ai.provider.name": record.dialect,
-        "gen_ai.request.model": record.adapter or record.model,
-        "gen_ai.response.id": record.id,
-        "error.type": error_type(record),
-    }
     end = min(nanos(record.time), MAX_NANOS)
     found = LogRecord(
         time_unix_nano=end,
@@ -53,9 +44,21 @@ def log_record(record: RequestRecord, line: bytes) -> Piece:
         severity_number=NUMBERS[severity],
         severity_text=severity,
         body=AnyValue(string_value=line.decode().rstrip("\n")),
-        attributes=[attribute(key, value) for key, value in values.items() if value],
         flags=record.trace_flags if own.parent else SAMPLED,
         trace_id=own.trace,
         span_id=own.span,
     )
-    return Piece(1, sized(b"\x12", found.SerializeToString()))
+    attributes = encoded(
+        LOG_RECORD,
+        (
+            ("sidestep.request.key", record.key),
+            ("sidestep.request.reason", record.reason),
+            ("sidestep.engine", record.engine),
+            ("sidestep.tenant", record.tenant),
+            ("gen_ai.provider.name", record.dialect),
+            ("gen_ai.request.model", record.adapter or record.model),
+            ("gen_ai.response.id", record.id),
+            ("error.type", error_type(record)),
+        ),
+    )
+    return Piece(1, sized(b"\x12", found.SerializeToString() + attributes))

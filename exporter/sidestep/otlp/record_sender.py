@@ -107,9 +107,7 @@ class RecordSender:
     def _pieces(self, lines: Sequence[bytes]) -> Iterator[Piece]:
         for line in lines:
             try:
-                record = self._decoder.decode(line)
-            except msgspec.MsgspecError:
+                yield self._encode(self._decoder.decode(line), line)
+            except (msgspec.MsgspecError, ValueError):
                 # A snapshot of another release may have it.
                 self._queue.lose("unreadable")
-                continue
-            yield self._encode(record, line)

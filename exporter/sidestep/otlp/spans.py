@@ -8,10 +8,11 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from sidestep.exposition.proto_format import sized
+from sidestep.otlp.attributes import SPAN, encoded
 from sidestep.otlp.envelope import Piece
 from sidestep.otlp.messages import AnyValue, ArrayValue, KeyValue, Span, Status
 from sidestep.otlp.timeline import timeline
-from sidestep.requests.record import FAILED, RequestRecord
+from sidestep.requests.record import DIGITS, FAILED, RequestRecord
 
 NAME = "llm_request"
 """Name of a request's span, which is vLLM's: conventions have none for the server's side."""
@@ -22,7 +23,6 @@ OPERATIONS: Mapping[str, str] = {"chatcmpl": "chat", "embd": "embeddings"}
 """Values of ``gen_ai.operation.name`` by the prefix of an OpenAI id."""
 COMPLETION = "text_completion"
 """The operation where the id does not say: an engine completes a sequence of tokens."""
-Attribute = str | bool | int | float
 
 
 class Ids(NamedTuple):
@@ -62,12 +62,12 @@ def spans(record: RequestRecord, _: bytes = b"") -> Piece:
         kind=Span.SPAN_KIND_SERVER,
         start_time_unix_nano=found.start,
         end_time_unix_nano=found.end,
-        attributes=_attributes(record),
     )
     if record.reason in FAILED:
         request.status.code = Status.STATUS_CODE_ERROR
         request.status.message = error_type(record)
-    parts = [sized(b"\x12", request.SerializeToString() + _shared(_described(record)))]
+    # The fields of a message may be encoded one after the other.
+    parts = [sized(b"\x12", request.SerializeToString() + _shared(record) + _own(record))]
     number = int.from_bytes(own.span, "big")
     for place, (name, start, end) in enumerate(found.phases, 1):
         phase = Span(
@@ -89,73 +89,61 @@ def error_type(record: RequestRecord) -> str:
     return record.refused or record.reason if record.reason in FAILED else ""
 
 
-def attribute(key: str, value: Attribute) -> KeyValue:
-    """Return an attribute."""
-    if isinstance(value, str):
-        return KeyValue(key=key, value=AnyValue(string_value=value))
-    if isinstance(value, bool):
-        return KeyValue(key=key, value=AnyValue(bool_value=value))
-    if isinstance(value, int):
-        return KeyValue(key=key, value=AnyValue(int_value=value))
-    return KeyValue(key=key, value=AnyValue(double_value=value))
-
-
-Described = tuple[tuple[str, str], ...]
-
-
-def _described(record: RequestRecord) -> Described:
-    """Return the attributes that many requests share."""
+def _shared(record: RequestRecord) -> bytes:
+    """Return the attributes that many requests share, encoded once."""
     operation = COMPLETION
     if record.id:
         operation = OPERATIONS.get(record.id.partition("-")[0], COMPLETION)
-    return (
+    finish = "" if record.reason in FAILED else record.reason
+    described = (
         ("gen_ai.operation.name", operation),
         ("gen_ai.provider.name", record.dialect),
         ("gen_ai.request.model", record.adapter or record.model),
         ("gen_ai.response.model", record.model),
         ("sidestep.engine", record.engine),
+        ("error.type", error_type(record)),
     )
+    return _encoded(described, finish)
 
 
 @functools.lru_cache(1024)
-def _shared(described: Described) -> bytes:
-    """Encode attributes of a span; a message may be encoded in parts."""
-    found = [attribute(key, value) for key, value in described if value]
-    return Span(attributes=found).SerializeToString()
-
-
-def _attributes(record: RequestRecord) -> list[KeyValue]:
-    """Return the attributes of a request's span that are not shared; unknown ones are left out."""
-    prefill, decode = record.prefill_seconds, record.decode_seconds
-    inference = None if prefill is None or decode is None else round(prefill + decode, 9)
-    values: dict[str, Attribute | None] = {
-        "sidestep.request.key": record.key,
-        "gen_ai.response.id": record.id or None,
-        "gen_ai.request.id": record.id or None,
-        "gen_ai.request.max_tokens": record.max_tokens,
-        "gen_ai.usage.input_tokens": record.prompt_tokens,
-        "gen_ai.usage.output_tokens": record.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-        "gen_ai.latency.time_to_first_token": record.ttft_seconds,
-        "gen_ai.latency.e2e": record.e2e_seconds,
-        "gen_ai.latency.time_in_queue": record.queue_seconds,
-        "gen_ai.latency.time_in_model_prefill": prefill,
-        "gen_ai.latency.time_in_model_decode": decode,
-        "gen_ai.latency.time_in_model_inference": inference,
-        "sidestep.inter_token_latency.max": record.max_itl_seconds,
-        "sidestep.tenant": record.tenant or None,
-        "sidestep.priority": record.priority or None,
-        "sidestep.sample": record.sample or None,
-        "sidestep.preemptions": record.preemptions or None,
-        "sidestep.preempted_time": record.preempted_seconds or None,
-        "error.type": error_type(record) or None,
-    }
-    found = [attribute(key, value) for key, value in values.items() if value is not None]
-    if record.reason not in FAILED:
-        reasons = ArrayValue(values=[AnyValue(string_value=record.reason)])
-        found.append(
-            KeyValue(key="gen_ai.response.finish_reasons", value=AnyValue(array_value=reasons))
-        )
-    for name, is_met in record.objectives.items():
-        found.append(attribute(f"sidestep.objective.{name}", is_met))
+def _encoded(described: tuple[tuple[str, str], ...], finish: str) -> bytes:
+    """Encode attributes of a span, and the finish reason as a list of one."""
+    found = encoded(SPAN, described)
+    if finish:
+        reasons = AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=finish)]))
+        pair = KeyValue(key="gen_ai.response.finish_reasons", value=reasons)
+        found += sized(SPAN, pair.SerializeToString())
     return found
+
+
+def _own(record: RequestRecord) -> bytes:
+    """Encode the attributes of a request's span that are not shared; unknown ones are left out."""
+    prefill, decode = record.prefill_seconds, record.decode_seconds
+    inference = None if prefill is None or decode is None else round(prefill + decode, DIGITS)
+    objectives = record.objectives.items()
+    return encoded(
+        SPAN,
+        (
+            ("sidestep.request.key", record.key),
+            ("gen_ai.response.id", record.id),
+            ("gen_ai.request.id", record.id),
+            ("gen_ai.request.max_tokens", record.max_tokens),
+            ("gen_ai.usage.input_tokens", record.prompt_tokens),
+            ("gen_ai.usage.output_tokens", record.output_tokens),
+            ("gen_ai.usage.cache_read.input_tokens", record.cached_tokens),
+            ("gen_ai.latency.time_to_first_token", record.ttft_seconds),
+            ("gen_ai.latency.e2e", record.e2e_seconds),
+            ("gen_ai.latency.time_in_queue", record.queue_seconds),
+            ("gen_ai.latency.time_in_model_prefill", prefill),
+            ("gen_ai.latency.time_in_model_decode", decode),
+            ("gen_ai.latency.time_in_model_inference", inference),
+            ("sidestep.inter_token_latency.max", record.max_itl_seconds),
+            ("sidestep.tenant", record.tenant),
+            ("sidestep.priority", record.priority or None),
+            ("sidestep.sample", record.sample or None),
+            ("sidestep.preemptions", record.preemptions or None),
+            ("sidestep.preempted_time", record.preempted_seconds or None),
+            *((f"sidestep.objective.{name}", is_met) for name, is_met in objectives),
+        ),
+    )

@@ -73,9 +73,8 @@ def _phases(
         return
     if prefill is not None:
         if scheduled is None:
-            scheduled = (first if first is not None else end - _length(decode or 0.0)) - _length(
-                prefill
-            )
+            known = first if first is not None else end - _length(decode or 0.0)
+            scheduled = known - _length(prefill)
         first = scheduled + _length(prefill)
         yield Phase("prefill", scheduled, first)
     elif scheduled is not None and first is None:

@@ -1,1 +1,1 @@
-"""Records of requests that have ended: one line for each, for people and for accounting."""
+"""Records of requests that have ended, and their queues: a line for each, for people and for accounting."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition
 from sidestep.requests.record import (
@@ -114,10 +115,14 @@ class EngineRequests:
         self._engine = engine
         self._goodput: list[int] = []
         """Slots of the counters of requests and tokens that met all objectives; empty without any."""
+        self._by_tenant: list[int] = []
+        """The same by tenant; empty if tenants are not counted."""
         if engine.objectives is not None and engine.objectives.names:
             handled = engine.layout.handled
             self._goodput = [handled[name].slots[0] for name in GOODPUT]
-            self._count_goodput(0, 0)
+            self._count_goodput("", 0, 0)
+            if tenants is not None:
+                self._begin_by_tenant()
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
         """Return the tenant of a request that begins; empty if tenants are not counted."""
@@ -128,14 +133,29 @@ class EngineRequests:
         if self._goodput and ended.reason not in FAILED:
             met = objectives_met(self._engine, ended, latencies(ended))
             if all(met.values()):
-                self._count_goodput(1, output_tokens(ended))
+                tenant = "" if ended.request is None else ended.request.tenant
+                self._count_goodput(tenant, 1, output_tokens(ended))
         if self._requests is not None:
             self._requests.add(self._engine, ended)
 
-    def _count_goodput(self, *counts: int) -> None:
+    def _begin_by_tenant(self) -> None:
+        """Count for no shown tenant what was counted before tenants were."""
+        engine = self._engine
+        handled = engine.layout.handled
+        self._by_tenant = [handled[f"tenant_{name}"].slots[0] for name in GOODPUT]
+        for total, slot in zip(self._goodput, self._by_tenant, strict=True):
+            children = engine.keyed[slot]
+            children.pop((OTHER,), None)
+            children[(OTHER,)] = (engine.values[total] or 0) - sum(children.values())
+
+    def _count_goodput(self, tenant: str, *counts: int) -> None:
         values = self._engine.values
         for slot, count in zip(self._goodput, counts, strict=True):
             values[slot] = (values[slot] or 0) + count
+        key = (tenant,) if self._tenants is not None and tenant in self._tenants else (OTHER,)
+        for slot, count in zip(self._by_tenant, counts, strict=False):
+            children = self._engine.keyed[slot]
+            children[key] = children.get(key, 0) + count
 
     def lose(self, count: int) -> None:
         """Count requests that ended unseen."""

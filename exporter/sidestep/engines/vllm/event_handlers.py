@@ -38,7 +38,7 @@ class EventHandlers(Handlers):
         "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
-        "goodput_requests", "goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS,
+        "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:

@@ -1,0 +1,420 @@
+"""Delivery of spans and log records: to receivers that misbehave, over kills, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from exporter_processes import process
+from exporters import Start, recorded_run, until
+from otlp_receiver import KIND, Receiver, accepted, hang, receiver, values
+from pages import get, parse
+from ports import free_port
+from records_of import ENGINE, recorded
+from schedulers import WALL
+from sidestep.app import Exporter
+from sidestep.otlp import record_sender as module
+from sidestep.otlp.envelope import Envelope
+from sidestep.otlp.parts import ENCODERS
+from sidestep.otlp.receiver import TRACES
+from sidestep.otlp.receiver import Receiver as Destination
+from sidestep.otlp.record_sender import RecordSender
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.request_events import (
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.requests import record_queue
+from sidestep.requests.record_queue import LOST, RecordQueue
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.recording.replay import Replay
+from slices import MOST, slices
+
+STOP = FINISH_REASONS.index("stop")
+Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def simple(number: int) -> list[Event]:
+    """Return the events of a request with one token."""
+    stamp = float(number)
+    step = Iteration(stamp, stamp + 0.01, WALL + stamp + 0.01, [Output(stamp + 0.01, [number])])
+    return [
+        Queued(number, stamp, WALL + stamp, 5),
+        Scheduled(number, stamp + 0.001),
+        step,
+        Finished(number, stamp + 0.01, WALL + stamp + 0.01, STOP, 5, 1),
+    ]
+
+
+def line(number: int) -> bytes:
+    """Return the line of a request."""
+    (record,) = recorded(simple(number)).records
+    return msgspec.json.encode(record) + b"\n"
+
+
+class Sending:
+    """A sender of spans or log records, with its queue, its metrics and its clock."""
+
+    def __init__(self, url: str, output: str) -> None:
+        self.metrics, self.now = SelfMetrics(), 100.0
+        self.queue = RecordQueue(output, "--otlp.x", self.metrics)
+        self.signal, encode = ENCODERS[output]
+        to = Destination(self.signal, f"{url}/v1/{output}", {}, self.metrics, clock=self.clock)
+        self.sender = RecordSender(self.queue, encode, Envelope({}), to, self.clock)
+
+    def clock(self) -> float:
+        """Return the present time."""
+        return self.now
+
+    def put(self, *numbers: int) -> None:
+        """Queue records."""
+        for number in numbers:
+            self.queue.put(line(number))
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next request."""
+        return self.sender._resume_at - self.now
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """Accepted and rejected parts."""
+        value = self.metrics.value
+        return value(self.signal.accepted), value(self.signal.rejected)
+
+    def requests(self) -> dict[tuple[str, ...], float]:
+        """Return the requests by signal and status."""
+        return dict(self.metrics._values["sidestep_otlp_requests_total"])
+
+
+@pytest.fixture(params=["traces", "logs"])
+async def sending(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Sending, Receiver]]:
+    """Run a receiver and a sender to it."""
+    async with receiver() as found:
+        made = Sending(found.url, request.param)
+        try:
+            yield made, found
+        finally:
+            found.answer = None
+            await made.sender._receiver.close()
+
+
+def parts(made: Sending, records: int) -> int:
+    """Return how many spans or log records as many records have."""
+    return records * (4 if made.signal is TRACES else 1)
+
+
+def answering(status: int, **headers: str) -> Answers:
+    """Return an answer with a status."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="why", headers=headers)
+
+    return answer
+
+
+async def test_records_are_delivered_and_counted(sending: tuple[Sending, Receiver]) -> None:
+    """In one request; the queue is empty then."""
+    made, found = sending
+    made.put(1, 2, 3)
+    await made.sender.flush()
+
+    assert len(found.headers) == 1
+    assert found.headers[0]["Content-Encoding"] == "gzip"
+    assert len(found.spans or found.log_records) == parts(made, 3)
+    assert made.counts == (parts(made, 3), 0)
+    assert made.requests() == {(made.signal.name, "200"): 1}
+    assert (len(made.queue), made.queue.taken) == (0, 3)
+
+
+async def test_large_backlogs_go_in_batches(sending: tuple[Sending, Receiver]) -> None:
+    """A receiver gets requests of bounded size, one at a time."""
+    made, found = sending
+    made.queue.restore([line(1)] * 1700)
+    await made.sender.flush()
+
+    assert len(found.headers) == 4
+    assert found.most_in_flight == 1
+    assert made.counts == (parts(made, 1700), 0)
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+async def test_a_busy_receiver_gets_the_same_later(
+    sending: tuple[Sending, Receiver], status: int
+) -> None:
+    """Pauses double up to a bound; a longer one that the receiver asks for is honoured."""
+    made, found = sending
+    made.put(1, 2)
+    found.answer = answering(status)
+    waits = []
+    for _ in range(7):
+        await made.sender.flush()
+        waits.append(made.wait)
+        made.now += waits[-1]
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    found.answer = answering(status, **{"Retry-After": "120"})
+    await made.sender.flush()
+    assert made.wait == 120
+    assert (len(made.queue), made.counts) == (2, (0, 0))
+
+    found.answer = None
+    await made.sender.flush()
+    assert (len(made.queue), made.counts) == (0, (parts(made, 2), 0))
+    found.answer = answering(status)
+    made.put(3)
+    await made.sender.flush()
+    assert made.wait == 1
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500, 501])
+async def test_a_refusal_is_counted_and_not_repeated(
+    sending: tuple[Sending, Receiver], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One refused batch does not hold up the next ones."""
+    made, found = sending
+    made.put(1, 2)
+    found.answer = answering(status)
+    await made.sender.flush()
+    found.answer = None
+    made.put(3)
+    await made.sender.flush()
+
+    assert made.counts == (parts(made, 1), parts(made, 2))
+    assert len(made.queue) == 0
+    assert f"answers {status}: why" in caplog.text
+
+
+async def test_a_partial_success_is_counted(
+    sending: tuple[Sending, Receiver], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the receiver rejects is not sent again."""
+
+    async def reject(_: web.Request) -> web.StreamResponse:
+        return accepted(2, "too old")
+
+    made, found = sending
+    made.put(1, 2, 3)
+    found.answer = reject
+    await made.sender.flush()
+
+    assert made.counts == (parts(made, 3) - 2, 2)
+    assert len(made.queue) == 0
+    assert f"rejects 2 {made.signal.parts}: too old" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 100, b"<html>", b"\x0a\xff\xff\xff\xff\x0f"])
+async def test_an_unreadable_answer_is_a_success(
+    sending: tuple[Sending, Receiver], body: bytes
+) -> None:
+    """The status says that the batch was accepted."""
+
+    async def garbage(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=KIND)
+
+    made, found = sending
+    made.put(1)
+    found.answer = garbage
+    await made.sender.flush()
+    assert (len(made.queue), made.counts) == (0, (parts(made, 1), 0))
+
+
+async def test_a_receiver_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Records wait up to a bound; more are lost and counted; the log says both once, and the recovery."""
+    caplog.set_level(logging.INFO, "sidestep")
+    port = free_port()
+    made = Sending(f"http://127.0.0.1:{port}", "traces")
+    first = line(1)
+    made.queue.restore([first] * (record_queue.MAX_PENDING - 2))
+    made.put(1, 2, 3, 4, 5)
+    await made.sender.flush()
+    await made.sender._receiver.close()
+
+    assert len(made.queue) == record_queue.MAX_PENDING
+    assert made.metrics.value(LOST, "full", "traces") == 3
+    assert made.requests() == {("traces", "connection"): 1}
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("records of requests are lost: --otlp.x" in text for text in lines) == 1
+    assert sum("cannot be reached" in text for text in lines) == 1
+
+
+async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]) -> None:
+    """The others are sent."""
+    made, _ = sending
+    strange = line(2).replace(b'"trace_id":""', b'"trace_id":"xyz"')
+    made.queue.restore([b"{}\n", line(1), b"\xff\n", strange])
+    await made.sender.flush()
+
+    assert made.counts == (parts(made, 1), 0)
+    assert made.metrics.value(LOST, "unreadable", made.queue.output) == 3
+
+
+async def test_a_trace_that_nobody_records_is_not_sent() -> None:
+    """Nor is a request without any span."""
+    async with receiver() as found:
+        made = Sending(found.url, "traces")
+        record = msgspec.structs.replace(
+            recorded(simple(1)).records[0], trace_id="a" * 32, parent_span_id="b" * 16
+        )
+        made.queue.put(msgspec.json.encode(record))
+        await made.sender.flush()
+    assert (found.headers, len(made.queue)) == ([], 0)
+
+
+@pytest.mark.parametrize("output", ["traces", "logs"])
+def test_a_batch_is_made_in_small_slices(output: str) -> None:
+    """One record at a time."""
+    made = Sending("http://127.0.0.1:1", output)
+    steps = slices(made.sender._pieces([line(1)] * 20))
+    assert max(steps) < MOST // 20
+
+
+async def play(exporter: Exporter, name: str = "core_aborts") -> None:
+    """Replay a recorded run of a tapped vLLM."""
+    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records in a file."""
+    return [json.loads(one) for one in path.read_text().splitlines()]
+
+
+async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -> None:
+    """A file, spans and log records of a recorded run; conditions apply to all of them."""
+    log = tmp_path / "requests.jsonl"
+    async with receiver() as found:
+        flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
+        async with start(requests_log=str(log), **flags) as exporter:
+            await play(exporter)
+        written = lines(log)
+        assert [json.loads(one.body.string_value) for one in found.log_records] == written
+        requests = {
+            values(span.attributes)["sidestep.request.key"]: span
+            for span in found.spans
+            if span.name == "llm_request"
+        }
+        assert requests.keys() == {record["key"] for record in written}
+        assert len(written) > 50
+        for record in written:
+            span = requests[record["key"]]
+            whole = span.end_time_unix_nano - span.start_time_unix_nano
+            assert whole == round(record["e2e_seconds"] * 1e9)
+        found.spans.clear()
+        found.log_records.clear()
+        async with start(**flags, requests_log_if="reason = abort") as exporter:
+            await play(exporter)
+        aborted = [record for record in written if record["reason"] == "abort"]
+        assert len(found.log_records) == len(aborted) > 0
+        assert sum(span.name == "llm_request" for span in found.spans) == len(aborted)
+
+
+async def test_ingest_goes_on_while_a_receiver_hangs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records wait and are delivered once it answers; the file is not held up."""
+    monkeypatch.setattr("sidestep.otlp.receiver.TIMEOUT", 1.0)
+    monkeypatch.setattr(module, "MAX_PAUSE", 1.0)
+    async with receiver() as found:
+        found.answer = hang
+        async with start(otlp_traces_endpoint=found.url, otlp_logs_endpoint=found.url) as exporter:
+            await play(exporter)
+            await until(lambda: found.in_flight == 2)
+            page = parse(await get(exporter.url))
+            pending = {
+                dict(labels)["output"]: value
+                for (_, labels), value in page["sidestep_request_records_pending"].samples.items()
+            }
+            made = page["sidestep_request_records"].samples.popitem()[1]
+            assert pending == {"traces": made, "logs": made}
+            assert made > 50
+            found.answer = None
+            await until(lambda: len(found.log_records) == made)
+            await until(lambda: sum(s.name == "llm_request" for s in found.spans) == made)
+
+
+@asynccontextmanager
+async def publisher(folder: Path) -> AsyncIterator[Publisher]:
+    """Run an engine's publisher."""
+    made = Publisher(f"ipc://{folder}/i.ipc", "s", [ENGINE])
+    try:
+        yield made
+    finally:
+        made.close(0.1)
+
+
+async def test_kills_lose_no_record(tmp_path: Path) -> None:
+    """Each is delivered, some twice: then it is the same span and has the same key."""
+    number = 0
+    async with receiver() as found, publisher(tmp_path) as engine:
+        flags = ("--otlp.traces-endpoint", found.url, "--otlp.logs-endpoint", found.url)
+        for _ in range(4):
+            async with process(tmp_path, *flags) as (exporter, _):
+                for _ in range(30):
+                    for _ in range(10):
+                        number += 1
+                        engine.push(RequestEvents(0, number, 1, simple(number)))
+                    await asyncio.sleep(0.02)
+                exporter.kill()
+        async with process(tmp_path, *flags) as (_, url):
+            await until(lambda: engine.drained)
+            keys = {f"e/1/{n}" for n in range(1, number + 1)}
+            await until(lambda: keys_of(found) == (keys, keys))
+            page = parse(await get(url))
+    assert "sidestep_request_records_lost" not in page
+    by_id: dict[bytes, set[str]] = {}
+    for span in found.spans:
+        if span.name == "llm_request":
+            key = values(span.attributes)["sidestep.request.key"]
+            by_id.setdefault(span.span_id, set()).add(key)
+    assert len(by_id) == number
+    assert all(len(one) == 1 for one in by_id.values())
+    bodies = Counter(one.body.string_value for one in found.log_records)
+    assert len(bodies) == number
+
+
+def keys_of(found: Receiver) -> tuple[set[str], set[str]]:
+    """Return the keys of all spans and of all log records."""
+    return (
+        {
+            values(s.attributes)["sidestep.request.key"]
+            for s in found.spans
+            if s.name == "llm_request"
+        },
+        {values(one.attributes)["sidestep.request.key"] for one in found.log_records},
+    )
+
+
+async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> None:
+    """Each record once; with another output it is counted as lost."""
+    state = str(tmp_path / "state")
+    async with receiver() as found:
+        found.answer = answering(503)
+        flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
+        async with start(state_dir=state, **flags) as exporter:
+            await play(exporter)
+            made = exporter.metrics.value("sidestep_request_records_total")
+        assert made > 50
+        found.answer = None
+        async with start(state_dir=state, otlp_logs_endpoint=found.url) as exporter:
+            await until(lambda: len(found.log_records) == made)
+            assert exporter.metrics.value(LOST, "removed", "traces") == made
+        async with start(state_dir=state, **flags) as exporter:
+            assert exporter.request_log is not None
+            assert [len(queue) for queue in exporter.request_log.queues] == [0, 0]
+        assert (found.spans, len(found.log_records)) == ([], made)

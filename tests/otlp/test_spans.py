@@ -1,0 +1,317 @@
+"""Spans and log records of requests: what they say is what the record says."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
+
+from otlp_receiver import Receiver, values
+from records_of import made_record, recorded
+from schedulers import WALL, Scheduler, actions
+from sidestep.otlp.envelope import Envelope
+from sidestep.otlp.log_records import log_record
+from sidestep.otlp.spans import spans
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.request_events import (
+    Finished,
+    Identity,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.requests.record import FAILED, RequestRecord, trace_context
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+NANO = 1e-9
+
+
+def spans_of(record: RequestRecord) -> list[Span]:
+    """Return the spans of a record that went through a queue."""
+    line = msgspec.json.encode(record)
+    piece = spans(msgspec.json.decode(line, type=RequestRecord), line)
+    found = [*ScopeSpans.FromString(piece.data).spans]
+    assert len(found) == piece.points
+    return found
+
+
+def preempted_request(identity: Identity | None = None) -> list[Any]:
+    """Return the events of a request that is preempted once while it decodes."""
+
+    def step(stamp: float, **more: Any) -> Iteration:
+        return Iteration(stamp - 0.01, stamp, WALL + stamp, [Output(stamp, [7])], **more)
+
+    return [
+        Queued(7, 1.25, WALL + 1.0, 512, adapter="a", identity=identity),
+        Scheduled(7, 1.5),
+        step(2.0, prompts=[Prompt(7, 256, 256, 0)]),
+        Preempted(7, 2.5),
+        Scheduled(7, 3.0),
+        step(3.25),
+        step(3.5),
+        Finished(7, 3.5, WALL + 3.5, FINISH_REASONS.index("stop"), 512, 3, 1, 64),
+    ]
+
+
+def test_the_spans_of_a_request() -> None:
+    """One of the server, and one for each phase and preemption, below the client's span."""
+    (record,) = recorded(preempted_request(Identity("chatcmpl-1", trace=TRACEPARENT))).records
+    request, *phases = spans_of(record)
+
+    assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
+    assert (request.name, request.kind, request.flags) == ("llm_request", 2, 0x301)
+    assert request.status == Status()
+    begin = int(WALL) * 10**9
+    ms = 10**6
+    assert (request.start_time_unix_nano, request.end_time_unix_nano) == (
+        begin + 1000 * ms,
+        begin + 3500 * ms,
+    )
+    times = [(p.name, p.start_time_unix_nano - begin, p.end_time_unix_nano - begin) for p in phases]
+    assert times == [
+        ("queue", 1250 * ms, 1500 * ms),
+        ("prefill", 1500 * ms, 2000 * ms),
+        ("decode", 2000 * ms, 3500 * ms),
+        ("preempted", 2500 * ms, 3000 * ms),
+    ]
+    assert {(p.trace_id, p.parent_span_id, p.kind, p.flags) for p in phases} == {
+        (request.trace_id, request.span_id, 1, 0x101)
+    }
+    assert len({one.span_id for one in (request, *phases)}) == 5
+    assert values(request.attributes) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "a",
+        "gen_ai.response.model": "m",
+        "gen_ai.response.id": "chatcmpl-1",
+        "gen_ai.request.id": "chatcmpl-1",
+        "gen_ai.request.max_tokens": 64,
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": 512,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 256,
+        "gen_ai.latency.time_to_first_token": 1.0,
+        "gen_ai.latency.e2e": 2.5,
+        "gen_ai.latency.time_in_queue": 0.25,
+        "gen_ai.latency.time_in_model_prefill": 0.5,
+        "gen_ai.latency.time_in_model_decode": 1.5,
+        "gen_ai.latency.time_in_model_inference": 2.0,
+        "sidestep.request.key": "e/1/7",
+        "sidestep.engine": "0",
+        "sidestep.inter_token_latency.max": 1.25,
+        "sidestep.preemptions": 1,
+        "sidestep.preempted_time": 0.5,
+    }
+
+
+def test_attributes_of_every_kind() -> None:
+    """A negative number, a truth value, and a text that is not ASCII."""
+    (record,) = recorded(preempted_request()).records
+    record = msgspec.structs.replace(
+        record, priority=-2, tenant="größe", sample=3, objectives={"ttft": True, "e2e": False}
+    )
+    found = values(spans_of(record)[0].attributes)
+    assert found["sidestep.priority"] == -2
+    assert found["sidestep.tenant"] == "größe"
+    assert found["sidestep.sample"] == 3
+    assert found["sidestep.objective.ttft"] is True
+    assert found["sidestep.objective.e2e"] is False
+
+
+@given(actions)
+def test_any_requests(chosen: list[tuple[str, int, int]]) -> None:
+    """Lengths are exactly the record's, phases follow each other, and failed ones are errors."""
+    for record in recorded(Scheduler().run(chosen)).records:
+        request, *phases = spans_of(record)
+        lengths = {p.name: p.end_time_unix_nano - p.start_time_unix_nano for p in phases}
+        whole = request.end_time_unix_nano - request.start_time_unix_nano
+        assert record.e2e_seconds is not None
+        assert whole == round(record.e2e_seconds / NANO)
+        known = {
+            "queue": record.queue_seconds,
+            "prefill": record.prefill_seconds,
+            "decode": record.decode_seconds,
+        }
+        for name, seconds in known.items():
+            if seconds is not None:
+                assert lengths[name] == round(seconds / NANO)
+        chain = [phase for phase in phases if phase.name != "preempted"]
+        assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in pairwise(chain))
+        paused = [phase for phase in phases if phase.name == "preempted"]
+        assert len(paused) == min(record.preemptions, 8)
+        assert all(request.span_id == phase.parent_span_id for phase in phases)
+        assert (request.status.code == Status.STATUS_CODE_ERROR) is (record.reason in FAILED)
+        end = request.end_time_unix_nano
+        # A step ends before the time that the record has: within the clocks' resolution.
+        assert all(phase.end_time_unix_nano <= end + 2_000_000 for phase in chain)
+        assert request.parent_span_id == b""
+        assert len(request.trace_id) == 16
+
+
+def test_ids_follow_from_the_key() -> None:
+    """A record that is sent twice is the same span; other requests have other ones."""
+    (record,) = recorded(preempted_request()).records
+    other = msgspec.structs.replace(record, key="e/1/8")
+
+    assert spans_of(record) == spans_of(record)
+    assert spans_of(record)[0].trace_id != spans_of(other)[0].trace_id
+    (one,) = ScopeSpans.FromString(spans(record).data).spans[:1]
+    (logged,) = logs_of(record)
+    assert (one.trace_id, one.span_id) == (logged.trace_id, logged.span_id)
+
+
+def test_a_trace_that_its_caller_does_not_record() -> None:
+    """It has no spans; the log record says so."""
+    (record,) = recorded(preempted_request(Identity(trace=f"00-{TRACE}-{PARENT}-00"))).records
+
+    assert spans_of(record) == []
+    (logged,) = logs_of(record)
+    assert (logged.flags, logged.trace_id.hex()) == (0, TRACE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "00", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01",
+     f"00-{TRACE.upper()}-{PARENT}-01", f"00-{TRACE}-{PARENT}", "00-x-y-01", f"00-{TRACE}\n-{PARENT}-01"],
+)  # fmt: skip
+def test_an_invalid_trace_context_is_none(text: str) -> None:
+    """The request has a trace of its own."""
+    assert trace_context(text) == ("", "", 0)
+    (record,) = recorded(preempted_request(Identity(trace=text))).records
+    assert spans_of(record)[0].parent_span_id == b""
+
+
+@given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"))
+def test_any_trace_context_makes_ids(text: str) -> None:
+    """They have the lengths of ids, or are empty."""
+    trace, parent, flags = trace_context(text)
+    assert (len(bytes.fromhex(trace)), len(bytes.fromhex(parent))) in ((16, 8), (0, 0))
+    assert 0 <= flags < 256
+
+
+def cut(count: int, *, reason: str = "abort") -> RequestRecord:
+    """Return the record of a request that ends after its first ``count`` events."""
+    events = preempted_request()[:count]
+    end = Finished(7, 4.0, WALL + 4.0, FINISH_REASONS.index(reason), 512)
+    (record,) = recorded([*events, end]).records
+    return record
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (1, [("queue", 1.25, 4.0)]),
+        (2, [("queue", 1.25, 1.5), ("prefill", 1.5, 4.0)]),
+        (3, [("queue", 1.25, 1.5), ("prefill", 1.5, 2.0), ("decode", 2.0, 2.0)]),
+    ],
+)
+def test_the_phase_in_which_a_request_was_aborted(
+    count: int, expected: list[tuple[str, float, float]]
+) -> None:
+    """It lasts until the end; the request is an error."""
+    request, *phases = spans_of(cut(count))
+    begin = int(WALL) * 10**9
+    times = [
+        (p.name, (p.start_time_unix_nano - begin) * NANO, (p.end_time_unix_nano - begin) * NANO)
+        for p in phases
+    ]
+    assert [name for name, *_ in times] == [name for name, *_ in expected]
+    assert [t[1:] for t in times] == [pytest.approx(t[1:]) for t in expected]
+    assert request.status == Status(code=Status.STATUS_CODE_ERROR, message="abort")
+    assert values(request.attributes)["error.type"] == "abort"
+    assert "gen_ai.response.finish_reasons" not in values(request.attributes)
+
+
+def test_a_refused_request() -> None:
+    """It has no phases, and the reason of its refusal."""
+    refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
+    (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
+    (request,) = spans_of(record)
+    assert request.status.message == "prompt_too_long"
+    assert values(request.attributes)["error.type"] == "prompt_too_long"
+
+
+def test_an_engine_that_died() -> None:
+    """The phases that are known are placed by the arrival and the first output."""
+    record = recorded(preempted_request()[:3], RequestEvents(0, 9.0, 2)).records[0]
+    request, *phases = spans_of(record)
+    begin = int(WALL) * 10**9
+    assert [p.name for p in phases] == ["queue", "prefill", "decode"]
+    starts = [(p.start_time_unix_nano - begin) * NANO for p in phases]
+    assert starts == pytest.approx([1.25, 1.5, 2.0])
+    assert request.status.message == "engine_died"
+    (logged,) = logs_of(record)
+    assert logged.severity_text == "ERROR"
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "queued": st.none() | st.floats(0, 1e15),
+            "scheduled": st.none() | st.floats(0, 1e15),
+            "first": st.none() | st.floats(0, 1e15),
+            "last": st.none() | st.floats(0, 1e15),
+            "arrival": st.none() | st.floats(0, 1e15),
+            "ttft": st.none() | st.floats(0, 1e15),
+        }
+    ),
+    st.none() | st.floats(0, 1e15),
+    st.floats(0, 1e15),
+    st.sampled_from(["stop", "abort", "refused", "engine_died"]),
+)
+def test_any_times(
+    times: dict[str, float | None], wall: float | None, stamp: float, reason: str
+) -> None:
+    """Clocks that are wrong by any amount make valid spans."""
+    record = made_record(times, wall=wall, stamp=stamp, reason=reason)
+    for span in spans_of(record):
+        assert 0 <= span.start_time_unix_nano <= span.end_time_unix_nano < 1 << 63
+    assert logs_of(record)
+
+
+def logs_of(record: RequestRecord) -> list[LogRecord]:
+    """Return the log records of a record, from a whole request."""
+    line = msgspec.json.encode(record)
+    piece = log_record(record, line + b"\n")
+    assert piece.points == 1
+    (request,) = Envelope({"service.name": "s"}).requests([piece])
+    found = Receiver("")
+    found.take("/v1/logs", b"".join(request.parts))
+    assert json.loads(found.log_records[0].body.string_value) == json.loads(line)
+    return found.log_records
+
+
+@pytest.mark.parametrize(
+    ("reason", "number", "text"),
+    [("stop", 9, "INFO"), ("abort", 13, "WARN"), ("error", 17, "ERROR")],
+)
+def test_the_log_record_of_a_request(reason: str, number: int, text: str) -> None:
+    """Its body is the line of the file; attributes are for queries."""
+    record = msgspec.structs.replace(cut(3, reason=reason), tenant="acme", id="cmpl-3")
+    (found,) = logs_of(record)
+
+    assert (found.severity_number, found.severity_text) == (number, text)
+    assert found.time_unix_nano == (int(WALL) + 4) * 10**9
+    attributes = values(found.attributes)
+    assert attributes.pop("error.type", "") == (reason if reason != "stop" else "")
+    assert attributes == {
+        "sidestep.request.key": "e/1/7",
+        "sidestep.request.reason": reason,
+        "sidestep.engine": "0",
+        "sidestep.tenant": "acme",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "a",
+        "gen_ai.response.id": "cmpl-3",
+    }
