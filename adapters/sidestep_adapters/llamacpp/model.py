@@ -82,7 +82,7 @@ class ModelState:
         if self.props.is_sleeping:
             return Progress(0, self._steps, condition=ASLEEP)
         unfinished = self.running + int(self._number(WAITING))
-        # A batch of prompts may take a minute on a CPU, and its size is not told: the limit is that
+        # A batch of prompts may take a minute on a CPU, and the page does not have its size: the limit is that
         # of requests that wait for something else than the engine.
         age = max(now - self._stepped_at, 0.0) if unfinished else None
         return Progress(0, self._steps, unfinished, unfinished, waiting_age=age)

@@ -1,6 +1,6 @@
 """trtllm-serve's API: its page, and what is taken away by reading only where that is asked for.
 
-``/metrics`` is not the page: it has iteration statistics in JSON, and whoever reads them takes them
+``/metrics`` is not the page: it has iteration statistics in JSON, and each reader takes them
 from all others. ``/health`` is never asked, since it may end a server with a fatal error.
 """
 

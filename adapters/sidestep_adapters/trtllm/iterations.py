@@ -130,7 +130,7 @@ class IterationReader:
 
 
 def _pauses(each: Iteration, before: Iteration | None) -> int:
-    """Return how many requests lost their place: as told, or the rise of those that are paused."""
+    """Return how many requests lost their place: as reported, or the rise of those that are paused."""
     if each.suspended is not None:
         return each.suspended
     now = each.batch.paused if each.batch is not None else 0
