@@ -259,7 +259,7 @@ def selectors(expr: str) -> list[str]:
     return re.findall(r"(?:\b[a-z_]+:[\w:]+|\b(?:sidestep|nv)_\w+)(?:\{[^}]*\})?", expr)
 
 
-POLLED = ("llamacpp:", "trtllm_")
+POLLED = ("llamacpp:", "sidestep_llamacpp_", "trtllm_")
 """Names of engines that are not among the recorded ones here; tests/rules/polled_engines.yaml has series of theirs."""
 
 

@@ -18,7 +18,7 @@ numbers over all sequence numbers still fit into a float and a snapshot."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
 """Most children of one family; a family with two labels may have twice the values."""
 
-BATCH = 128
+BATCH = 96
 """Histograms or children that are checked between two pauses."""
 TOO_LARGE = "a number that is too large"
 
