@@ -1,0 +1,226 @@
+"""Hit ratio over the capacity of an LRU cache, estimated from the reuse distances of sampled lookups.
+
+A lookup whose block has the reuse distance D (the blocks used since its last use, and itself) hits
+in every LRU cache of at least D blocks (Mattson et al., 1970). Distances are those of a spatial
+sample (SHARDS; Waldspurger et al., FAST 2015).
+
+Two things keep the error small. Hot blocks are counted one by one. And the number of all lookups
+is known, by whether they hit in fact: the sample only has to tell how the distances of those that
+hit are distributed, and of those that missed. The sample is divided into groups by hash, whose
+spread gives the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+FINE = 128
+"""Buckets to a doubling of the distance; distances up to this are exact."""
+NEVER = 1 << 20
+"""Bucket of lookups without a distance: the first use of a block."""
+GROUPS = 16
+SPREAD = 2.13
+"""Student's t of the two-sided interval of 95 %, with as many groups."""
+_COARSE = 4
+"""A group's buckets are 16 times as wide."""
+_LINEAR = FINE - FINE * math.log2(FINE)
+_FADE_AT = 256
+"""Half-lives after which all weights are divided, before they become too large for a float."""
+_LEAST_WEIGHT = 1e-9
+Histogram = dict[int, float]
+
+
+class Point(NamedTuple):
+    """Hit ratio at a capacity, and the bounds that hold the true one in 95 % of the cases."""
+
+    blocks: int
+    hit_ratio: float
+    low: float
+    high: float
+
+
+def bucket(distance: float) -> int:
+    """Return the bucket of a distance of at least 1."""
+    return int(distance if distance <= FINE else _LINEAR + FINE * math.log2(distance))
+
+
+def least_distance(number: int) -> float:
+    """Return the least distance in a bucket."""
+    return number if number <= FINE else 2.0 ** ((number - _LINEAR) / FINE)
+
+
+class _Lookups:
+    """Lookups that hit in fact, or those that missed.
+
+    Attributes:
+        total: All of them, sampled or not.
+        hot: Distances of those of hot blocks.
+        sampled: Distances of the sampled ones.
+        groups: The same by group of blocks, in wide buckets.
+    """
+
+    __slots__ = ("groups", "hot", "sampled", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.hot: Histogram = {}
+        self.sampled: Histogram = {}
+        self.groups: list[Histogram] = [{} for _ in range(GROUPS)]
+
+    @property
+    def rest(self) -> float:
+        """Lookups of blocks that are not hot."""
+        return max(self.total - sum(self.hot.values()), 0.0)
+
+    def fade(self, by: float) -> None:
+        """Divide all weights."""
+        self.total /= by
+        for histogram in (self.hot, self.sampled, *self.groups):
+            kept = {n: weight / by for n, weight in histogram.items()}
+            histogram.clear()
+            histogram.update((n, weight) for n, weight in kept.items() if weight > _LEAST_WEIGHT)
+
+
+class HitCurve:
+    """Reuse distances of lookups, weighted by age.
+
+    Args:
+        half_life: Seconds after which a lookup counts half; None: all count the same.
+    """
+
+    def __init__(self, half_life: float | None = None) -> None:
+        self._half_life = half_life
+        self._origin: float | None = None
+        self._gain = 1.0
+        """Weight of a lookup now: later ones weigh more, which is cheaper than to fade all others."""
+        self._by_result = _Lookups(), _Lookups()
+
+    def advance(self, now: float) -> None:
+        """Let the lookups until now fade."""
+        if self._half_life is None:
+            return
+        if self._origin is None:
+            self._origin = now
+        half_lives = max(now - self._origin, 0.0) / self._half_life
+        if half_lives > _FADE_AT:
+            # Fading by more than a float holds leaves nothing anyway.
+            for lookups in self._by_result:
+                lookups.fade(2.0 ** min(half_lives, 1000.0))
+            self._origin, half_lives = now, 0.0
+        self._gain = 2.0**half_lives
+
+    def count(self, missed: float, found: float) -> None:
+        """Count lookups, sampled or not."""
+        misses, hits = self._by_result
+        misses.total += missed * self._gain
+        hits.total += found * self._gain
+
+    def observe(self, key: int, number: int, weight: float, *, hit: bool) -> None:
+        """Add a sampled lookup of block ``key`` in a bucket, which stands for ``weight`` lookups."""
+        weight *= self._gain
+        lookups = self._by_result[hit]
+        sampled, group = lookups.sampled, lookups.groups[key % GROUPS]
+        sampled[number] = sampled.get(number, 0.0) + weight
+        wide = number >> _COARSE
+        group[wide] = group.get(wide, 0.0) + weight
+
+    def observe_hot(self, number: int, *, hit: bool) -> None:
+        """Add a lookup of a hot block in a bucket."""
+        hot = self._by_result[hit].hot
+        hot[number] = hot.get(number, 0.0) + self._gain
+
+    @property
+    def lookups(self) -> float:
+        """All lookups, weighted by age."""
+        return sum(lookups.total for lookups in self._by_result) / self._gain
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the lookups that hit in fact; None: there were none."""
+        misses, hits = (lookups.total for lookups in self._by_result)
+        return hits / (misses + hits) if misses + hits else None
+
+    def hit_ratios(self, capacities: Sequence[float]) -> list[float]:
+        """Return the hit ratios at numbers of blocks; empty without lookups."""
+        total = sum(lookups.total for lookups in self._by_result)
+        if not total:
+            return []
+        numbers = [bucket(max(capacity, 1.0)) for capacity in capacities]
+        hits = [0.0] * len(numbers)
+        for lookups in self._by_result:
+            rest, size = lookups.rest, sum(lookups.sampled.values())
+            known = zip(_up_to(lookups.hot, numbers), _up_to(lookups.sampled, numbers), strict=True)
+            for index, (hot, sampled) in enumerate(known):
+                hits[index] += hot + rest * _share(sampled, size)
+        return [
+            min(hit / total, 1.0) if capacity >= 1 else 0.0
+            for hit, capacity in zip(hits, capacities, strict=True)
+        ]
+
+    def points(self, capacities: Sequence[int], rate: float, sampled: int) -> list[Point]:
+        """Return the curve at ``capacities``, with bounds; empty without lookups.
+
+        Args:
+            capacities: Numbers of blocks.
+            rate: Share of the blocks that is sampled.
+            sampled: Number of sampled blocks.
+        """
+        ratios = self.hit_ratios(capacities)
+        if not ratios:
+            return []
+        # Distances have an error of their own, that of the number of sampled blocks in them: it is
+        # the same each time where the same blocks are used again and again.
+        stretches = [
+            1.0 + SPREAD * math.sqrt((1.0 - rate) / max(min(rate * capacity, sampled), 1.0))
+            for capacity in capacities
+        ]
+        pairs = [*zip(capacities, stretches, strict=True)]
+        below = self.hit_ratios([capacity / stretch for capacity, stretch in pairs])
+        above = self.hit_ratios([capacity * stretch for capacity, stretch in pairs])
+        errors = self._errors(capacities)
+        found = []
+        for capacity, ratio, least, most, error in zip(
+            capacities, ratios, below, above, errors, strict=True
+        ):
+            spread = SPREAD * error * math.sqrt(1.0 - rate)
+            low = ratio - math.hypot(spread, ratio - least)
+            high = ratio + math.hypot(spread, most - ratio)
+            found.append(Point(capacity, ratio, max(low, 0.0), min(high, 1.0)))
+        return found
+
+    def _errors(self, capacities: Sequence[int]) -> list[float]:
+        """Return the standard errors of the hit ratios: the jackknife over groups of blocks."""
+        numbers = [bucket(max(capacity, 1)) >> _COARSE for capacity in capacities]
+        total = sum(lookups.total for lookups in self._by_result)
+        without = [[0.0] * GROUPS for _ in numbers]
+        for lookups in self._by_result:
+            rest = lookups.rest / total
+            parts = [_up_to(group, numbers) for group in lookups.groups]
+            sizes = [sum(group.values()) for group in lookups.groups]
+            size = sum(sizes)
+            for index, left_out in enumerate(without):
+                hits = sum(part[index] for part in parts)
+                for group in range(GROUPS):
+                    left = _share(hits - parts[group][index], size - sizes[group])
+                    left_out[group] += rest * left
+        errors = []
+        for left_out in without:
+            mean = sum(left_out) / GROUPS
+            spread = sum((one - mean) ** 2 for one in left_out)
+            errors.append(math.sqrt(spread * (GROUPS - 1) / GROUPS))
+        return errors
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0.0 else 0.0
+
+
+def _up_to(histogram: Histogram, numbers: Sequence[int]) -> list[float]:
+    """Return the weight in the buckets up to each of ``numbers``."""
+    known = sorted(histogram)
+    sums = [0.0, *accumulate(histogram[number] for number in known)]
+    return [sums[bisect_right(known, number)] for number in numbers]

@@ -1,0 +1,55 @@
+"""The blocks that are looked up most, found among all lookups in bounded memory.
+
+A block that every prompt begins with is in the sample or not, and so is its whole share of the
+lookups: a sample misses it or counts it many times over. Such blocks are counted one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LEAST = 8
+"""Lookups from which on a block is hot."""
+WINDOW = 1 << 20
+"""Lookups after which counts are halved, so that blocks of former times do not stay hot."""
+
+
+class HotBlocks:
+    """Finder of the blocks that are looked up most (Misra and Gries, 1982).
+
+    Args:
+        most: About how many blocks are hot at most: those with at least this part of the lookups.
+
+    Attributes:
+        hot: The blocks that are hot.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.hot: set[int] = set()
+        self._most = most
+        self._counts: dict[int, int] = {}
+        self._lookups = 0
+
+    def note(self, keys: Iterable[int]) -> None:
+        """Count lookups."""
+        counts, hot = self._counts, self.hot
+        threshold = max(LEAST, self._lookups // self._most)
+        noted = 0
+        for key in keys:
+            noted += 1
+            found = counts[key] = counts.get(key, 0) + 1
+            if found >= threshold:
+                hot.add(key)
+        self._lookups += noted
+        if self._lookups > WINDOW:
+            self._lookups //= 2
+            self._counts = {key: found // 2 for key, found in counts.items() if found > 1}
+            self._cool()
+        elif len(counts) > 2 * self._most:
+            self._counts = {key: found - 1 for key, found in counts.items() if found > 1}
+            self._cool()
+
+    def _cool(self) -> None:
+        """Forget blocks that have less than half of the lookups that make a block hot."""
+        keep, counts = self._lookups // (2 * self._most), self._counts
+        self.hot = {key for key in self.hot if counts.get(key, 0) >= keep}

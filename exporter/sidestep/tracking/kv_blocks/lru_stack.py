@@ -1,0 +1,127 @@
+"""Blocks in the order of their last use, and how many of them were used since.
+
+An LRU cache holds the blocks that lie highest, as many as fit. The order is kept in chunks of
+uses: a use is a mark in the newest chunk, and the mark of the block's former use is removed. Two
+neighbours with few marks left become one, so there are never many chunks, and no call takes long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from itertools import compress, count
+
+CHUNK = 2048
+"""Uses in a chunk. Counting its marks takes half a microsecond, merging two 0.2 ms."""
+_SHIFT = CHUNK.bit_length() - 1
+_OFFSET = CHUNK - 1
+_GONE, _COUNTED, _UNCOUNTED = range(3)
+
+
+class _Chunk:
+    """Uses in order: the blocks, their marks, and their stamps."""
+
+    __slots__ = ("keys", "marks", "stamps")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.marks = bytearray()
+        self.stamps = array("d")
+
+
+class LruStack:
+    """Blocks by last use. Those that are not counted have a place, but add to no depth.
+
+    Attributes:
+        counted: Number of blocks that are counted.
+    """
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self._places: dict[int, int] = {}
+        """The chunk's number and the offset in it, of each block."""
+        self._numbers = [0]
+        """Numbers of the chunks, ascending: the newest is last."""
+        self._chunks = [_Chunk()]
+        self._counts = [0]
+        """Counted blocks of each chunk."""
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._places
+
+    def remove(self, key: int) -> tuple[int, float] | None:
+        """Remove a block; return the counted blocks above it, and its stamp. None: it is not there."""
+        place = self._places.pop(key, None)
+        if place is None:
+            return None
+        index, offset = bisect_left(self._numbers, place >> _SHIFT), place & _OFFSET
+        chunk, counts = self._chunks[index], self._counts
+        marks = chunk.marks
+        if marks[offset] == _COUNTED:
+            counts[index] -= 1
+            self.counted -= 1
+        marks[offset] = _GONE
+        return marks.count(_COUNTED, offset) + sum(counts[index + 1 :]), chunk.stamps[offset]
+
+    def push(self, key: int, stamp: float, *, counted: bool = True) -> None:
+        """Put a block that is not in the stack on top."""
+        chunk = self._chunks[-1]
+        if len(chunk.keys) == CHUNK:
+            chunk = self._begin_chunk()
+        self._places[key] = (self._numbers[-1] << _SHIFT) + len(chunk.keys)
+        chunk.keys.append(key)
+        chunk.stamps.append(stamp)
+        chunk.marks.append(_COUNTED if counted else _UNCOUNTED)
+        if counted:
+            self._counts[-1] += 1
+            self.counted += 1
+
+    def above_oldest(self) -> int:
+        """Return how many counted blocks lie above the oldest chunk."""
+        return self.counted - self._counts[0]
+
+    def drop_oldest(self) -> None:
+        """Remove the blocks of the oldest chunk."""
+        if len(self._chunks) == 1:
+            self._begin_chunk()
+        chunk = self._chunks.pop(0)
+        del self._numbers[0]
+        self.counted -= self._counts.pop(0)
+        for key in compress(chunk.keys, chunk.marks):
+            del self._places[key]
+
+    def used_since(self, stamp: float) -> int:
+        """Return the number of counted blocks whose last use is not before ``stamp``."""
+        found = 0
+        for chunk, counted in zip(reversed(self._chunks), reversed(self._counts), strict=True):
+            if chunk.stamps and chunk.stamps[0] < stamp:
+                # Stamps ascend: older chunks have none.
+                return found + chunk.marks.count(_COUNTED, bisect_left(chunk.stamps, stamp))
+            found += counted
+        return found
+
+    def _begin_chunk(self) -> _Chunk:
+        self._merge()
+        chunk = _Chunk()
+        self._chunks.append(chunk)
+        self._numbers.append(self._numbers[-1] + 1)
+        self._counts.append(0)
+        return chunk
+
+    def _merge(self) -> None:
+        """Merge the oldest two neighbours that fit into one chunk, if there are any."""
+        sizes = [len(chunk.marks) - chunk.marks.count(_GONE) for chunk in self._chunks]
+        pairs = range(len(sizes) - 1)
+        index = next((i for i in pairs if sizes[i] + sizes[i + 1] <= CHUNK), None)
+        if index is None:
+            return
+        pair = slice(index, index + 2)
+        merged = _Chunk()
+        for chunk in self._chunks[pair]:
+            merged.keys += compress(chunk.keys, chunk.marks)
+            merged.stamps.extend(compress(chunk.stamps, chunk.marks))
+            merged.marks += chunk.marks.translate(None, bytes([_GONE]))
+        self._chunks[pair] = [merged]
+        self._counts[pair] = [sum(self._counts[pair])]
+        del self._numbers[index]
+        self._places.update(zip(merged.keys, count(self._numbers[index] << _SHIFT), strict=False))

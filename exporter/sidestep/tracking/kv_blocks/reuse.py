@@ -1,0 +1,278 @@
+"""Lookups of a prefix cache into reuse distances, and the reasons of misses.
+
+The model is the cache of vLLM: a request holds the blocks of its prompt until it ends, and blocks
+that no request holds are evicted in the order in which they were released. So the blocks above a
+released one are those that are held now, and those that were released after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import msgspec
+
+from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
+from sidestep.tracking.kv_blocks.lru_stack import LruStack
+
+ALL = 1 << 64
+MAX_BLOCKS = 1 << 16
+"""Blocks of the sample that are tracked at once."""
+MAX_EXTRA = 1 << 14
+"""Hot blocks outside of the sample that are tracked at once."""
+TRIM = 256
+"""Blocks that leave the sample in one call after the source has lowered its rate."""
+
+
+class Lookup(NamedTuple):
+    """The lookup of a request's blocks.
+
+    Attributes:
+        blocks: Full blocks of the prompt.
+        found: Blocks that were found.
+        hot: Blocks that are counted one by one, those that were found first.
+        hot_found: How many of them were found.
+        sampled: The other blocks of the sample, those that were found first.
+        sampled_found: How many of them were found.
+    """
+
+    blocks: int
+    found: int
+    hot: Sequence[int] = ()
+    hot_found: int = 0
+    sampled: Sequence[int] = ()
+    sampled_found: int = 0
+
+
+class Misses(msgspec.Struct, gc=False):
+    """Blocks that missed, estimated from the sample.
+
+    Attributes:
+        cold: Blocks that were never used before.
+        cleared: Blocks that were last used before the cache was cleared.
+        evicted: Seconds since the last use of blocks that were evicted, and the number of blocks.
+    """
+
+    cold: float = 0.0
+    cleared: float = 0.0
+    evicted: list[tuple[float, float]] = []
+
+
+class ReuseTracker:
+    """Reuse distances of one cache's lookups.
+
+    A block is in the sample if its key is at least ``floor``. With too many blocks ``floor`` rises:
+    the block with the least key leaves, and the others stand for more.
+
+    Args:
+        half_life: See ``HitCurve``.
+        most: Blocks of the sample that are tracked at once.
+
+    Attributes:
+        curve: The distances.
+        distinct: Number of all blocks that were ever used, where it is known: then distances have
+            no common error.
+        counts_uses: Whether ``now`` is the number of uses so far: no distance is longer than that.
+        horizon: Distance from which on nobody asks: blocks that lie deeper leave before the sample
+            becomes smaller. None: every distance matters.
+        floor: The least key of the sample.
+    """
+
+    def __init__(self, half_life: float | None = None, *, most: int = MAX_BLOCKS) -> None:
+        self._half_life = half_life
+        self._most = most
+        self.distinct: float | None = None
+        self.counts_uses = False
+        self.horizon: float | None = None
+        self._source_floor = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.curve = HitCurve(self._half_life)
+        self.floor = self._source_floor
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the blocks: the cache is another one, or uses of its blocks were not seen."""
+        self._stack = LruStack()
+        self._held: dict[int, int] = {}
+        """Blocks that requests hold, and how many requests do."""
+        self._held_counted = 0
+        self._keys: list[int] = []
+        """Keys that came into the sample, as a heap. Some may have left it."""
+        self._extra: dict[int, None] = {}
+        """Hot blocks outside of the sample, the latest one last."""
+        self._cleared_at = -1.0
+
+    def reset(self, now: float) -> None:
+        """Note that the cache was emptied: what was used before would hit in no cache."""
+        self._cleared_at = now
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._stack or key in self._held
+
+    @property
+    def rate(self) -> float:
+        """Share of the blocks that is sampled now."""
+        return (ALL - self.floor) / ALL
+
+    @property
+    def tracked(self) -> int:
+        """Number of blocks of the sample that are tracked."""
+        return self._stack.counted + self._held_counted
+
+    @property
+    def scale(self) -> float:
+        """Number of blocks that one of the sample stands for."""
+        if self.distinct is not None and self.tracked:
+            return max(self.distinct / self.tracked, 1.0)
+        return 1.0 / self.rate
+
+    def sample(self, rate: float) -> None:
+        """Follow the rate of the source, above 0; a higher one than before starts again from nothing."""
+        floor = ALL - max(int(rate * ALL), 1)
+        if floor < self._source_floor:
+            self._source_floor = floor
+            self.clear()
+        self._source_floor = floor
+        self.floor = max(self.floor, floor)
+        for _ in range(TRIM):
+            if not self._keys or self._keys[0] >= self.floor:
+                break
+            self._leave(heappop(self._keys))
+
+    def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
+        """Observe the lookup of a request, which holds its blocks until ``release``.
+
+        Args:
+            lookup: The blocks.
+            now: Seconds, not before those of the previous call.
+            counts: False for a request that is looked up again after a preemption.
+        """
+        misses = Misses()
+        if counts:
+            self.curve.advance(now)
+            self.curve.count(lookup.blocks - lookup.found, lookup.found)
+        for keys, found, is_hot in (
+            (lookup.hot, lookup.hot_found, True),
+            (lookup.sampled, lookup.sampled_found, False),
+        ):
+            for index, key in enumerate(keys):
+                if not is_hot and key < self.floor:
+                    continue
+                used = self._hold(key, now)
+                if counts:
+                    self._observe(key, used, misses, now, is_hot=is_hot, is_hit=index < found)
+        return misses
+
+    def release(self, keys: Sequence[int], now: float) -> None:
+        """End a request that used ``keys``, its output among them; the first ones stay longest."""
+        for key in reversed(keys):
+            holders = self._held.pop(key, 0)
+            if holders > 1:
+                self._held[key] = holders - 1
+                continue
+            is_counted = key >= self.floor
+            if holders:
+                self._held_counted -= is_counted
+            elif self._stack.remove(key) is None:
+                if not is_counted:
+                    continue
+                self._enter(key)
+            self._stack.push(key, now, counted=is_counted)
+        self._shrink()
+
+    def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool) -> None:
+        """Observe the lookup of one block that nobody holds afterwards; it is not counted."""
+        used = self._hold(key, now)
+        self._observe(key, used, Misses(), now, is_hot=is_hot, is_hit=is_hit)
+        self.release((key,), now)
+
+    def points(self, capacities: Sequence[int]) -> list[Point]:
+        """Return the curve at ``capacities``, with bounds."""
+        return self.curve.points(capacities, self.rate, self.tracked)
+
+    def used_since(self, stamp: float) -> float:
+        """Return the number of blocks that are held, or were last used at ``stamp`` or later."""
+        return (self._held_counted + self._stack.used_since(stamp)) / self.rate
+
+    def _hold(self, key: int, now: float) -> tuple[int, float] | None:
+        """Hold a block; return the counted blocks above it, and its stamp. None: it is unknown."""
+        holders = self._held.get(key, 0)
+        self._held[key] = holders + 1
+        if holders:
+            return 0, now
+        used = self._stack.remove(key)
+        above = self._held_counted
+        if key < self.floor:
+            self._extra.pop(key, None)
+            self._extra[key] = None
+        else:
+            self._held_counted += 1
+            if used is None:
+                self._enter(key)
+        return None if used is None else (used[0] + above, used[1])
+
+    def _observe(
+        self,
+        key: int,
+        used: tuple[int, float] | None,
+        misses: Misses,
+        now: float,
+        *,
+        is_hot: bool,
+        is_hit: bool,
+    ) -> None:
+        """Observe a lookup of a block that was last ``used`` so."""
+        is_known = used is not None and used[1] > self._cleared_at
+        if is_hit and not is_known:
+            # It was used when it was not in the sample: nothing is known of its distance.
+            return
+        weight = 1.0 if is_hot else 1.0 / self.rate
+        number = NEVER
+        if used is not None and is_known:
+            distance = used[0] * self.scale + 1.0
+            if self.counts_uses:
+                distance = max(min(distance, now - used[1]), 1.0)
+            number = bucket(distance)
+        if is_hot:
+            self.curve.observe_hot(number, hit=is_hit)
+        else:
+            self.curve.observe(key, number, weight, hit=is_hit)
+        if is_hit:
+            return
+        if used is None:
+            misses.cold += weight
+        elif is_known:
+            misses.evicted.append((max(now - used[1], 0.0), weight))
+        else:
+            misses.cleared += weight
+
+    def _enter(self, key: int) -> None:
+        """Note a block that comes into the sample."""
+        heappush(self._keys, key)
+        if len(self._keys) > 2 * self._most:
+            self._keys = [one for one in self._keys if one in self]
+            heapify(self._keys)
+
+    def _shrink(self) -> None:
+        """Keep the limits on tracked blocks."""
+        while self.tracked > self._most:
+            horizon = self.horizon
+            if horizon is not None and self._stack.above_oldest() / self.rate > horizon:
+                self._stack.drop_oldest()
+            else:
+                key = heappop(self._keys)
+                self.floor = max(self.floor, key + 1)
+                self._leave(key)
+        while len(self._extra) > MAX_EXTRA:
+            key = next(iter(self._extra))
+            del self._extra[key]
+            self._stack.remove(key)
+
+    def _leave(self, key: int) -> None:
+        """Take a block out of the sample."""
+        if self._stack.remove(key) is None and self._held.pop(key, 0):
+            self._held_counted -= 1
