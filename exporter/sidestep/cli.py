@@ -409,6 +409,87 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
+class _Capacities(click.ParamType[Any]):
+    """Numbers of blocks, separated by commas."""
+
+    name = "capacities"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        """Return the numbers.
+
+        Raises:
+            UsageError: One of them is not a number above 0.
+        """
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(map(int, value.split(",")))
+        except ValueError:
+            numbers = (0,)
+        if min(numbers) < 1:
+            self.fail(
+                f"{value!r}: must be numbers of blocks above 0, separated by commas", param, ctx
+            )
+        return numbers
+
+
+@cli.command(short_help="Show the hit ratio of a prefix cache over its size.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--sample-rate",
+    default=0.01,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Share of the blocks to sample; 1: all of them.",
+)
+@click.option(
+    "--capacity",
+    "capacities",
+    metavar="N,N,...",
+    type=_Capacities(),
+    default=(),
+    help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]",
+)
+@click.option(
+    "--block-size",
+    metavar="TOKENS",
+    type=click.IntRange(1),
+    help="Tokens in a block, for a column of tokens.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the curve to an SVG file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def whatif(
+    file: Path,
+    *,
+    sample_rate: float,
+    capacities: tuple[int, ...],
+    block_size: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what a prefix cache of other sizes would hit, from the lookups in FILE.
+
+    FILE is a trace, plain or gzip, with a JSON object a request whose hash_ids are the blocks of
+    its prompt; or a capture of KV events, a JSON array a batch. docs/kv-residency.md says how to
+    decide with it.
+    """
+    from sidestep.whatif.command import run
+
+    run(
+        file,
+        rate=sample_rate,
+        capacities=capacities,
+        block_size=block_size,
+        plot=plot,
+        as_json=as_json,
+    )
+
+
 @cli.command("hash-password", short_help="Print the hash of a password for basic_auth_users.")
 def hash_password() -> None:
     """Ask for a password, print its bcrypt hash for basic_auth_users."""
