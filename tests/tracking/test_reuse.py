@@ -1,0 +1,268 @@
+"""Reuse distances of sampled lookups, against exact LRU caches and a naive model."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from gzip import decompress
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from naive_reuse import CAPACITIES, compare
+from reuse_streams import exact, phases, scanned, zipf
+from sidestep.tracking.kv_blocks import lru_stack
+from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
+from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
+from sidestep.tracking.kv_blocks.lru_stack import LruStack
+from sidestep.tracking.kv_blocks.reuse import Lookup, ReuseTracker
+from sidestep.whatif.estimate import TraceCurve
+
+TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
+FRACTIONS = [64, 32, 16, 8, 4, 2, 1]
+LOADS: dict[str, Callable[[], list[int]]] = {
+    "zipf 0.8": lambda: zipf(200_000, 0.8, 80_000, 1),
+    "zipf 1.1": lambda: zipf(200_000, 1.1, 200_000, 2),
+    "scan": lambda: [*range(100_000)],
+    "loop": lambda: [*range(50_000)] * 3,
+    "phases": lambda: phases(3),
+    "popular blocks in a scan": lambda: scanned(4),
+}
+
+
+def conversation() -> list[int]:
+    """Return the lookups of the public trace."""
+    if not TRACE.exists():
+        pytest.skip("the public trace is not here")
+    lines = decompress(TRACE.read_bytes()).splitlines()
+    return [block for line in lines for block in json.loads(line)["hash_ids"]]
+
+
+@pytest.mark.parametrize("load", ["conversation", *LOADS])
+@pytest.mark.parametrize(("rate", "limit"), [(0.01, 0.02), (0.1, 0.01)])
+def test_the_curve_is_that_of_exact_caches(load: str, rate: float, limit: float) -> None:
+    """The largest error over capacities is small in the mean of ten samples and in each."""
+    stream = conversation() if load == "conversation" else LOADS[load]()
+    distinct = len({*stream})
+    capacities = [distinct // part for part in FRACTIONS]
+    truth = exact(stream, capacities)
+    errors, covered = [], 0
+    for salt in range(10):
+        curve = TraceCurve(rate, Random(salt).getrandbits(64))
+        curve.add(stream)
+        points = curve.points(capacities)
+        assert (curve.accesses, curve.distinct) == (len(stream), distinct)
+        pairs = [*zip(points, truth, strict=True)]
+        errors.append(max(abs(point.hit_ratio - ratio) for point, ratio in pairs))
+        covered += sum(point.low - 1e-9 <= ratio <= point.high + 1e-9 for point, ratio in pairs)
+
+    assert statistics.fmean(errors) <= limit
+    assert max(errors) <= 0.03
+    assert covered >= 0.9 * 10 * len(capacities)
+
+
+@pytest.fixture
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make chunks so small that they merge all the time."""
+    monkeypatch.setattr(lru_stack, "CHUNK", 8)
+    monkeypatch.setattr(lru_stack, "_SHIFT", 3)
+    monkeypatch.setattr(lru_stack, "_OFFSET", 7)
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_every_distance_is_that_of_a_naive_cache() -> None:
+    """Blocks that requests hold, share and release, and their output, are as in a plain list."""
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
+        compare(seed)
+
+    check()
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_places_survive_merges() -> None:
+    """Depths and stamps are those of a list."""
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.integers(0, 1 << 32), st.integers(1, 60))
+    def check(seed: int, blocks: int) -> None:
+        random, stack = Random(seed), LruStack()
+        naive: dict[int, tuple[float, bool]] = {}
+        for step in range(600):
+            key = random.randrange(blocks)
+            found = stack.remove(key)
+            if key in naive:
+                below = [*naive].index(key) + 1
+                above = sum(counted for _, counted in [*naive.values()][below:])
+                assert found == (above, naive.pop(key)[0])
+            else:
+                assert found is None
+            if random.random() < 0.9:
+                naive[key] = float(step), random.random() < 0.7
+                stack.push(key, naive[key][0], counted=naive[key][1])
+            since = random.uniform(0, step)
+            assert stack.counted == sum(counted for _, counted in naive.values())
+            assert stack.used_since(since) == sum(c for at, c in naive.values() if at >= since)
+            assert all(key in stack for key in naive)
+
+    check()
+
+
+def test_a_full_sample_becomes_smaller_without_bias() -> None:
+    """The rate falls, the limit holds, and the curve stays right in the mean."""
+    stream = zipf(150_000, 0.8, 60_000, 5)
+    distinct = len({*stream})
+    capacities = [distinct // part for part in FRACTIONS]
+    truth = exact(stream, capacities)
+    found = []
+    for salt in range(6):
+        curve = TraceCurve(1.0, Random(salt).getrandbits(64))
+        curve._tracker._most = 3000
+        curve.add(stream)
+        assert curve._tracker.tracked <= 3000
+        assert curve._tracker.rate < 0.1
+        found.append([point.hit_ratio for point in curve.points(capacities)])
+
+    for ratio, estimates in zip(truth, zip(*found, strict=True), strict=True):
+        assert abs(statistics.fmean(estimates) - ratio) < 0.015
+
+
+def test_beyond_the_horizon_blocks_leave_first() -> None:
+    """The sample stays as large as before as long as the oldest blocks are of no interest."""
+    ours = ReuseTracker(most=5000)
+    ours.horizon = 2500.0
+    random = Random(1)
+    for step in range(40_000):
+        ours.use(random.getrandbits(64), float(step), is_hot=False, is_hit=False)
+
+    assert ours.rate == 1.0
+    assert 2500 <= ours.tracked <= 5000
+
+
+def test_a_lower_rate_of_the_source_is_followed_and_a_higher_one_starts_anew() -> None:
+    """Blocks outside of the smaller sample leave in steps; with more blocks nothing is comparable."""
+    ours = ReuseTracker()
+    random = Random(1)
+    keys = [random.getrandbits(64) for _ in range(2000)]
+    for key in keys:
+        ours.use(key, 1.0, is_hot=False, is_hit=False)
+    for _ in range(20):
+        ours.sample(0.1)
+    kept = [key for key in keys if key in ours]
+
+    assert 120 <= len(kept) <= 280
+    assert ours.tracked == len(kept)
+    assert ours.rate == pytest.approx(0.1)
+    ours.sample(0.5)
+    assert (ours.tracked, ours.curve.lookups) == (0, 0.0)
+
+
+def test_lookups_fade_with_their_half_life() -> None:
+    """The curve follows the load, however long the exporter runs."""
+    curve = HitCurve(half_life=10.0)
+    for at, hit in [(0.0, True), (10.0, False), (50_000.0, True), (50_010.0, False)]:
+        curve.advance(at)
+        curve.count(not hit, hit)
+        curve.observe(7, 3, 1.0, hit=hit)
+        if at == 10.0:
+            assert curve.hit_ratio == pytest.approx(1 / 3)
+            assert curve.lookups == pytest.approx(1.5)
+
+    assert curve.lookups == pytest.approx(1.5)
+    assert curve.hit_ratio == pytest.approx(1 / 3)
+    assert curve.hit_ratios([2, 3]) == [0.0, pytest.approx(1.0)]
+
+
+def test_without_lookups_there_is_no_curve() -> None:
+    """Nor a ratio."""
+    curve = HitCurve()
+
+    assert (curve.hit_ratio, curve.hit_ratios([1]), curve.points([1], 1.0, 0)) == (None, [], [])
+
+
+@given(st.floats(1, 1e12))
+def test_a_distance_lies_in_its_bucket(distance: float) -> None:
+    """Up to 128 they are exact, beyond it within a hundredth."""
+    number = bucket(distance)
+
+    assert least_distance(number) <= distance * (1 + 1e-12)
+    assert distance <= least_distance(number + 1) * (1 + 1e-12)
+    assert distance < 129 or least_distance(number + 1) / least_distance(number) < 1.006
+
+
+def test_hot_blocks_are_found_in_bounded_memory() -> None:
+    """Those with a share above the limit are hot; a former one is not for ever."""
+    finder = HotBlocks(100)
+    random = Random(3)
+    for _ in range(2000):
+        finder.note([1, 2, *(random.getrandbits(64) for _ in range(20))])
+    assert finder.hot == {1, 2}
+    assert len(finder._counts) <= 400
+    for _ in range(100_000):
+        finder.note([3, *(random.getrandbits(64) for _ in range(20))])
+
+    assert finder.hot == {3}
+
+
+def test_memory_is_bounded_by_the_limit() -> None:
+    """Any number of distinct blocks takes as much as those that are tracked."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        ours = ReuseTracker(most=20_000)
+        random = Random(9)
+        for step in range(250_000):
+            ours.use(random.getrandbits(64), float(step), is_hot=False, is_hit=False)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert ours.tracked == 20_000
+    assert (after - before) / ours.tracked < 500
+
+
+def test_a_hit_of_an_unknown_block_is_in_no_distance() -> None:
+    """The sample has only begun: the engine has known the block for longer."""
+    ours = ReuseTracker()
+
+    misses = ours.admit(Lookup(3, 2, sampled=[1, 2, 3], sampled_found=2), 1.0)
+
+    assert (misses.cold, misses.cleared, misses.evicted) == (1.0, 0.0, [])
+    assert ours.curve.hit_ratio == pytest.approx(2 / 3)
+    assert [point.hit_ratio for point in ours.points(CAPACITIES)] == [0.0] * len(CAPACITIES)
+
+
+def test_a_repeated_lookup_counts_nothing() -> None:
+    """A preempted request finds its own blocks, which says nothing of a cache."""
+    ours = ReuseTracker()
+    ours.admit(Lookup(1, 0, sampled=[1]), 1.0)
+    ours.release([1], 2.0)
+
+    misses = ours.admit(Lookup(1, 1, sampled=[1], sampled_found=1), 3.0, counts=False)
+
+    assert (misses.cold, ours.curve.lookups) == (0.0, 1.0)
+    assert ours.tracked == 1
+
+
+def test_a_lookup_is_fast() -> None:
+    """A core observes more than the limit, which allows for a busy machine."""
+    stream = [Random(block).getrandbits(64) for block in zipf(60_000, 0.7, 40_000, 1)]
+    ours = ReuseTracker()
+    lookups = [Lookup(50, 0, sampled=stream[at : at + 50]) for at in range(0, len(stream), 50)]
+    began = time.process_time()
+    for number, lookup in enumerate(lookups):
+        ours.admit(lookup, float(number))
+        ours.release(lookup.sampled, float(number))
+    seconds = time.process_time() - began
+
+    assert len(stream) / seconds > 80_000, len(stream) / seconds
