@@ -10,7 +10,7 @@ from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ReuseTracker
 
 EXACT = 1 << 20
-"""Distinct blocks up to which they are counted exactly."""
+"""Distinct blocks up to which they are counted exactly, and blocks of the sample at most."""
 BITS = 1 << 27
 """Bits of the bitmap that counts more of them, with an error of about 0.01 %."""
 HOT = 8192
@@ -75,7 +75,7 @@ class TraceCurve:
         self._salt = salt
         self._distinct = DistinctBlocks()
         self._hot = HotBlocks(HOT)
-        self._tracker = ReuseTracker()
+        self._tracker = ReuseTracker(most=EXACT)
         self._tracker.counts_uses = True
         self._tracker.sample(rate)
 

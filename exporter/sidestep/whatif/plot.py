@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sidestep.tracking.kv_blocks.hit_curve import Point
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 60
+FONT = 'font-family="sans-serif" font-size="12"'
 
 
 def svg(points: Sequence[Point], title: str) -> str:
@@ -30,8 +31,7 @@ def svg(points: Sequence[Point], title: str) -> str:
     band = [f"{left(one.blocks)},{top(one.low)}" for one in points]
     band += [f"{left(one.blocks)},{top(one.high)}" for one in reversed(points)]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-        ' font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="30" text-anchor="middle" font-size="15">{title}</text>',
     ]

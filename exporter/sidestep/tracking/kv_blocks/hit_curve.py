@@ -173,9 +173,11 @@ class HitCurve:
         if not ratios:
             return []
         # Distances have an error of their own, that of the number of sampled blocks in them: it is
-        # the same each time where the same blocks are used again and again.
+        # the same each time where the same blocks are used again and again. And buckets are wide.
         stretches = [
-            1.0 + SPREAD * math.sqrt((1.0 - rate) / max(min(rate * capacity, sampled), 1.0))
+            1.0
+            + SPREAD * math.sqrt((1.0 - rate) / max(min(rate * capacity, sampled), 1.0))
+            + (1.0 / FINE if capacity > FINE else 0.0)
             for capacity in capacities
         ]
         pairs = [*zip(capacities, stretches, strict=True)]
