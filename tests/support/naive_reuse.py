@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from random import Random
 
+from msgspec.structs import astuple
+
 from sidestep.tracking.kv_blocks.reuse import Lookup, Misses, ReuseTracker
 
 CAPACITIES = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
@@ -77,7 +79,8 @@ def compare(seed: int, make: type[ReuseTracker] = ReuseTracker) -> None:
         lookup = Lookup(len(keys), found, keys[:split], in_hot, keys[split:], found - in_hot)
         naive.misses = Misses()
         naive.admit(keys, found, now)
-        assert ours.admit(lookup, now) == naive.misses
+        # A mutant has a class of its own.
+        assert astuple(ours.admit(lookup, now)) == astuple(naive.misses)
         looked_up += len(keys)
         running.append([*keys, *(random.getrandbits(64) for _ in range(random.randint(0, 2)))])
         while len(running) > random.randint(1, 5):

@@ -19,15 +19,12 @@ MODULES = (lru_stack, hit_curve, reuse)
 COUNT = "self.curve.count(lookup.blocks - lookup.found, lookup.found)"
 ABOVE = "        above = self._held_counted\n"
 MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
-    "a block counts itself": (lru_stack, "marks[offset] = _GONE\n", "pass\n"),
+    "a block counts itself": (lru_stack, "            above ^= 1\n", ""),
     "a chunk counts a block that left": (lru_stack, "            counts[index] -= 1\n", ""),
     "depth ends with the block's chunk": (lru_stack, " + sum(counts[index + 1 :])", ""),
     "a merge takes any two": (lru_stack, "sizes[i] + sizes[i + 1] <= CHUNK", "True"),
-    "a merge loses the stamps": (
-        lru_stack,
-        "compress(chunk.stamps, chunk.marks)",
-        "chunk.stamps",
-    ),
+    "a merge loses the stamps": (lru_stack, "append(chunk.stamps[offset])", "append(0.0)"),
+    "a merge counts all": (lru_stack, "digits.append(marks[-1 - offset])", "digits.append('1')"),
     "use since a time counts all": (lru_stack, "bisect_left(chunk.stamps, stamp)", "0"),
     "held blocks are not above": (reuse, "(used[0] + above, used[1])", "used"),
     "a held block is above itself": (reuse, ABOVE, ABOVE.replace("counted\n", "counted + 1\n")),
@@ -45,8 +42,8 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         COUNT,
         "self.curve.count(lookup.found, lookup.blocks - lookup.found)",
     ),
-    "distances are not scaled": (reuse, "used[0] * self.scale + 1.0", "used[0] + 1.0"),
-    "a distance leaves its block out": (reuse, "self.scale + 1.0", "self.scale"),
+    "distances are not scaled": (reuse, "used[0] * scale + 1.0", "used[0] + 1.0"),
+    "a distance leaves its block out": (reuse, " * scale + 1.0", " * scale"),
     "a cleared block is cold": (reuse, "misses.cleared += weight", "misses.cold += weight"),
     "a full sample keeps its rate": (reuse, "self.floor = max(self.floor, key + 1)", "pass"),
     "a hit has the distances of misses": (

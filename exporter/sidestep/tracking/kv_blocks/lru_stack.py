@@ -9,24 +9,30 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from itertools import compress, count
+from itertools import count
 
 CHUNK = 2048
-"""Uses in a chunk. Counting its marks takes half a microsecond, merging two 0.2 ms."""
+"""Uses in a chunk. To count its marks takes a tenth of a microsecond, to merge two 0.3 ms."""
 _SHIFT = CHUNK.bit_length() - 1
 _OFFSET = CHUNK - 1
-_GONE, _COUNTED, _UNCOUNTED = range(3)
 
 
 class _Chunk:
-    """Uses in order: the blocks, their marks, and their stamps."""
+    """Uses in order.
 
-    __slots__ = ("keys", "marks", "stamps")
+    Attributes:
+        keys: The blocks; None where the block was used later.
+        stamps: Times of use.
+        marks: A bit for each counted block that is left.
+        left: Number of blocks that are left, counted or not.
+    """
+
+    __slots__ = ("keys", "left", "marks", "stamps")
 
     def __init__(self) -> None:
-        self.keys: list[int] = []
-        self.marks = bytearray()
+        self.keys: list[int | None] = []
         self.stamps = array("d")
+        self.marks = self.left = 0
 
 
 class LruStack:
@@ -56,23 +62,28 @@ class LruStack:
             return None
         index, offset = bisect_left(self._numbers, place >> _SHIFT), place & _OFFSET
         chunk, counts = self._chunks[index], self._counts
-        marks = chunk.marks
-        if marks[offset] == _COUNTED:
+        chunk.keys[offset] = None
+        chunk.left -= 1
+        above = chunk.marks >> offset
+        if above & 1:
+            chunk.marks ^= 1 << offset
+            above ^= 1
             counts[index] -= 1
             self.counted -= 1
-        marks[offset] = _GONE
-        return marks.count(_COUNTED, offset) + sum(counts[index + 1 :]), chunk.stamps[offset]
+        return above.bit_count() + sum(counts[index + 1 :]), chunk.stamps[offset]
 
     def push(self, key: int, stamp: float, *, counted: bool = True) -> None:
         """Put a block that is not in the stack on top."""
         chunk = self._chunks[-1]
-        if len(chunk.keys) == CHUNK:
-            chunk = self._begin_chunk()
-        self._places[key] = (self._numbers[-1] << _SHIFT) + len(chunk.keys)
+        offset = len(chunk.keys)
+        if offset == CHUNK:
+            chunk, offset = self._begin_chunk(), 0
+        self._places[key] = (self._numbers[-1] << _SHIFT) + offset
         chunk.keys.append(key)
         chunk.stamps.append(stamp)
-        chunk.marks.append(_COUNTED if counted else _UNCOUNTED)
+        chunk.left += 1
         if counted:
+            chunk.marks |= 1 << offset
             self._counts[-1] += 1
             self.counted += 1
 
@@ -87,8 +98,9 @@ class LruStack:
         chunk = self._chunks.pop(0)
         del self._numbers[0]
         self.counted -= self._counts.pop(0)
-        for key in compress(chunk.keys, chunk.marks):
-            del self._places[key]
+        for key in chunk.keys:
+            if key is not None:
+                del self._places[key]
 
     def used_since(self, stamp: float) -> int:
         """Return the number of counted blocks whose last use is not before ``stamp``."""
@@ -96,7 +108,7 @@ class LruStack:
         for chunk, counted in zip(reversed(self._chunks), reversed(self._counts), strict=True):
             if chunk.stamps and chunk.stamps[0] < stamp:
                 # Stamps ascend: older chunks have none.
-                return found + chunk.marks.count(_COUNTED, bisect_left(chunk.stamps, stamp))
+                return found + (chunk.marks >> bisect_left(chunk.stamps, stamp)).bit_count()
             found += counted
         return found
 
@@ -110,18 +122,27 @@ class LruStack:
 
     def _merge(self) -> None:
         """Merge the oldest two neighbours that fit into one chunk, if there are any."""
-        sizes = [len(chunk.marks) - chunk.marks.count(_GONE) for chunk in self._chunks]
+        sizes = [chunk.left for chunk in self._chunks]
         pairs = range(len(sizes) - 1)
         index = next((i for i in pairs if sizes[i] + sizes[i + 1] <= CHUNK), None)
         if index is None:
             return
         pair = slice(index, index + 2)
         merged = _Chunk()
+        kept: list[int] = []
+        digits: list[str] = []
         for chunk in self._chunks[pair]:
-            merged.keys += compress(chunk.keys, chunk.marks)
-            merged.stamps.extend(compress(chunk.stamps, chunk.marks))
-            merged.marks += chunk.marks.translate(None, bytes([_GONE]))
+            # The last digit is the first block's.
+            marks = f"{chunk.marks:0{CHUNK}b}"
+            for offset, key in enumerate(chunk.keys):
+                if key is not None:
+                    kept.append(key)
+                    merged.stamps.append(chunk.stamps[offset])
+                    digits.append(marks[-1 - offset])
+        merged.keys += kept
+        merged.left = len(kept)
+        merged.marks = int("".join(reversed(digits)) or "0", 2)
         self._chunks[pair] = [merged]
         self._counts[pair] = [sum(self._counts[pair])]
         del self._numbers[index]
-        self._places.update(zip(merged.keys, count(self._numbers[index] << _SHIFT), strict=False))
+        self._places.update(zip(kept, count(self._numbers[index] << _SHIFT), strict=False))

@@ -159,35 +159,42 @@ class ReuseTracker:
             (lookup.hot, lookup.hot_found, True),
             (lookup.sampled, lookup.sampled_found, False),
         ):
+            weight, scale = None if is_hot else 1.0 / self.rate, self.scale
             for index, key in enumerate(keys):
                 if not is_hot and key < self.floor:
                     continue
                 used = self._hold(key, now)
-                if counts:
-                    self._observe(key, used, misses, now, is_hot=is_hot, is_hit=index < found)
+                if not counts:
+                    continue
+                is_hit = index < found
+                self._observe(key, used, now, scale, weight, is_hit=is_hit)
+                if not is_hit:
+                    self._note_miss(misses, used, now, weight or 1.0)
         return misses
 
     def release(self, keys: Sequence[int], now: float) -> None:
         """End a request that used ``keys``, its output among them; the first ones stay longest."""
+        held, stack, floor = self._held, self._stack, self.floor
         for key in reversed(keys):
-            holders = self._held.pop(key, 0)
+            holders = held.pop(key, 0)
             if holders > 1:
-                self._held[key] = holders - 1
+                held[key] = holders - 1
                 continue
-            is_counted = key >= self.floor
+            is_counted = key >= floor
             if holders:
                 self._held_counted -= is_counted
-            elif self._stack.remove(key) is None:
+            elif stack.remove(key) is None:
                 if not is_counted:
                     continue
                 self._enter(key)
-            self._stack.push(key, now, counted=is_counted)
+            stack.push(key, now, counted=is_counted)
         self._shrink()
 
     def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool) -> None:
         """Observe the lookup of one block that nobody holds afterwards; it is not counted."""
         used = self._hold(key, now)
-        self._observe(key, used, Misses(), now, is_hot=is_hot, is_hit=is_hit)
+        weight = None if is_hot else 1.0 / self.rate
+        self._observe(key, used, now, self.scale, weight, is_hit=is_hit)
         self.release((key,), now)
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
@@ -219,33 +226,34 @@ class ReuseTracker:
         self,
         key: int,
         used: tuple[int, float] | None,
-        misses: Misses,
         now: float,
+        scale: float,
+        weight: float | None,
         *,
-        is_hot: bool,
         is_hit: bool,
     ) -> None:
-        """Observe a lookup of a block that was last ``used`` so."""
-        is_known = used is not None and used[1] > self._cleared_at
-        if is_hit and not is_known:
-            # It was used when it was not in the sample: nothing is known of its distance.
-            return
-        weight = 1.0 if is_hot else 1.0 / self.rate
+        """Observe a lookup of a block that was last ``used`` so; ``weight`` None: of a hot one."""
         number = NEVER
-        if used is not None and is_known:
-            distance = used[0] * self.scale + 1.0
+        if used is not None and used[1] > self._cleared_at:
+            distance = used[0] * scale + 1.0
             if self.counts_uses:
                 distance = max(min(distance, now - used[1]), 1.0)
             number = bucket(distance)
-        if is_hot:
+        elif is_hit:
+            # It was used when it was not in the sample: nothing is known of its distance.
+            return
+        if weight is None:
             self.curve.observe_hot(number, hit=is_hit)
         else:
             self.curve.observe(key, number, weight, hit=is_hit)
-        if is_hit:
-            return
+
+    def _note_miss(
+        self, misses: Misses, used: tuple[int, float] | None, now: float, weight: float
+    ) -> None:
+        """Add a block that missed to its reason."""
         if used is None:
             misses.cold += weight
-        elif is_known:
+        elif used[1] > self._cleared_at:
             misses.evicted.append((max(now - used[1], 0.0), weight))
         else:
             misses.cleared += weight
