@@ -7,6 +7,7 @@ from random import Random
 
 from msgspec.structs import astuple
 
+from sidestep.tracking.kv_blocks.lru_stack import LruStack
 from sidestep.tracking.kv_blocks.reuse import Lookup, Misses, ReuseTracker
 
 CAPACITIES = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
@@ -102,3 +103,25 @@ def compare(seed: int, make: type[ReuseTracker] = ReuseTracker) -> None:
         middle = since[len(since) // 2]
         used = sum(stamp >= middle for stamp in since) + len({*naive.held})
         assert ours.used_since(middle) == used
+
+
+def compare_stack(seed: int, blocks: int, make: type[LruStack] = LruStack) -> None:
+    """Use random blocks in a stack and in a dictionary, which must agree on depths and stamps."""
+    random, stack = Random(seed), make()
+    naive: dict[int, tuple[float, bool]] = {}
+    for step in range(600):
+        key = random.randrange(blocks)
+        found = stack.remove(key)
+        if key in naive:
+            below = [*naive].index(key) + 1
+            above = sum(counted for _, counted in [*naive.values()][below:])
+            assert found == (above, naive.pop(key)[0])
+        else:
+            assert found is None
+        if random.random() < 0.9:
+            naive[key] = float(step), random.random() < 0.7
+            stack.push(key, naive[key][0], counted=naive[key][1])
+        since = random.uniform(0, step)
+        assert stack.counted == sum(counted for _, counted in naive.values())
+        assert stack.used_since(since) == sum(c for at, c in naive.values() if at >= since)
+        assert all(key in stack for key in naive)

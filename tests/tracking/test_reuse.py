@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naive_reuse import CAPACITIES, compare
+from naive_reuse import CAPACITIES, compare, compare_stack
 from reuse_streams import exact, phases, scanned, zipf
 from sidestep.tracking.kv_blocks import lru_stack
 from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
-from sidestep.tracking.kv_blocks.lru_stack import LruStack
 from sidestep.tracking.kv_blocks.reuse import Lookup, ReuseTracker
 from sidestep.whatif.estimate import TraceCurve
 
@@ -95,24 +94,7 @@ def test_places_survive_merges() -> None:
     @settings(deadline=None, max_examples=30)
     @given(st.integers(0, 1 << 32), st.integers(1, 60))
     def check(seed: int, blocks: int) -> None:
-        random, stack = Random(seed), LruStack()
-        naive: dict[int, tuple[float, bool]] = {}
-        for step in range(600):
-            key = random.randrange(blocks)
-            found = stack.remove(key)
-            if key in naive:
-                below = [*naive].index(key) + 1
-                above = sum(counted for _, counted in [*naive.values()][below:])
-                assert found == (above, naive.pop(key)[0])
-            else:
-                assert found is None
-            if random.random() < 0.9:
-                naive[key] = float(step), random.random() < 0.7
-                stack.push(key, naive[key][0], counted=naive[key][1])
-            since = random.uniform(0, step)
-            assert stack.counted == sum(counted for _, counted in naive.values())
-            assert stack.used_since(since) == sum(c for at, c in naive.values() if at >= since)
-            assert all(key in stack for key in naive)
+        compare_stack(seed, blocks)
 
     check()
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from naive_reuse import compare
+from naive_reuse import compare, compare_stack
 from reuse_streams import exact, zipf
 from sidestep.tracking.kv_blocks import hit_curve, lru_stack, reuse
 
@@ -32,8 +32,8 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
     "first blocks go first": (reuse, "reversed(keys)", "keys"),
     "output is not stored": (
         reuse,
-        "                self._enter(key)\n            self._stack.push",
-        "                continue\n            self._stack.push",
+        "                self._enter(key)\n            stack.push",
+        "                continue\n            stack.push",
     ),
     "a clear is not noted": (reuse, "self._cleared_at = now", "pass"),
     "a lookup does not count": (reuse, COUNT, "pass"),
@@ -84,6 +84,7 @@ def passes(mutant: ModuleType) -> bool:
     try:
         for seed in range(40):
             compare(seed, mutant.ReuseTracker)
+            compare_stack(seed, 40, mutant.LruStack)
         check_sample(mutant)
     except (AssertionError, LookupError, ValueError):
         return False
