@@ -6,7 +6,7 @@ lookups: a sample misses it or counts it many times over. Such blocks are counte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 LEAST = 8
 """Lookups from which on a block is hot."""
@@ -25,12 +25,12 @@ class HotBlocks:
     """
 
     def __init__(self, most: int) -> None:
-        self.hot: set[int] = set()
+        self.hot: set[Hashable] = set()
         self._most = most
-        self._counts: dict[int, int] = {}
+        self._counts: dict[Hashable, int] = {}
         self._lookups = 0
 
-    def note(self, keys: Iterable[int]) -> None:
+    def note(self, keys: Iterable[Hashable]) -> None:
         """Count lookups."""
         counts, hot = self._counts, self.hot
         threshold = max(LEAST, self._lookups // self._most)
