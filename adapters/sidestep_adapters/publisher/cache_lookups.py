@@ -87,8 +87,9 @@ class LookupEvents:
             found: Tokens that were found.
             kind: See ``Lookup``.
         """
+        is_on = self._is_on()
         self._lookups += 1
-        if not self._is_on():
+        if not is_on:
             return
         size = self._block_size
         # The block of the last token is never found.
@@ -125,7 +126,7 @@ class LookupEvents:
 
     def cleared(self, stamp: float) -> None:
         """Add that the cache was emptied."""
-        if self._key:
+        if self._is_on():
             self._events.append(Cleared(stamp))
 
     def items(self, stamp: float) -> list[CacheLookups]:
@@ -165,7 +166,6 @@ class LookupEvents:
             self._floor = ALL - int(rate * ALL)
             self._below = min(int(rate * ALL), ALL - 1).to_bytes(HASH_BYTES, "big")
             self.restart()
-            self._before = self._lookups - 1
         return bool(key and rate)
 
     def _places(self, hashes: Sequence[bytes]) -> list[int]:

@@ -13,6 +13,7 @@ from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import Body, pack
+from sidestep.exposition.kv_curve import engine_curves
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
@@ -69,6 +70,7 @@ def application(
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
+        ("/api/v1/kv/curve", endpoints.kv_curve, "Hit ratio over the size of the cache (JSON)"),
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
         *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
@@ -192,6 +194,14 @@ class Endpoints:
             count_series(self._pages.registry, self._pages.passthrough, self._pages.views)
         )
         return _json(report.json())
+
+    async def kv_curve(self, request: web.Request) -> web.StreamResponse:
+        """Return the hit curves of all engines that send lookups, or of the one that is named."""
+        wanted = request.query.get("engine")
+        curves = await collect_in_slices(engine_curves(self._pages.registry, wanted))
+        if wanted is not None and not curves:
+            raise web.HTTPNotFound(text="no such engine, or it sends no lookups\n")
+        return _json({"engines": curves})
 
     async def doctor(self, _: web.Request) -> web.StreamResponse:
         """Return what is wrong with the exporter, its engines and its sources."""
