@@ -54,7 +54,7 @@ def _found(page: Page) -> float:
 async def _run(vllm: VllmSite, size: float) -> Page:
     """Serve the load with a cache of ``size``, and return the exporter's page."""
     flags = [
-        "--num-gpu-blocks-override", str(int(BLOCKS * size) + 1), 
+        "--num-gpu-blocks-override", str(int(BLOCKS * size) + 1),
         "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
     ]  # fmt: skip
     server = vllm.server([*flags, *TAP])
