@@ -62,9 +62,9 @@ def reasons(missed: dict[str, int]) -> dict[str, int]:
 def test_missed_tokens_have_their_reason() -> None:
     """A first use is cold, a block from before a reset cleared, and another one evicted."""
     ours = tracker()
-    first = ours.apply(item(ask(1, 1.0, 1, 2, 3), Released(1, 2.0)))
-    again = ours.apply(item(ask(2, 5.0, 1, 2, found=1), Released(2, 6.0), before=1))
-    cleared = ours.apply(item(Cleared(7.0), ask(3, 9.0, 1, 4), Released(3, 10.0), before=2))
+    first = ours.apply(item(ask(1, 1.0, 1, 2, 3), Released(1, 2.0, 3)))
+    again = ours.apply(item(ask(2, 5.0, 1, 2, found=1), Released(2, 6.0, 2), before=1))
+    cleared = ours.apply(item(Cleared(7.0), ask(3, 9.0, 1, 4), Released(3, 10.0, 2), before=2))
 
     assert reasons(first.missed) == {"cold": 48, "too_short": 1}
     assert reasons(again.missed) == {"evicted": 16, "too_short": 1}
@@ -75,8 +75,8 @@ def test_missed_tokens_have_their_reason() -> None:
 def test_what_was_not_seen_is_unknown_for_a_half_life() -> None:
     """A block that an exporter does not know may have been used before it started."""
     ours = tracker()
-    early = ours.apply(item(ask(1, 10.0, 1), Released(1, 11.0), before=7))
-    late = ours.apply(item(ask(2, 1.0 + HALF_LIFE, 2), Released(2, 200.0), before=8))
+    early = ours.apply(item(ask(1, 10.0, 1), Released(1, 11.0, 1), before=7))
+    late = ours.apply(item(ask(2, 1.0 + HALF_LIFE, 2), Released(2, 200.0, 1), before=8))
 
     assert reasons(early.missed) == {"unknown": 16, "too_short": 1}
     assert reasons(late.missed) == {"cold": 16, "too_short": 1}
@@ -85,7 +85,9 @@ def test_what_was_not_seen_is_unknown_for_a_half_life() -> None:
 def test_a_new_source_forgets_the_blocks_but_not_the_curve() -> None:
     """Distances of before stay, and blocks of before are unknown."""
     ours = tracker()
-    ours.apply(item(ask(1, 1.0, 1), Released(1, 2.0), ask(2, 3.0, 1, found=1), Released(2, 4.0)))
+    ours.apply(
+        item(ask(1, 1.0, 1), Released(1, 2.0, 1), ask(2, 3.0, 1, found=1), Released(2, 4.0, 1))
+    )
     (before,) = ours.reuse.curve.hit_ratios([1])
     found = ours.apply(item(ask(1, 5.0, 1), source=2, before=2))
 
@@ -101,7 +103,7 @@ def test_engines_that_share_find_what_others_have_used() -> None:
     engines = tracker(), tracker()
     # Their clocks differ.
     for engine, start in zip(engines, (0.0, 5000.0), strict=True):
-        engine.apply(item(ask(0, start + 1.0, 1000), Released(0, start + 1.0)))
+        engine.apply(item(ask(0, start + 1.0, 1000), Released(0, start + 1.0, 1)))
         engine.share(cache)
     random = Random(1)
     for number in range(1, 201):
@@ -110,7 +112,7 @@ def test_engines_that_share_find_what_others_have_used() -> None:
         is_known = key in engine.reuse
         stamp = start + 1.0 + number / 1000
         lookup = ask(number, stamp, key, found=int(is_known), tokens=16)
-        engine.apply(item(lookup, Released(number, stamp), before=number))
+        engine.apply(item(lookup, Released(number, stamp, 1), before=number))
     (shared,) = cache.reuse.curve.hit_ratios([50])
     alone = [engine.reuse.curve.hit_ratios([50])[0] for engine in engines]
 
@@ -132,12 +134,25 @@ def test_ends_that_never_come_do_not_fill_the_memory(monkeypatch: pytest.MonkeyP
         assert ours.reuse.tracked <= 1000
 
 
+def test_long_requests_release_their_blocks_in_parts() -> None:
+    """The last ones go first, as an engine evicts them first."""
+    ours = tracker()
+    ours.apply(item(ask(1, 1.0, *range(10)), Released(1, 2.0, 4), before=0))
+    held = {*ours.reuse._held}
+    ours.apply(item(Released(1, 3.0, 6, [20]), before=1))
+
+    assert held == {*range(6)}
+    assert not ours.reuse._held
+    assert not ours._keys
+    assert ours.reuse.used_since(3.0) == 7
+
+
 def test_blocks_beyond_eight_caches_are_forgotten() -> None:
     """The memory follows the size of the cache."""
     ours = tracker()
     for number in range(500):
         keys = range(number * 100, number * 100 + 100)
-        ours.apply(item(ask(number, 1.0, *keys), Released(number, 2.0), before=number))
+        ours.apply(item(ask(number, 1.0, *keys), Released(number, 2.0, 100), before=number))
 
     assert ours.reuse.tracked < 8 * 100 + 2 * 2048
 
@@ -149,7 +164,7 @@ def test_blocks_beyond_eight_caches_are_forgotten() -> None:
         item(ask(1, 1.0, 1, found=2)),
         item(Lookup(1, 1.0, 32, 1, hot_blocks=2)),
         item(ask(1, 1.0, *range(300)), ask(2, 1.0, *range(300))),
-        item(Released(1, 1.0, [*range(300)]), Released(2, 1.0, [*range(300)])),
+        item(Released(1, 1.0, 300), Released(2, 1.0, 0, [*range(300)])),
     ],
 )
 def test_items_that_contradict_themselves_are_refused(wrong: CacheLookups) -> None:

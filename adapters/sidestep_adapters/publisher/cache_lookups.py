@@ -55,8 +55,8 @@ class LookupEvents:
         self._below = bytes(HASH_BYTES)
         self._before = self._lookups = 0
         self._events: list[LookupEvent] = []
-        self._told: dict[int, int] = {}
-        """Blocks that were looked up, by running request."""
+        self._told: dict[int, tuple[int, int]] = {}
+        """Blocks and keys of the lookup, by running request."""
         self.restart()
 
     def restart(self) -> None:
@@ -94,7 +94,6 @@ class LookupEvents:
         size = self._block_size
         # The block of the last token is never found.
         hashes = hashes[: max(tokens - 1, 0) // size]
-        self._told[request] = len(hashes)
         found_blocks = min(found // size, len(hashes))
         head = hashes[:MAX_HOT]
         self._hot.note(head)
@@ -103,6 +102,7 @@ class LookupEvents:
         event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
         places = self._places(hashes)
         sampled = [place for place in places if place >= hot or place % HOT_STEP]
+        self._told[request] = len(hashes), len(keys) + len(sampled)
         self._events.append(event)
         for start in range(-len(keys), len(sampled), MAX_KEYS):
             if start > 0:
@@ -119,10 +119,16 @@ class LookupEvents:
         Of the blocks since its lookup, an item's worth is sent.
         """
         told = self._told.pop(request, None)
-        if told is not None:
-            new = hashes[told:]
-            keys = [self._key_of(new[place]) for place in self._places(new)]
-            self._events.append(Released(request, stamp, keys[:MAX_KEYS]))
+        if told is None:
+            return
+        blocks, keys = told
+        new = hashes[blocks:]
+        more = [self._key_of(new[place]) for place in self._places(new)][:MAX_KEYS]
+        while keys or more:
+            part = min(keys, MAX_KEYS - len(more))
+            self._events.append(Released(request, stamp, part, more))
+            keys -= part
+            more = []
 
     def cleared(self, stamp: float) -> None:
         """Add that the cache was emptied."""
@@ -188,4 +194,4 @@ def _keys(event: LookupEvent) -> int:
     """Return the number of keys of an event."""
     if isinstance(event, Lookup):
         return len(event.hot) + len(event.sampled)
-    return len(event.sampled) if isinstance(event, Released) else 0
+    return event.keys + len(event.sampled) if isinstance(event, Released) else 0

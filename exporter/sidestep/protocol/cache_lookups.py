@@ -19,7 +19,7 @@ from sidestep.protocol.limits import COUNT_LIMIT, Count, Seconds
 
 HOT_STEP = 16
 MAX_KEYS = 512
-"""Maximum keys of one item: to apply so many takes 2 ms."""
+"""Maximum keys of one item that are looked up or released: to apply so many takes 2 ms."""
 MAX_LOOKUPS = 256
 """Maximum events of one item."""
 
@@ -63,14 +63,19 @@ class Lookup(msgspec.Struct, array_like=True, gc=False, tag=1):
 
 
 class Released(msgspec.Struct, array_like=True, gc=False, tag=2):
-    """A request ended or was preempted, and holds its blocks no longer.
+    """A request ended or was preempted, and holds blocks no longer.
+
+    One with more than ``MAX_KEYS`` keys releases them in several parts, the last ones first.
 
     Attributes:
-        sampled: Blocks of the sample that it has filled since its lookup, in order.
+        keys: How many of the last keys of its lookup that it still holds are released.
+        sampled: Blocks of the sample that it has filled since its lookup, in order; they are
+            released as well.
     """
 
     request: Count
     stamp: Seconds
+    keys: Annotated[int, Meta(ge=0, le=MAX_KEYS)] = 0
     sampled: Keys = []
 
 

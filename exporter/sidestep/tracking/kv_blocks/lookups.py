@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -165,7 +164,7 @@ class LookupTracker:
             if isinstance(event, Lookup):
                 self._look_up(event, now, tokens, idles)
             elif isinstance(event, Released):
-                self._release(event.request, event.sampled, now)
+                self._release(event, now)
             else:
                 self.reuse.reset(now)
         return self._observations(tokens, idles)
@@ -231,15 +230,20 @@ class LookupTracker:
             # Ends of requests are missing, or the sender is hostile.
             self.restart()
 
-    def _release(self, request: int, more: Sequence[int], now: float) -> None:
-        keys = self._keys.pop(request, None)
-        if keys is not None:
-            self._held -= len(keys)
-            keys += more
-            self.reuse.release(keys, now)
-            if self._shared is not None:
-                at = self._shared.advance(now + self._offset)
-                self._shared.reuse.release(keys, at)
+    def _release(self, event: Released, now: float) -> None:
+        # Of a request without keys the blocks of its output alone may be in the sample.
+        keys = self._keys.get(event.request, [])
+        start = max(len(keys) - event.keys, 0)
+        released = keys[start:]
+        del keys[start:]
+        self._held -= len(released)
+        if not keys:
+            self._keys.pop(event.request, None)
+        released += event.sampled
+        self.reuse.release(released, now)
+        if self._shared is not None:
+            at = self._shared.advance(now + self._offset)
+            self._shared.reuse.release(released, at)
 
     def _observations(
         self, tokens: dict[str, float], idles: list[tuple[float, float]]
@@ -270,6 +274,6 @@ def check(item: CacheLookups) -> None:
             if max(event.found, event.hot_blocks) > event.blocks and event.tokens:
                 raise WireError("bad_item", "more blocks were found than looked up")
         elif isinstance(event, Released):
-            keys += len(event.sampled)
+            keys += event.keys + len(event.sampled)
     if keys > MAX_KEYS:
         raise WireError("too_big", "more keys than an item may have")
