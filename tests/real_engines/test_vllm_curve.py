@@ -9,7 +9,8 @@ import pytest
 
 from real_engines.comparison import Page, parse, report, settled_alone, value
 from real_engines.conversations import conversations
-from real_engines.load import Answer, Ask, Client
+from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client
+from real_engines.sglang_requests import post
 from real_engines.sites import TAP, VllmSite
 from sidestep.metrics.kv_curves import INTERVAL
 from sidestep.tracking.kv_blocks.lookups import REASONS
@@ -41,6 +42,31 @@ async def test_the_curve_of_one_size_predicts_the_others(vllm: VllmSite) -> None
     assert measured[4.0] - measured[0.5] > 5 * WITHIN
     assert abs(sum(missed.values()) - missing) < 0.1 * missing
     assert missed["unknown"] == missed["cleared"] == missed["not_cacheable"] == 0.0
+
+
+async def test_every_missed_token_has_one_reason(vllm: VllmSite) -> None:
+    """With all blocks sampled, the reasons add up to the engine's own misses, whatever happens to requests."""
+    server = vllm.server([*MAIN_FLAGS, *TAP], {**MAIN_ENVIRON, "VLLM_SERVER_DEV_MODE": "1"})
+    async with vllm.with_exporter(server, "--kv.sample-rate", "1") as exporter:
+        async with Client(server.base) as client:
+            answers = await client.mixed()
+            prompts = [*conversations(30, 3)]
+            for prompt in prompts:
+                answers.append(await client.ask(Ask(prompt, 2)))
+            await post(f"{server.base}/reset_prefix_cache")
+            uncounted = Ask(prompts[-1], 2, stream=False, options={"prompt_logprobs": 1})
+            answers.append(await client.ask(uncounted))
+            answers += [await client.ask(Ask(prompt, 2)) for prompt in prompts]
+        queries = _looked_up(parse(await server.page()))
+        page = await settled_alone(exporter, lambda page: _looked_up(page) == queries)
+        missed = {reason: value(page, MISSED, reason=reason) for reason in REASONS}
+        report("reasons", page, answers, **missed)
+
+    assert value(page, "vllm:num_preemptions") > 0
+    assert missed.pop("not_cacheable") == answers[-len(prompts) - 1].prompt_tokens
+    assert sum(missed.values()) == _looked_up(page) - _found(page)
+    assert min(missed[reason] for reason in ("cold", "evicted", "cleared", "too_short")) > 0
+    assert missed["unknown"] == 0
 
 
 def _looked_up(page: Page) -> float:
