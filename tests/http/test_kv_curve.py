@@ -10,31 +10,14 @@ import aiohttp
 import pytest
 
 from exporters import Start, until
+from lookup_senders import CAPACITY, serve
 from pages import get
-from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
+from prefix_caches import BLOCK_SIZE
 from sidestep.app import Exporter
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.publisher import Publisher
 
-CAPACITY = 800
 NAME = "test/m/0"
-
-
-def serve(publisher: Publisher) -> PrefixCache:
-    """Serve conversations from a cache, and push their lookups; return the cache."""
-    cache = PrefixCache(CAPACITY)
-    events = LookupEvents(
-        BLOCK_SIZE, CAPACITY, 1 << 20, lambda: (publisher.lookup_key, publisher.kv_sample_rate or 0)
-    )
-    for number, request in enumerate(conversations(1500, 1)):
-        stamp = 1.0 + number / 1000
-        events.looked_up(number, stamp, request.prompt, request.tokens, cache.admit(request))
-        cache.release(request)
-        events.released(number, stamp, [*request.prompt, *request.output])
-        for item in events.items(stamp):
-            publisher.push(item)
-    return cache
 
 
 async def curves(exporter: Exporter, query: str = "") -> list[dict[str, Any]]:

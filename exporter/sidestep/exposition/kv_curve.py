@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import Registry
 from sidestep.tracking.kv_blocks.lookups import LookupTracker
 
 STEPS = (-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
@@ -70,10 +69,10 @@ class EngineCurve(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     curve: list[CurvePoint]
 
 
-def engine_curves(registry: Registry, wanted: str | None) -> Iterator[EngineCurve]:
-    """Yield the curves of all engines that send lookups, or of the one with the identity ``wanted``."""
-    for engine in list(registry.engines.values()):
-        if engine.lookups is not None and wanted in (None, engine.id):
+def engine_curves(engines: Iterable[Engine]) -> Iterator[EngineCurve]:
+    """Yield the curves of those of ``engines`` that send lookups."""
+    for engine in engines:
+        if engine.lookups is not None:
             yield _curve(engine, engine.lookups)
 
 

@@ -197,10 +197,12 @@ class Endpoints:
 
     async def kv_curve(self, request: web.Request) -> web.StreamResponse:
         """Return the hit curves of all engines that send lookups, or of the one that is named."""
-        wanted = request.query.get("engine")
-        curves = await collect_in_slices(engine_curves(self._pages.registry, wanted))
-        if wanted is not None and not curves:
-            raise web.HTTPNotFound(text="no such engine, or it sends no lookups\n")
+        engines = self._pages.registry.engines
+        name = request.query.get("engine")
+        if name is not None and name not in engines:
+            raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
+        wanted = engines.values() if name is None else [engines[name]]
+        curves = await collect_in_slices(engine_curves([*wanted]))
         return _json({"engines": curves})
 
     async def doctor(self, _: web.Request) -> web.StreamResponse:
