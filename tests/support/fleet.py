@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Raw
 
 from exporters import LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
+from lookup_senders import serve_model
 from publishers import Publisher
 from ramped import overload, rise
 from recorded import Published
@@ -97,6 +98,8 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.send(kind, message)
+        # No recording has lookups in the prefix cache.
+        await asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups")
         # No recording has an overloaded engine.
         await overload(self.exporters["vllm-0"])
         # One at a time is slow, all at once starve the exporters' event loop.
