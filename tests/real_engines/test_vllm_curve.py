@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 import pytest
 
 from real_engines.comparison import Page, parse, report, settled_alone, value
-from real_engines.conversations import conversations
-from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client
+from real_engines.conversations import ask_in_turns, conversations
+from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client
 from real_engines.sglang_requests import post
 from real_engines.sites import TAP, VllmSite
 from sidestep.metrics.kv_curves import INTERVAL
@@ -21,7 +20,6 @@ BLOCKS = 800
 """Blocks of 32 tokens in the cache whose curve is read."""
 SIZES = (0.5, 1.0, 2.0, 4.0)
 REQUESTS = 2500
-CLIENTS = 4
 WITHIN = 0.02
 """Difference between the predicted and the measured hit ratio."""
 HIT_RATIO = "sidestep_kv_whatif_hit_ratio"
@@ -86,8 +84,7 @@ async def _run(vllm: VllmSite, size: float) -> Page:
     server = vllm.server([*flags, *TAP])
     async with vllm.with_exporter(server, "--kv.sample-rate", "0.25") as exporter:
         async with Client(server.base) as client:
-            prompts = iter([*conversations(REQUESTS, 7)])
-            answers = await asyncio.gather(*(_client(client, prompts) for _ in range(CLIENTS)))
+            answers = await ask_in_turns(client, conversations(REQUESTS, 7))
         queries = _looked_up(parse(await server.page()))
 
         def is_complete(page: Page) -> bool:
@@ -97,9 +94,5 @@ async def _run(vllm: VllmSite, size: float) -> Page:
         # The gauges are those of the last update.
         await asyncio.sleep(INTERVAL + 1.0)
         ours = await settled_alone(exporter, is_complete)
-        report(f"cache of {size:g}x", ours, [a for some in answers for a in some])
+        report(f"cache of {size:g}x", ours, answers)
         return ours
-
-
-async def _client(client: Client, prompts: Iterable[str]) -> list[Answer]:
-    return [await client.ask(Ask(prompt, 4, stream=False)) for prompt in prompts]

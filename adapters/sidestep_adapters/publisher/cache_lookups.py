@@ -37,6 +37,10 @@ class LookupEvents:
         block_bytes: Bytes of a block; 0: unknown.
         sampling: Returns the exporter's key and the share of blocks that it wants; without a key or
             with a share of 0 nothing is sent.
+        engine: Index of the engine in its stream.
+
+    Attributes:
+        block_size: The same as the argument.
     """
 
     def __init__(
@@ -45,8 +49,11 @@ class LookupEvents:
         capacity: int,
         block_bytes: int,
         sampling: Callable[[], tuple[bytes, float]],
+        *,
+        engine: int = 0,
     ) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
+        self._engine = engine
         self._capacity = capacity
         self._block_bytes = block_bytes
         self._sampling = sampling
@@ -91,7 +98,7 @@ class LookupEvents:
         self._lookups += 1
         if not is_on:
             return
-        size = self._block_size
+        size = self.block_size
         # The block of the last token is never found.
         hashes = hashes[: max(tokens - 1, 0) // size]
         found_blocks = min(found // size, len(hashes))
@@ -99,6 +106,8 @@ class LookupEvents:
         self._hot.note(head)
         hot = sum(1 for _ in takewhile(self._hot.hot.__contains__, head))
         keys = [self._key_of(one) for one in hashes[:hot:HOT_STEP]]
+        # An engine may find a part of a block: those tokens are left out.
+        tokens -= max(found - found_blocks * size, 0)
         event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
         places = self._places(hashes)
         sampled = [place for place in places if place >= hot or place % HOT_STEP]
@@ -153,11 +162,11 @@ class LookupEvents:
         before = self._before
         self._before += sum(isinstance(event, Lookup) for event in events)
         return CacheLookups(
-            0,
+            self._engine,
             stamp,
             self._source,
             self._rate,
-            self._block_size,
+            self.block_size,
             before,
             self._capacity,
             self._block_bytes,

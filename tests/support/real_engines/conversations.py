@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
+from real_engines.load import Answer, Ask, Client
+
+CLIENTS = 4
 LONGEST = 1800
 """Characters of a prompt at most; each is a token of the tiny model."""
 
@@ -34,6 +38,17 @@ def conversations(count: int, seed: int, *, active: int = 120) -> Iterator[str]:
         talks[index] += _text(random, random.randint(30, 160))
         if len(talks[index]) > LONGEST:
             talks[index] = begin()
+
+
+async def ask_in_turns(client: Client, prompts: Iterable[str]) -> list[Answer]:
+    """Request a short completion of each prompt, in order, four at a time."""
+    left = iter(prompts)
+
+    async def take() -> list[Answer]:
+        return [await client.ask(Ask(prompt, 4, stream=False)) for prompt in left]
+
+    several = await asyncio.gather(*(take() for _ in range(CLIENTS)))
+    return [answer for answers in several for answer in answers]
 
 
 def _text(random: Random, length: int) -> str:
