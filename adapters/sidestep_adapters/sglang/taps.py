@@ -132,11 +132,13 @@ class SchedulerTap:
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
-        process.lookups = LookupRecorder(
-            process.deferred,
-            process.engine("scheduler", collector.labels),
-            lambda: process.publisher,
-        )
+        # The ranks of a replica see the same requests.
+        if all(str(collector.labels.get(name, 0)) == "0" for name in ("tp_rank", "pp_rank")):
+            process.lookups = LookupRecorder(
+                process.deferred,
+                process.engine("scheduler", collector.labels),
+                lambda: process.publisher,
+            )
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )

@@ -108,14 +108,12 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
     )
 
 
-def lookups(shared: tuple[str, ...] = ENGINE_LABELS, *, mirrored: bool = False) -> tuple[Row, ...]:
+def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
     """Return the rows of lookups in the prefix cache, for a dialect that sends ``CacheLookups``.
 
     They are exposed once there is such an item.
     """
-    built = functools.partial(
-        gauge, shared=shared, feature="kv_lookups", combine="mean", mirrored=mirrored
-    )
+    built = functools.partial(gauge, shared=shared, feature="kv_lookups", combine="mean")
     return (
         built(
             "sidestep_kv_whatif_hit_ratio",
@@ -158,7 +156,6 @@ def lookups(shared: tuple[str, ...] = ENGINE_LABELS, *, mirrored: bool = False) 
             closed=REASONS,
             shared=shared,
             feature="kv_lookups",
-            mirrored=mirrored,
         ),
         histogram(
             "sidestep_kv_missed_block_idle_seconds",
@@ -167,7 +164,6 @@ def lookups(shared: tuple[str, ...] = ENGINE_LABELS, *, mirrored: bool = False) 
             buckets="kv_cache_residency",
             shared=shared,
             feature="kv_lookups",
-            mirrored=mirrored,
         ),
     )
 

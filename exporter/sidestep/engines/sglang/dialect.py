@@ -34,7 +34,7 @@ DIALECT: Dialect = Dialect(
         *legacy_rows.ROWS,
         # Schedulers have the queues.
         *shared_rows.saturation(SCHEDULER.shared, mirrored=True),
-        *shared_rows.lookups(SCHEDULER.shared, mirrored=True),
+        *shared_rows.lookups(SCHEDULER.shared),
         shared_rows.REFUSED_OBSERVATIONS,
         # Every rank reports queue times.
         *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
