@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pages import Labels
 from real_engines.comparison import (
+    Page,
     assert_nothing_refused,
     report,
     settled_alone,
@@ -26,6 +27,9 @@ HOPS = ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds")
 INFO = "vllm:cache_config_info"
 """Family that only the Python front end's page has."""
 ENDED = "vllm:request_success"
+HTTP = "http_requests"
+LONG = 1900
+"""Tokens with which a request ends by a stop string only, on a busy machine too."""
 ENGINE: Labels = (("engine", "0"), ("model_name", "tiny"))
 
 
@@ -61,23 +65,33 @@ async def test_the_tap_counts_what_the_rust_front_end_counts(
     server = vllm.server(
         [*MAIN_FLAGS, *TAP, "--shutdown-timeout", "30"], MAIN_ENVIRON | environ, command=True
     )
-    async with vllm.with_exporter(server) as exporter, Client(server.base) as client:
+    scrape = "--scrape", f"{server.base}/metrics,interval=0.5"
+    async with vllm.with_exporter(server, *scrape) as exporter, Client(server.base) as client:
+        # Until then vLLM's families on the page are those of its own page.
+        await settled_alone(exporter, lambda page: value(page, "sidestep_streams") == 1)
         answers = await client.mixed(leave=False, stop_strings=False)
         ended = reasons(answers).total()
-        ours = await settled_alone(exporter, lambda page: value(page, ENDED) >= ended)
+        served = sum(answer.status == 200 for answer in answers)
+
+        def all_in(page: Page) -> bool:
+            return value(page, ENDED) >= ended and value(page, HTTP, status="2xx") == served
+
+        ours = await settled_alone(exporter, all_in)
         found, mine = samples(await server.page()), samples(await exporter.page())
         report("Rust front end", ours, answers)
 
         plain = {"ignore_eos": True}
         stop = {"stop": list("aeio"), **plain}
-        stopped = await client.ask_all(Ask(client.text(30), 800, options=stop) for _ in range(4))
-        left = await client.ask_all(Ask(client.text(60), 1500, leave=1) for _ in range(3))
+        stopped = await client.ask_all(Ask(client.text(30), LONG, options=stop) for _ in range(4))
         more = await completions(client, 2)
-        aborted = await settled_alone(exporter, lambda page: value(page, ENDED) >= ended + 9)
+        aborted = await settled_alone(exporter, lambda page: value(page, ENDED) >= ended + 6)
 
         await server.stop()
         after = await without_streams(exporter)
 
+    # Its page, in OpenMetrics, has what the tap cannot know; of vLLM's families that which ours lacks.
+    assert value(ours, HTTP, status="2xx") == served
+    assert value(ours, "sidestep_scrape_left_out_samples", reason="ours") > 300
     # It serves one sample per request: two that ask for two are refused, as one that is too long.
     assert [400] * 3 == [answer.status for answer in answers if answer.status != 200]
     common = found.keys() & mine.keys()
@@ -88,7 +102,7 @@ async def test_the_tap_counts_what_the_rust_front_end_counts(
         if not key[0].startswith(HOPS) and not math.isclose(mine[key], found[key], rel_tol=1e-9)
     ]
     for name in HOPS:
-        assert mine[f"{name}_sum", ENGINE] == pytest.approx(found[f"{name}_sum", ENGINE], rel=0.2)
+        assert 0 < mine[f"{name}_sum", ENGINE] < found[f"{name}_sum", ENGINE]
         assert mine[f"{name}_count", ENGINE] == found[f"{name}_count", ENGINE]
     # Either page has counts of 0 that the other lacks; its page also has buckets for longer prompts.
     assert {key[0] for key in mine.keys() - found.keys() if mine[key]} == {INFO}
@@ -99,7 +113,7 @@ async def test_the_tap_counts_what_the_rust_front_end_counts(
 
     # It searches for stop strings itself, and its core is not told of them.
     assert ["stop"] * 4 == [reason for answer in stopped for reason in answer.reasons]
-    assert value(aborted, ENDED, finished_reason="abort") == len(stopped) + len(left)
-    assert value(aborted, ENDED) == ended + len(stopped) + len(left) + len(more)
+    assert value(aborted, ENDED, finished_reason="abort") == len(stopped)
+    assert value(aborted, ENDED) == ended + len(stopped) + len(more)
     assert value(after, "sidestep_engine_up") == 0
     assert_nothing_refused(aborted)
