@@ -27,6 +27,7 @@ from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class _Core:
         description = with_cache(description, config, CORE_INFO)
         self._process = ProcessTap("core")
         self._workers = WorkerTaps("VllmWorker-")
+        self._startup = core_startup(config)
         self._rank = description.engines[0]
         self._held_stats: list[Any] = []
         self._dropped = 0
@@ -150,7 +152,7 @@ class _Core:
             if self._blocks is not None:
                 self._blocks.resample = True
         now = time.monotonic()
-        usage = [self._process.families(), *self._workers.families()]
+        usage = [self._process.families(), *self._workers.families(), self._startup]
         return [*(Samples(0, now, families) for families in usage if families), *more]
 
     def _lookups(self, scheduler: Any) -> LookupEvents | None:
