@@ -111,7 +111,7 @@ async def test_the_tap_counts_what_the_rust_front_end_counts(
     assert value(ours, "vllm:generation_tokens") == generated(answers)
     assert value(ours, "vllm:num_preemptions") > 0
 
-    # It searches for stop strings itself, and its core is not told of them.
+    # It searches for stop strings itself, and does not send them to its core.
     assert ["stop"] * 4 == [reason for answer in stopped for reason in answer.reasons]
     assert value(aborted, ENDED, finished_reason="abort") == len(stopped)
     assert value(aborted, ENDED) == ended + len(stopped) + len(more)
