@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import FULL_SHARES, Registry
@@ -71,6 +71,7 @@ class CurveTracker:
             if len(group) > 1:
                 known = (one.shared for one in group if one.shared is not None)
                 cache = next(known, None) or SharedCache(settings, group[0].rate)
+                cache.reuse.horizon = HORIZON * sum(one.capacity for one in group) or None
             for one in group:
                 one.share(cache)
 
@@ -78,7 +79,7 @@ class CurveTracker:
         """Return the blocks of all caches that share; 0: none do, or one of them is unknown."""
         if cache is None:
             return 0
-        engines: Iterable[Engine] = self._registry.engines.values()
+        engines = self._registry.engines.values()
         trackers = [e.lookups for e in engines if e.lookups is not None]
         capacities = [one.capacity for one in trackers if one.shared is cache]
         return sum(capacities) if all(capacities) else 0

@@ -141,7 +141,7 @@ class LookupTracker:
         """Join a shared cache, or leave it."""
         if cache is self._shared:
             return
-        self._leave_shared()
+        self._release_shared()
         self._shared = cache
         if cache is not None:
             self._offset = cache.now - self.now
@@ -171,13 +171,13 @@ class LookupTracker:
 
     def restart(self) -> None:
         """Forget the blocks, since uses of them were not seen."""
-        self._leave_shared()
+        self._release_shared()
         self.reuse.restart()
         self._keys.clear()
         self._held = 0
         self._known_since = self.now + self.half_life
 
-    def _leave_shared(self) -> None:
+    def _release_shared(self) -> None:
         """Release what this engine's requests hold of the shared cache."""
         if self._shared is not None:
             now = self._shared.advance(self.now + self._offset)
