@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import statistics
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from PIL import Image
 
 from command_line import one_line, sidestep
 from sidestep.whatif import estimate
 from sidestep.whatif.estimate import DistinctBlocks, mix
+from sidestep.whatif.plot import HEIGHT, MARGIN
+from sidestep.whatif.png import SCALE
 
 DATA = Path(__file__).parent / "data"
 
@@ -58,11 +63,49 @@ def test_the_plot_is_a_picture(trace: Path, tmp_path: Path) -> None:
 
     sidestep("whatif", trace, "--sample-rate", 1, "--capacity", "23,1,4", "--plot", picture)
 
-    (line,) = ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}polyline")
+    *_, line = ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}polyline")
     places = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
     assert len(places) == 3
     assert places == sorted(places)
     assert places[0][1] > places[1][1] == places[2][1]
+
+
+def test_the_plot_is_a_picture_in_pixels(trace: Path, tmp_path: Path) -> None:
+    """Its line has the colour and the height of the curve, and one capacity alone is a picture too."""
+    picture = tmp_path / "curve.PNG"
+
+    for capacities in ("4,23", "4"):
+        sidestep("whatif", trace, "--sample-rate", 1, "--capacity", capacities, "--plot", picture)
+
+        with Image.open(picture) as image:
+            assert image.format == "PNG"
+            if capacities == "4,23":
+                middle = image.width // 2
+                column = [image.getpixel((middle, top)) for top in range(image.height)]
+                drawn = [top for top, colour in enumerate(column) if colour == (0x1F, 0x77, 0xB4)]
+                ratio = 1 - (statistics.fmean(drawn) / SCALE - MARGIN) / (HEIGHT - 2 * MARGIN)
+                assert ratio == pytest.approx(57 / 80, abs=0.005)
+
+
+def test_without_the_library_a_picture_in_pixels_is_one_line(trace: Path, tmp_path: Path) -> None:
+    """It says what to install, and what needs nothing."""
+    (tmp_path / "PIL.py").write_text("raise ImportError")
+
+    done = sidestep("whatif", trace, "--plot", tmp_path / "a.png", PYTHONPATH=str(tmp_path))
+
+    one_line(done, 2, "PNG needs Pillow: pip install 'sidestep[plot]'")
+
+
+def test_a_name_of_a_file_is_text_in_the_picture(trace: Path, tmp_path: Path) -> None:
+    """Markup and bytes that are no text in a name leave the picture well-formed."""
+    odd = tmp_path / os.fsdecode(b"a<b>&\xff\x01.gz")
+    trace.rename(odd)
+    picture = tmp_path / "curve.svg"
+
+    done = sidestep("whatif", odd, "--plot", picture)
+
+    assert done.returncode == 0, done.stderr
+    assert "a<b>&??.gz" in "".join(ET.parse(picture).getroot().itertext())
 
 
 def test_a_capture_of_kv_events_has_stored_blocks_only() -> None:
@@ -101,7 +144,7 @@ def test_a_file_without_lookups_is_one_line(tmp_path: Path, content: bytes, mess
         (["--capacity", "0"], "must be numbers of blocks above 0"),
         (["--sample-rate", "0"], "--sample-rate"),
         (["--sample-rate", "2"], "--sample-rate"),
-        (["--plot", "curve.png"], "must end with .svg"),
+        (["--plot", "curve.pdf"], "must end with .svg or .png"),
         (["--plot", "/no/such/folder/a.svg"], "cannot write"),
     ],
 )

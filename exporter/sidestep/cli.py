@@ -460,7 +460,7 @@ class _Capacities(click.ParamType[Any]):
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write the curve to an SVG file.",
+    help="Write the curve to a file whose name ends with .svg or .png.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def whatif(

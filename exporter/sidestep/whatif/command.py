@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 
 import click
@@ -13,7 +12,7 @@ import msgspec
 from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep.whatif.estimate import TraceCurve
-from sidestep.whatif.plot import svg
+from sidestep.whatif.plot import writer
 from sidestep.whatif.trace import Trace
 
 FEW = 500
@@ -34,8 +33,8 @@ def run(
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise ConfigError(f"--plot {plot}: pictures are SVG, so the name must end with .svg")
+    # Before the file is read, which may take long.
+    write = None if plot is None else writer(plot)
     trace = Trace(path)
     curve = TraceCurve(rate, secrets.randbits(64))
     for blocks in trace:
@@ -44,11 +43,8 @@ def run(
         raise ConfigError(f"{path}: no lookups of blocks")
     fractions = sorted({max(curve.distinct >> shift, 1) for shift in range(7)})
     points = curve.points(capacities or fractions)
-    if plot is not None:
-        try:
-            plot.write_text(svg(sorted(points), escape(path.name)))
-        except OSError as error:
-            raise ConfigError(f"cannot write {plot}: {error.strerror}") from None
+    if write is not None:
+        write(sorted(points), path.name)
     if as_json:
         found = {
             "accesses": curve.accesses,
