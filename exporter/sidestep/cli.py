@@ -26,6 +26,7 @@ from sidestep.config.settings import (
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.errors import ConfigError, SidestepError
+from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -418,7 +419,7 @@ class _Capacities(click.ParamType[Any]):
         """Return the numbers.
 
         Raises:
-            UsageError: One of them is not a number above 0.
+            UsageError: One of them is not a number above 0, or is too large.
         """
         if isinstance(value, tuple):
             return value
@@ -426,9 +427,9 @@ class _Capacities(click.ParamType[Any]):
             numbers = tuple(map(int, value.split(",")))
         except ValueError:
             numbers = (0,)
-        if min(numbers) < 1:
+        if min(numbers) < 1 or max(numbers) > COUNT_LIMIT:
             self.fail(
-                f"{value!r}: must be numbers of blocks above 0, separated by commas", param, ctx
+                f"{value:.40}: must be numbers of blocks above 0, separated by commas", param, ctx
             )
         return numbers
 

@@ -38,7 +38,10 @@ def run(
     trace = Trace(path)
     curve = TraceCurve(rate, secrets.randbits(64))
     for blocks in trace:
-        curve.add(blocks)
+        if blocks is None:
+            curve.clear()
+        else:
+            curve.add(blocks)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
     fractions = sorted({max(curve.distinct >> shift, 1) for shift in range(7)})

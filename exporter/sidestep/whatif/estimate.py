@@ -73,7 +73,9 @@ class TraceCurve:
     def __init__(self, rate: float, salt: int) -> None:
         self.accesses = 0
         self._salt = salt
-        self._distinct = DistinctBlocks()
+        self._distinct = self._since_clear = DistinctBlocks()
+        self._cold = 0.0
+        """First uses before the cache was cleared."""
         self._hot = HotBlocks(HOT)
         self._tracker = ReuseTracker(most=EXACT)
         self._tracker.counts_uses = True
@@ -89,21 +91,30 @@ class TraceCurve:
         """Number of sampled blocks."""
         return self._tracker.tracked
 
+    def clear(self) -> None:
+        """Empty the cache, which finds none of the blocks that were used before."""
+        self._cold += float(self._since_clear)
+        self._since_clear = DistinctBlocks()
+        self._tracker.restart()
+
     def add(self, blocks: Iterable[int]) -> None:
         """Use ``blocks``, in order."""
         tracker, salt = self._tracker, self._salt
         keys = [mix(block, salt) for block in blocks]
         self._hot.note(keys)
+        is_cleared = self._since_clear is not self._distinct
         for key in keys:
             self.accesses += 1
             self._distinct.add(key)
+            if is_cleared:
+                self._since_clear.add(key)
             is_hot = key in self._hot.hot
             if is_hot or key >= tracker.floor:
-                tracker.distinct = float(self._distinct)
+                tracker.distinct = float(self._since_clear)
                 tracker.use(key, self.accesses, is_hot=is_hot, is_hit=is_hot or key in tracker)
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
         """Return the curve at ``capacities``, in blocks; call once, at the end."""
-        distinct = min(float(self._distinct), self.accesses)
-        self._tracker.curve.count(distinct, self.accesses - distinct)
+        cold = min(self._cold + float(self._since_clear), self.accesses)
+        self._tracker.curve.count(cold, self.accesses - cold)
         return self._tracker.points(capacities)
