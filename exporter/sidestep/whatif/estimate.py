@@ -13,6 +13,8 @@ EXACT = 1 << 20
 """Distinct blocks up to which they are counted exactly, and blocks of the sample at most."""
 BITS = 1 << 27
 """Bits of the bitmap that counts more of them, with an error of about 0.01 %."""
+SLICE = 64
+"""Lookups between two looks at the number of distinct blocks."""
 HOT = 8192
 """About the most blocks that are counted one by one."""
 _MASK = (1 << 64) - 1
@@ -20,11 +22,14 @@ _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 """Odd numbers without a pattern."""
 
 
-def mix(block: int, salt: int) -> int:
-    """Return a number of 64 bits that depends on all bits of both."""
-    mixed = (block + salt) * _FIRST & _MASK
-    mixed = (mixed ^ mixed >> 32) * _SECOND & _MASK
-    return (mixed ^ mixed >> 32) * _FIRST & _MASK
+def keys_of(blocks: Iterable[int], salt: int) -> list[int]:
+    """Return a number of 64 bits for each block, which depends on all bits of it and the salt."""
+    keys = []
+    for block in blocks:
+        mixed = (block + salt) * _FIRST & _MASK
+        mixed = (mixed ^ mixed >> 32) * _SECOND & _MASK
+        keys.append(mixed ^ mixed >> 32)
+    return keys
 
 
 class DistinctBlocks:
@@ -35,23 +40,22 @@ class DistinctBlocks:
         self._bits = bytearray()
         self._set_bits = 0
 
-    def add(self, key: int) -> None:
-        """Count a key, which is uniformly distributed."""
+    def add(self, keys: Iterable[int]) -> None:
+        """Count keys, which are uniformly distributed."""
         if not self._bits:
-            self._known.add(key)
+            self._known.update(keys)
             if len(self._known) <= EXACT:
                 return
             self._bits = bytearray(BITS >> 3)
-            for known in self._known:
-                self._set(known)
-            self._known.clear()
-        self._set(key)
-
-    def _set(self, key: int) -> None:
-        place, bit = key % BITS >> 3, 1 << (key & 7)
-        if not self._bits[place] & bit:
-            self._bits[place] |= bit
-            self._set_bits += 1
+            keys = self._known
+            self._known = set()
+        bits, set_bits = self._bits, 0
+        for key in keys:
+            place, bit = key % BITS >> 3, 1 << (key & 7)
+            if not bits[place] & bit:
+                bits[place] |= bit
+                set_bits += 1
+        self._set_bits += set_bits
 
     def __float__(self) -> float:
         if not self._bits:
@@ -97,21 +101,26 @@ class TraceCurve:
         self._since_clear = DistinctBlocks()
         self._tracker.restart()
 
-    def add(self, blocks: Iterable[int]) -> None:
+    def add(self, blocks: Sequence[int]) -> None:
         """Use ``blocks``, in order."""
-        tracker, salt = self._tracker, self._salt
-        keys = [mix(block, salt) for block in blocks]
+        for start in range(0, len(blocks), SLICE):
+            self._use(keys_of(blocks[start : start + SLICE], self._salt))
+
+    def _use(self, keys: Sequence[int]) -> None:
+        tracker, number = self._tracker, self.accesses
         self._hot.note(keys)
-        is_cleared = self._since_clear is not self._distinct
+        hot = self._hot.hot
+        tracker.distinct = float(self._since_clear)
         for key in keys:
-            self.accesses += 1
-            self._distinct.add(key)
-            if is_cleared:
-                self._since_clear.add(key)
-            is_hot = key in self._hot.hot
-            if is_hot or key >= tracker.floor:
-                tracker.distinct = float(self._since_clear)
-                tracker.use(key, self.accesses, is_hot=is_hot, is_hit=is_hot or key in tracker)
+            number += 1
+            if key in hot:
+                tracker.use(key, number, is_hot=True, is_hit=True)
+            elif key >= tracker.floor:
+                tracker.use(key, number, is_hot=False, is_hit=None)
+        self.accesses = number
+        self._distinct.add(keys)
+        if self._since_clear is not self._distinct:
+            self._since_clear.add(keys)
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
         """Return the curve at ``capacities``, in blocks; call once, at the end."""

@@ -17,6 +17,7 @@ from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
 ALL = 1 << 64
+_UNIT = 1.0 / ALL
 MAX_BLOCKS = 1 << 16
 """Blocks of the sample that are tracked at once."""
 MAX_EXTRA = 1 << 14
@@ -116,7 +117,7 @@ class ReuseTracker:
     @property
     def rate(self) -> float:
         """Share of the blocks that is sampled now."""
-        return (ALL - self.floor) / ALL
+        return (ALL - self.floor) * _UNIT
 
     @property
     def tracked(self) -> int:
@@ -126,8 +127,9 @@ class ReuseTracker:
     @property
     def scale(self) -> float:
         """Number of blocks that one of the sample stands for."""
-        if self.distinct is not None and self.tracked:
-            return max(self.distinct / self.tracked, 1.0)
+        tracked = self._stack.counted + self._held_counted
+        if self.distinct is not None and tracked:
+            return max(self.distinct / tracked, 1.0)
         return 1.0 / self.rate
 
     def sample(self, rate: float) -> None:
@@ -190,12 +192,30 @@ class ReuseTracker:
             stack.push(key, now, counted=is_counted)
         self._shrink()
 
-    def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool) -> None:
-        """Observe the lookup of one block that nobody holds afterwards; it is not counted."""
-        used = self._hold(key, now)
+    def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
+        """Observe the lookup of one block that nobody holds afterwards; it is not counted.
+
+        Args:
+            key: The block.
+            now: Seconds or uses, not before those of the previous call.
+            is_hot: Whether the block is counted one by one.
+            is_hit: Whether it was found; None: if it is known.
+        """
         weight = None if is_hot else 1.0 / self.rate
-        self._observe(key, used, now, self.scale, weight, is_hit=is_hit)
-        self.release((key,), now)
+        if key < self.floor or self._held:
+            used = self._hold(key, now)
+            is_hit = used is not None if is_hit is None else is_hit
+            self._observe(key, used, now, self.scale, weight, is_hit=is_hit)
+            self.release((key,), now)
+            return
+        # The same for a block that nobody holds, with fewer calls.
+        scale, used = self.scale, self._stack.remove(key)
+        is_hit = used is not None if is_hit is None else is_hit
+        self._observe(key, used, now, scale, weight, is_hit=is_hit)
+        self._stack.push(key, now)
+        if used is None:
+            self._enter(key)
+            self._shrink()
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
         """Return the curve at ``capacities``, with bounds."""
