@@ -441,7 +441,7 @@ class _Capacities(click.ParamType[Any]):
     default=0.01,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="Share of the blocks to sample; 1: all of them.",
+    help="Share of the blocks to sample, if there are more than 8192; 1: all of them.",
 )
 @click.option(
     "--capacity",

@@ -15,9 +15,6 @@ from sidestep.whatif.estimate import TraceCurve
 from sidestep.whatif.plot import writer
 from sidestep.whatif.trace import Trace
 
-FEW = 500
-"""Sampled blocks below which the curve is no more than a hint."""
-
 
 def run(
     path: Path,
@@ -58,8 +55,12 @@ def run(
     else:
         for line in _table(curve, points, block_size):
             click.echo(line)
-    for line in _remarks(trace, curve, rate):
-        click.echo(line, err=True)
+    if not trace.has_hits:
+        click.echo(
+            "KV events have no lookups, only the blocks that were stored: the ratio is the share of"
+            " these that a cache of that size would have kept",
+            err=True,
+        )
 
 
 def _table(curve: TraceCurve, points: Sequence[Point], block_size: int | None) -> Iterator[str]:
@@ -70,16 +71,3 @@ def _table(curve: TraceCurve, points: Sequence[Point], block_size: int | None) -
         tokens = f"{point.blocks * block_size:>16,}" if block_size else ""
         bounds = f"{point.low:.2%} to {point.high:.2%}"
         yield f"{point.blocks:>12,}{tokens}{point.hit_ratio:>11.2%}{bounds:>20}"
-
-
-def _remarks(trace: Trace, curve: TraceCurve, rate: float) -> Iterator[str]:
-    if rate < 1.0 and curve.sampled < FEW:
-        yield (
-            f"only {curve.sampled} blocks are in the sample: --sample-rate"
-            f" {min(rate * 10, 1.0):g} gives a curve to rely on"
-        )
-    if not trace.has_hits:
-        yield (
-            "KV events have no lookups, only the blocks that were stored: the ratio is the share of"
-            " these that a cache of that size would have kept"
-        )

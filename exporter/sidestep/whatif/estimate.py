@@ -11,6 +11,8 @@ from sidestep.tracking.kv_blocks.reuse import ReuseTracker
 
 EXACT = 1 << 20
 """Distinct blocks up to which they are counted exactly, and blocks of the sample at most."""
+LEAST = 8192
+"""Blocks of a sample with which the curve has an error of a fraction of a per cent."""
 BITS = 1 << 27
 """Bits of the bitmap that counts more of them, with an error of about 0.01 %."""
 SLICE = 64
@@ -67,7 +69,7 @@ class TraceCurve:
     """Reuse distances of a trace: each lookup is a use of its block in an LRU cache.
 
     Args:
-        rate: Share of the blocks that is sampled, above 0.
+        rate: Share of the blocks that is sampled, above 0; of ``LEAST`` or fewer, all are.
         salt: Selects the sample.
 
     Attributes:
@@ -76,24 +78,19 @@ class TraceCurve:
 
     def __init__(self, rate: float, salt: int) -> None:
         self.accesses = 0
+        self._rate = rate
         self._salt = salt
         self._distinct = self._since_clear = DistinctBlocks()
         self._cold = 0.0
         """First uses before the cache was cleared."""
         self._hot = HotBlocks(HOT)
-        self._tracker = ReuseTracker(most=EXACT)
+        self._tracker = ReuseTracker(most=LEAST)
         self._tracker.counts_uses = True
-        self._tracker.sample(rate)
 
     @property
     def distinct(self) -> int:
         """Number of distinct blocks."""
         return round(float(self._distinct))
-
-    @property
-    def sampled(self) -> int:
-        """Number of sampled blocks."""
-        return self._tracker.tracked
 
     def clear(self) -> None:
         """Empty the cache, which finds none of the blocks that were used before."""
@@ -108,6 +105,8 @@ class TraceCurve:
 
     def _use(self, keys: Sequence[int]) -> None:
         tracker, number = self._tracker, self.accesses
+        if tracker.rate <= self._rate:
+            tracker.most = EXACT
         self._hot.note(keys)
         hot = self._hot.hot
         tracker.distinct = float(self._since_clear)

@@ -172,18 +172,20 @@ class HitCurve:
         ratios = self.hit_ratios(capacities)
         if not ratios:
             return []
-        # Distances have an error of their own, that of the number of sampled blocks in them: it is
-        # the same each time where the same blocks are used again and again. And buckets are wide.
+        # Distances have an error of their own, that of the number of sampled blocks in them (as of a
+        # Poisson distribution): it is the same each time where the same blocks are used again and
+        # again. And buckets are wide.
+        half = SPREAD * math.sqrt(1.0 - rate) / 2
+        numbers = [max(min(rate * capacity, sampled), 1.0) for capacity in capacities]
         stretches = [
-            1.0
-            + SPREAD * math.sqrt((1.0 - rate) / max(min(rate * capacity, sampled), 1.0))
+            (math.sqrt(number + half * half) + half) ** 2 / number
             + (1.0 / FINE if capacity > FINE else 0.0)
-            for capacity in capacities
+            for capacity, number in zip(capacities, numbers, strict=True)
         ]
         pairs = [*zip(capacities, stretches, strict=True)]
         below = self.hit_ratios([capacity / stretch for capacity, stretch in pairs])
         above = self.hit_ratios([capacity * stretch for capacity, stretch in pairs])
-        errors = self._errors(capacities)
+        errors = self._errors(capacities, self._gain / rate)
         found = []
         for capacity, ratio, least, most, error in zip(
             capacities, ratios, below, above, errors, strict=True
@@ -194,16 +196,22 @@ class HitCurve:
             found.append(Point(capacity, ratio, max(low, 0.0), min(high, 1.0)))
         return found
 
-    def _errors(self, capacities: Sequence[int]) -> list[float]:
-        """Return the standard errors of the hit ratios: the jackknife over groups of blocks."""
+    def _errors(self, capacities: Sequence[int], weight: float) -> list[float]:
+        """Return the standard errors of the hit ratios: the jackknife over groups of blocks.
+
+        Where all groups agree, there may still be lookups that are too few to be in the sample, up
+        to ``weight`` of one that is.
+        """
         numbers = [bucket(max(capacity, 1)) >> _COARSE for capacity in capacities]
         total = sum(lookups.total for lookups in self._by_result)
         without = [[0.0] * GROUPS for _ in numbers]
+        unseen = 0.0
         for lookups in self._by_result:
             rest = lookups.rest / total
             parts = [_up_to(group, numbers) for group in lookups.groups]
             sizes = [sum(group.values()) for group in lookups.groups]
             size = sum(sizes)
+            unseen += rest * _share(weight, size)
             for index, left_out in enumerate(without):
                 hits = sum(part[index] for part in parts)
                 for group in range(GROUPS):
@@ -213,7 +221,7 @@ class HitCurve:
         for left_out in without:
             mean = sum(left_out) / GROUPS
             spread = sum((one - mean) ** 2 for one in left_out)
-            errors.append(math.sqrt(spread * (GROUPS - 1) / GROUPS))
+            errors.append(math.hypot(math.sqrt(spread * (GROUPS - 1) / GROUPS), unseen))
         return errors
 
 

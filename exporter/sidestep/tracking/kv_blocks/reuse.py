@@ -71,6 +71,7 @@ class ReuseTracker:
         most: Blocks of the sample that are tracked at once.
 
     Attributes:
+        most: The same; may change at any time.
         curve: The distances.
         distinct: Number of all blocks that were ever used, where it is known: then distances have
             no common error.
@@ -82,7 +83,7 @@ class ReuseTracker:
 
     def __init__(self, half_life: float | None = None, *, most: int = MAX_BLOCKS) -> None:
         self._half_life = half_life
-        self._most = most
+        self.most = most
         self.distinct: float | None = None
         self.counts_uses = False
         self.horizon: float | None = None
@@ -281,13 +282,13 @@ class ReuseTracker:
     def _enter(self, key: int) -> None:
         """Note a block that comes into the sample."""
         heappush(self._keys, key)
-        if len(self._keys) > 2 * self._most:
+        if len(self._keys) > 2 * self.most:
             self._keys = [one for one in self._keys if one in self]
             heapify(self._keys)
 
     def _shrink(self) -> None:
         """Keep the limits on tracked blocks."""
-        while self.tracked > self._most:
+        while self.tracked > self.most:
             horizon = self.horizon
             if horizon is not None and self._stack.above_oldest() / self.rate > horizon:
                 self._stack.drop_oldest()
