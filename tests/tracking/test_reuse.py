@@ -148,6 +148,21 @@ def test_beyond_the_horizon_blocks_leave_first() -> None:
     assert 2500 <= ours.tracked <= 5000
 
 
+def test_blocks_that_come_and_go_take_no_time_and_no_memory() -> None:
+    """A loop beyond the horizon enters the sample again and again; no call looks at all blocks."""
+    ours = ReuseTracker(most=8000)
+    ours.horizon = 9000.0
+    keys = [Random(number).getrandbits(64) for number in range(12_000)]
+    began = time.process_time()
+    for step in range(120_000):
+        ours.use(keys[step % len(keys)], float(step), is_hot=False, is_hit=False)
+    seconds = time.process_time() - began
+
+    assert ours.tracked <= 8000
+    assert len(ours._keys) + len(ours._unsifted) == len(ours._noted) <= 2 * 8000 + 1
+    assert seconds < 10
+
+
 def test_a_lower_rate_of_the_source_is_followed_and_a_higher_one_starts_anew() -> None:
     """Blocks outside of the smaller sample leave in steps; with more blocks nothing is comparable."""
     ours = ReuseTracker()

@@ -8,7 +8,7 @@ released one are those that are held now, and those that were released after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +22,8 @@ MAX_BLOCKS = 1 << 16
 """Blocks of the sample that are tracked at once."""
 MAX_EXTRA = 1 << 14
 """Hot blocks outside of the sample that are tracked at once."""
+SIFT = 8
+"""Keys that are sifted for each block that comes into the sample."""
 TRIM = 256
 """Blocks that leave the sample in one call after the source has lowered its rate."""
 
@@ -104,6 +106,10 @@ class ReuseTracker:
         self._held_counted = 0
         self._keys: list[int] = []
         """Keys that came into the sample, as a heap. Some may have left it."""
+        self._unsifted: list[int] = []
+        """Such a heap from which those that have left are being sifted out."""
+        self._noted: set[int] = set()
+        """The keys of both."""
         self._extra: dict[int, None] = {}
         """Hot blocks outside of the sample, the latest one last."""
         self._cleared_at = -1.0
@@ -142,9 +148,10 @@ class ReuseTracker:
         self._source_floor = floor
         self.floor = max(self.floor, floor)
         for _ in range(TRIM):
-            if not self._keys or self._keys[0] >= self.floor:
+            heap = self._lower_heap()
+            if not heap or heap[0] >= self.floor:
                 break
-            self._leave(heappop(self._keys))
+            self._leave_least(heap)
 
     def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
         """Observe the lookup of a request, which holds its blocks until ``release``.
@@ -281,10 +288,25 @@ class ReuseTracker:
 
     def _enter(self, key: int) -> None:
         """Note a block that comes into the sample."""
+        if key in self._noted:
+            return
+        self._noted.add(key)
         heappush(self._keys, key)
-        if len(self._keys) > 2 * self.most:
-            self._keys = [one for one in self._keys if one in self]
-            heapify(self._keys)
+        if len(self._noted) > 2 * self.most and not self._unsifted:
+            self._unsifted, self._keys = self._keys, []
+        unsifted = self._unsifted
+        for _ in range(min(SIFT, len(unsifted))):
+            # A heap without its end is one.
+            old = unsifted.pop()
+            if old in self:
+                heappush(self._keys, old)
+            else:
+                self._noted.discard(old)
+
+    def _lower_heap(self) -> list[int]:
+        """Return the heap with the least key."""
+        keys, unsifted = self._keys, self._unsifted
+        return unsifted if unsifted and (not keys or unsifted[0] < keys[0]) else keys
 
     def _shrink(self) -> None:
         """Keep the limits on tracked blocks."""
@@ -293,15 +315,17 @@ class ReuseTracker:
             if horizon is not None and self._stack.above_oldest() / self.rate > horizon:
                 self._stack.drop_oldest()
             else:
-                key = heappop(self._keys)
-                self.floor = max(self.floor, key + 1)
-                self._leave(key)
+                heap = self._lower_heap()
+                self.floor = max(self.floor, heap[0] + 1)
+                self._leave_least(heap)
         while len(self._extra) > MAX_EXTRA:
             key = next(iter(self._extra))
             del self._extra[key]
             self._stack.remove(key)
 
-    def _leave(self, key: int) -> None:
-        """Take a block out of the sample."""
+    def _leave_least(self, heap: list[int]) -> None:
+        """Take the block with the least key out of the sample."""
+        key = heappop(heap)
+        self._noted.discard(key)
         if self._stack.remove(key) is None and self._held.pop(key, 0):
             self._held_counted -= 1
