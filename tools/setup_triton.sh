@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PYTRITON=0.7.0 # brings tritonserver 2.51.0
+PYTRITON=0.7.0 # brings tritonserver 2.51.0, the newest in any package: "tritonserver" has no server
 GLIBC=2.35     # what its wheel was built for
 VENV=${1:-build/triton-venv}
 PYTHON=${PYTHON:-python3.11} # one that the wheel has a stub for

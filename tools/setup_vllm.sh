@@ -33,6 +33,15 @@ if [ ! -d "$shim" ]; then
     mv "$new" "$shim"
 fi
 
+# The CPU wheel lacks the Rust front end, which needs no GPU: vLLM's own wheel of 300 MB has it.
+if ! "$site/vllm/vllm-rs" --version >/dev/null 2>&1; then
+    wheel=$(mktemp -d)
+    "${pip[@]}" download --no-deps --dest "$wheel" "vllm==$VLLM"
+    "$VENV/bin/python" -m zipfile --extract "$wheel"/vllm-*.whl "$wheel"
+    install -m 755 "$wheel/vllm/vllm-rs" "$site/vllm/vllm-rs"
+    rm -r "$wheel"
+fi
+
 # Editable, so that vLLM finds this checkout by its entry point; again when the entry points changed.
 stamp="$site/sidestep-entry-points"
 if ! version sidestep "" || ! cmp --quiet pyproject.toml "$stamp"; then

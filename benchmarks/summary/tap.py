@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -36,6 +37,7 @@ from benchmarks.process import (
 from benchmarks.steps import TOKENS_A_REQUEST
 from benchmarks.summary.engine import vllm_config
 from benchmarks.summary.rows import Figure, Row, Topic
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import FULL, NONE, IdentityMaker
 from sidestep_adapters.vllm.description import describe
@@ -44,7 +46,7 @@ from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap
 
 ROLES = ("tap", "vLLM")
-IDENTITY_ROLES = ("tap", "identity")
+MORE_ROLES = ("tap", "identity", "lookups")
 TARGET = 10
 BLOCK_TOKENS = 16
 """Steps after which a request needs a new block."""
@@ -56,9 +58,16 @@ IDENTITY, IDENTITY_PROCESS = (
     "full identity of a request, more than without",
     "full identity of a request, whole process",
 )
-IDENTITY_REQUESTS = 64
-"""Requests that begin and end with each step, so that an identity's part can be seen."""
-IDENTITY_LIMIT = 1.5
+LOOKUP, LOOKUP_PROCESS = (
+    "lookup of 18 blocks in the prefix cache, more than without",
+    "lookup of 18 blocks in the prefix cache, whole process",
+)
+TURNING_REQUESTS = 64
+"""Requests that begin and end with each step, so that the part of one thing can be seen."""
+IDENTITY_LIMIT, LOOKUP_LIMIT = 1.5, 1.0
+LOOKED_UP = 18
+"""Blocks of a request."""
+CACHE_BLOCKS = 50_000
 
 Perform = Callable[["Step"], None]
 
@@ -88,11 +97,15 @@ def measure(quick: bool) -> Mapping[str, Figure]:
     }
     whole = found[cases[256]]
     made[PROCESS] = Figure(process(whole["tap"]), process(whole["vLLM"]))
-    turning = Case(IDENTITY_REQUESTS, IDENTITY_REQUESTS, calls)
-    (of_turning,) = results([turning], rounds, IDENTITY_ROLES).values()
-    without, full = of_turning["tap"], of_turning["identity"]
-    for name, figure in ((IDENTITY, mean), (IDENTITY_PROCESS, process)):
-        made[name] = Figure((figure(full) - figure(without)) / IDENTITY_REQUESTS)
+    turning = Case(TURNING_REQUESTS, TURNING_REQUESTS, calls)
+    (of_turning,) = results([turning], rounds, MORE_ROLES).values()
+    for role, thread, whole_process in (
+        ("identity", IDENTITY, IDENTITY_PROCESS),
+        ("lookups", LOOKUP, LOOKUP_PROCESS),
+    ):
+        for name, figure in ((thread, mean), (whole_process, process)):
+            more = figure(of_turning[role]) - figure(of_turning["tap"])
+            made[name] = Figure(more / TURNING_REQUESTS)
     return made
 
 
@@ -134,8 +147,9 @@ class Engine:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.ids = itertools.count()
+        self.hashes = [os.urandom(32) for _ in range(LOOKED_UP)]
         self.running = [self._request() for _ in range(case.requests)]
-        self.blocks = itertools.cycle(SimpleNamespace(block_id=n) for n in range(50_000))
+        self.blocks = itertools.cycle(SimpleNamespace(block_id=n) for n in range(CACHE_BLOCKS))
 
     def _request(self) -> Any:
         from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType  # noqa: PLC0415
@@ -158,6 +172,7 @@ class Engine:
             cache_salt="tenant-a",
             trace_headers={"traceparent": f"00-{next(self.ids):032x}-{'b' * 16}-01"},
             priority=0,
+            block_hashes=self.hashes,
             sampling_params=SimpleNamespace(max_tokens=128, stop=[]),
             status=SimpleNamespace(name="RUNNING"),
             get_finished_reason=lambda: 1,
@@ -252,12 +267,18 @@ def perform_vllm(config: Any) -> Perform:
 
 
 @contextlib.contextmanager
-def perform_tap(config: Any, endpoint: str, mode: str) -> Iterator[Perform]:
-    """Yield the work that the tap adds to a step; ``mode`` is that of requests' identities."""
+def perform_tap(config: Any, endpoint: str, role: str) -> Iterator[Perform]:
+    """Yield the work that the tap adds to a step."""
     description = describe(config, [0])
     publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
     wait(lambda: publisher.connected)
-    tap = SchedulerTap(publisher.push, publisher.fail, identities=IdentityMaker(mode))
+    lookups = LookupEvents(BLOCK_TOKENS, CACHE_BLOCKS, 0, lambda: (publisher.lookup_key, RATE))
+    tap = SchedulerTap(
+        publisher.push,
+        publisher.fail,
+        identities=IdentityMaker(FULL if role == "identity" else NONE),
+        lookups=lookups if role == "lookups" else None,
+    )
     stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
     blocks = BlockTap(publisher.push)
     blocks.flush(RATE)
@@ -311,14 +332,13 @@ def main() -> None:
     config = vllm_config()
     overhead = clock_overhead()
     peer = perform_vllm(config) if role == "vLLM" else None
-    mode = FULL if role == "identity" else NONE
     for given, answer in cases(answers):
         case = Case(**given)
         engine = Engine(case)
         started = spent()
         loop(engine, case.calls, GAP, _nothing)
         idle = since(started).cpu
-        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint, mode)
+        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint, role)
         with opened as perform:
             loop(engine, 30, 0.0, perform)
             time.sleep(FLUSHED)
@@ -337,6 +357,8 @@ TAP = Topic(
         Row(PROCESS, "us", PEER),
         Row(IDENTITY, "us", limit=IDENTITY_LIMIT),
         Row(IDENTITY_PROCESS, "us"),
+        Row(LOOKUP, "us", limit=LOOKUP_LIMIT),
+        Row(LOOKUP_PROCESS, "us"),
     ),
     measure,
     venv="vllm-venv",

@@ -62,6 +62,7 @@ from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
 from sidestep.tracking.health.states import EngineState
 from sidestep.tracking.health.step_times import Thresholds
+from sidestep.tracking.kv_blocks.lookups import LookupSettings
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import PeerGuard
@@ -135,6 +136,7 @@ class Exporter:
             if has_sink
             else None,
             prices=Prices(config.prices_model),
+            lookup_settings=LookupSettings(config.kv_curve_half_life),
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant

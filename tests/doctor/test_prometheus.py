@@ -167,6 +167,21 @@ def test_an_engine_scraped_twice(tmp_path: Path, binary: str, job: str, code: st
     assert found[0][2].endswith("are an exporter's page and its engine's own")
 
 
+@pytest.mark.parametrize(
+    "counter", ["llamacpp:tokens_predicted_total", "trtllm_generation_tokens_total"]
+)
+def test_a_polled_engine_scraped_twice(tmp_path: Path, binary: str, counter: str) -> None:
+    """Its own page and the exporter's have the same counter, with other labels."""
+    own, polled = f"{counter} 700\n", f'{counter}{{engine="a:8080",model_name="m"}} 700\n'
+    with (
+        growing_page(f"# TYPE {counter} counter\n{own}") as engine,
+        growing_page(f"# TYPE {counter} counter\n{polled}{BUILD}") as exporter,
+        running(binary, tmp_path, {"url": engine}, {"url": exporter}) as one,
+    ):
+        found = doctor("--prometheus", one.url)
+    assert "SD304" in [code for code, _, _ in found]
+
+
 def test_two_engines_on_one_host(tmp_path: Path, binary: str) -> None:
     """Their counters differ."""
     other = re.sub(

@@ -71,6 +71,9 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_taps, "_process", None)
 
 
+TENANTS = "abcdefghijkl"
+
+
 class Ends:
     """The requests of an engine that have ended.
 
@@ -101,7 +104,7 @@ class Ends:
 class Bench:
     """A registry with tenants, and one tokenizer."""
 
-    def __init__(self, limit: int = 9, by: str = "cache-salt", **options: Any) -> None:
+    def __init__(self, limit: int = len(TENANTS), by: str = "cache-salt", **options: Any) -> None:
         self.tenants = Tenants(by, limit)
         self.registry = Registry(
             DIALECTS.layouts(),
@@ -113,7 +116,7 @@ class Bench:
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
         self.engine = self.registry.register(ENGINE)
-        self.may_replace = limit < 9
+        self.may_replace = limit < len(TENANTS)
         self._before: dict[tuple[str, str], float] = {}
 
     @property
@@ -171,7 +174,7 @@ def taken(process: Process) -> list[Item]:
 actions = st.lists(
     st.tuples(
         st.sampled_from(["finish", "warm", "leave", "wait", "refuse", "abort_all", "take"]),
-        st.sampled_from("abcdefghijkl"),
+        st.sampled_from(TENANTS),
         st.integers(0, 9),
     ),
     max_size=40,

@@ -19,7 +19,12 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows, request_rows
 from sidestep.engines.sglang import rows as sglang
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
-from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS, REFUSED_OBSERVATIONS, saturation
+from sidestep.engines.shared_rows import (
+    MAX_RUNNING_REQUESTS,
+    REFUSED_OBSERVATIONS,
+    lookups,
+    saturation,
+)
 from sidestep.errors import WireError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "sglang" / "metrics.json"
@@ -27,6 +32,7 @@ ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 QUEUES = [row for row in LIVE.values() if row.omits_empty_labels]
 SATURATION = {row.name for row in saturation()}
+LOOKUPS = {row.name for row in lookups()}
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
 
 BY_HAND = {
@@ -51,6 +57,7 @@ def test_every_family_of_the_engine_has_a_row() -> None:
         REFUSED_OBSERVATIONS.name,
         MAX_RUNNING_REQUESTS,
         *SATURATION,
+        *LOOKUPS,
         objectives.SLO_REQUESTS,
         objectives.SLO_UNDECIDED,
         *(row.name for row in request_rows.REQUESTS),
@@ -193,15 +200,16 @@ def test_refused_observations_are_one_family_of_all_dialects() -> None:
 
 def test_bucket_families_belong_to_rows_and_can_be_set() -> None:
     """Their default bounds are valid settings."""
-    assert {row.buckets for row in LIVE.values()} - {""} == SGLANG.keys()
+    buckets = {row.buckets for row in LIVE.values() if row.name not in LOOKUPS}
+    assert buckets - {""} == SGLANG.keys()
     for family, bounds in SGLANG.items():
         assert bounds == checked(family, bounds) == DEFAULTS[family]
 
 
 def test_other_rows_are_self_described() -> None:
-    """Only the saturation is computed."""
+    """Only the saturation and what lookups tell are computed."""
     for row in LIVE.values():
-        if row.name not in SATURATION:
+        if row.name not in SATURATION | LOOKUPS:
             assert isinstance(row.source, Sampled | Handler | str)
 
 

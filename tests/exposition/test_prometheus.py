@@ -84,9 +84,11 @@ async def scraping(
     urls = {job: {job: url} for job, url in targets.items()}
     with prometheus(binary, directory, urls, settings=settings) as server:
         await asyncio.to_thread(server.scraped, len(targets), time.time())
+        # A later scrape may take too long on a busy machine: then all series are stale.
+        at = time.time()
 
         async def query(text: str) -> dict[str, float]:
-            found = await asyncio.to_thread(server.ask, text)
+            found = await asyncio.to_thread(server.ask, text, at)
             return {one["metric"].get("job", ""): float(one["value"][1]) for one in found}
 
         yield query

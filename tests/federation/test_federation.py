@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from downstream import RUNNING, TOKENS, downstream, info, push, step, up, value
 from intakes import steps
 from nodes import Node, frames_of, refresh, samples, wait
+from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.engines.triton.wire import InferenceStats, ModelStats, Timed, TritonStats
 from sidestep.errors import WireError
 from sidestep.federation import messages, pieces, store
@@ -21,11 +22,14 @@ from sidestep.federation.messages import (
     is_forward,
 )
 from sidestep.federation.outbox import REFRESH
+from sidestep.metrics.kv_curves import INTERVAL, SIZES
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, MAX_ENGINES
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 
 
 def test_page_of_all_dialects_is_equal_two_exporters_upstream() -> None:
@@ -43,12 +47,28 @@ def test_page_of_all_dialects_is_equal_two_exporters_upstream() -> None:
     for engine in first.intake.registry.engines.values():
         if engine.layout.dialect == "vllm":
             engine.computed = {"prompt_throughput": 3.5, "generation_throughput": 4.5}
+    first.send_hello("core", [info("8")])
+    for item in lookups():
+        push(first, item, stream="core")
+    for call in range(len(first.intake.registry.engines) + 1):
+        first.intake.curves.update(INTERVAL + call)
     first.forward_to(between)
     between.forward_to(last)
 
     assert samples(last.page) == samples(first.page)
     assert len(samples(first.page)) > 1500
+    assert last.page.count("\nsidestep_kv_whatif_hit_ratio{") == len(SIZES)
     assert last.rejected == between.rejected == {}
+
+
+def lookups() -> list[CacheLookups]:
+    """Return the items of a few conversations."""
+    events, cache = LookupEvents(BLOCK_SIZE, 100, 1, lambda: (b"key", 1.0)), PrefixCache(100)
+    for number, request in enumerate(conversations(50, 1)):
+        events.looked_up(number, 1.0, request.prompt, request.tokens, cache.admit(request))
+        cache.release(request)
+        events.released(number, 1.0, [*request.prompt, *request.output])
+    return events.items(1.0)
 
 
 def test_native_histograms_are_equal_upstream() -> None:

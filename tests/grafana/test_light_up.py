@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools.screens.answers import Span
@@ -87,9 +88,9 @@ class Scraped:
     def __init__(self, servers: dict[str, Prometheus], start: float, end: float) -> None:
         self.servers, self.start, self.end = servers, start, end
 
-    def answers(self, version: str, expr: str, job: str = "sidestep") -> bool:
+    def answers(self, version: str, expr: str, job: str = "sidestep", instance: str = ".*") -> bool:
         """Return whether a Prometheus has data for a query."""
-        asked = filled(expr, __rate_interval=WINDOW, job=job)
+        asked = filled(expr, __rate_interval=WINDOW, job=job, instance=instance)
         return self.servers[version].answers(asked, self.start, self.end)
 
     def names(self, version: str, job: str) -> set[str]:
@@ -256,11 +257,7 @@ def test_queries_of_documents_have_data(
 
 def selectors(expr: str) -> list[str]:
     """Return the selectors of sidestep's and Triton's series in an expression, without windows."""
-    return re.findall(r"(?:\b[a-z_]+:[\w:]+|\b(?:sidestep|nv)_\w+)(?:\{[^}]*\})?", expr)
-
-
-POLLED = ("llamacpp:", "sidestep_llamacpp_", "trtllm_")
-"""Names of engines that are not among the recorded ones here; tests/rules/polled_engines.yaml has series of theirs."""
+    return re.findall(r"(?:\b[a-z_]+:[\w:]+|\b(?:sidestep|trtllm|nv)_\w+)(?:\{[^}]*\})?", expr)
 
 
 @pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
@@ -270,11 +267,130 @@ def test_every_rule_has_data(scraped: Scraped, version: str, path: Path) -> None
         expr: rule.get("record", rule.get("alert"))
         for rule in rules(path.name)
         for expr in ([rule["expr"]] if "record" in rule else selectors(rule["expr"]))
-        if not any(name in expr for name in POLLED)
         if not scraped.answers(version, expr)
     }
 
     assert {expr: name for expr, name in dark.items() if expr.partition("{")[0] not in SILENT} == {}
+
+
+NO_REQUESTS = "llama-server counts no requests and no latencies"
+NOT_THERE = "it has no such value"
+LESS = "its servers are polled for less than a minute"
+ANOTHER = "panels of other servers, or of something that did not happen"
+UNLIT = {
+    "llamacpp-0": dict.fromkeys(
+        [
+            ("fleet", "TTFT, p95"),
+            ("fleet", "ITL, p95"),
+            ("fleet", "E2E latency, p95"),
+            ("fleet", "Models: Finished requests"),
+            ("latency", "Objectives met"),
+            ("latency", "Objectives met, by model"),
+            ("latency", "Objectives missed"),
+        ],
+        NO_REQUESTS,
+    )
+    | {("fleet", "Preemptions"): NOT_THERE},
+    "trtllm-0": {("fleet", "ITL, p95"): NOT_THERE, ("fleet", "Step age"): NOT_THERE},
+}
+"""Panels of the boards for all engines that have no data of an engine that is polled, and why."""
+NEVER = dict.fromkeys(
+    [
+        ("fleet", "Saturation"),
+        ("fleet", "Models: Saturation"),
+    ],
+    LESS,
+) | dict.fromkeys(
+    [
+        ("fleet", "Stalled for"),
+        ("fleet", "Triton"),
+        ("fleet", "GPU utilization"),
+        ("fleet", "GPU memory"),
+        ("fleet", "GPU power"),
+    ],
+    ANOTHER,
+)
+"""Panels that have no data of either."""
+
+
+def lit(scraped: Scraped, version: str, path: Path, instance: str) -> dict[tuple[str, str], bool]:
+    """Return whether each panel of a board, or column of its tables, has data of one exporter."""
+    found: dict[tuple[str, str], bool] = {}
+    for panel in panels(dashboard(path)):
+        names = columns(panel)
+        for target in panel["targets"]:
+            title = panel["title"] + names.get(target["refId"], "")
+            key = path.stem, title
+            found[key] = found.get(key, False) or scraped.answers(
+                version, target["expr"], instance=instance
+            )
+    return found
+
+
+def columns(panel: dict[str, Any]) -> dict[str, str]:
+    """Return the titles of the columns with values of a table, by the letter of their query."""
+    return {
+        found[1]: f": {name}"
+        for each in panel.get("transformations", ())
+        for column, name in each["options"].get("renameByName", {}).items()
+        if (found := re.fullmatch(r"Value #([A-Z])", column))
+    }
+
+
+@pytest.mark.parametrize("instance", UNLIT)
+def test_boards_for_all_engines_have_data_of_polled_ones(
+    scraped: Scraped, version: str, instance: str
+) -> None:
+    """The fleet's panels and the objectives' have data of the recorded llama.cpp and the constructed TensorRT-LLM."""
+    boards = {path.stem: path for path in DASHBOARDS}
+    found = lit(scraped, version, boards["fleet"], instance) | {
+        key: has
+        for key, has in lit(scraped, version, boards["latency"], instance).items()
+        if key[1].startswith("Objectives")
+    }
+
+    dark = {key for key, has in found.items() if not has}
+    assert dark == UNLIT[instance].keys() | NEVER.keys()
+
+
+UNRECORDED = {
+    "llamacpp": {
+        "model:requests:rate5m": NO_REQUESTS,
+        "model:requests_aborted:rate5m": NO_REQUESTS,
+        "model:requests_aborted:ratio_rate5m": NO_REQUESTS,
+        "engine:preemptions:rate5m": NOT_THERE,
+    },
+    "trtllm": {
+        "model:requests_aborted:rate5m": NOT_THERE,
+        "model:requests_aborted:ratio_rate5m": NOT_THERE,
+        "engine:processed_tokens:rate5m": "nothing on its page moves before a request ends",
+    },
+}
+"""Records that alerts select and vLLM has, without a series of an engine that is polled, and why."""
+
+
+@pytest.mark.parametrize("dialect", UNRECORDED)
+def test_alerts_select_records_of_polled_engines(
+    scraped: Scraped, version: str, dialect: str
+) -> None:
+    """Of the records that alerts select and vLLM has, the recorded llama.cpp and the constructed TensorRT-LLM have all that are not listed."""
+    selected = {
+        name
+        for rule in rules("alerts.yaml")
+        if not rule["alert"].startswith("Triton")
+        for name in re.findall(r"\b(?:engine|instance|instance_model|model):[\w:]+", rule["expr"])
+    }
+    dark = {
+        name
+        for name in selected
+        if scraped.answers(version, f'{name}{{dialect="vllm"}}')
+        and not scraped.answers(version, f'{name}{{dialect="{dialect}"}}')
+    }
+
+    objectives = {name for name in selected if ":slo_" in name}
+    assert dark - objectives == UNRECORDED[dialect].keys()
+    # Objectives need latencies or counts of requests.
+    assert dark & objectives == (objectives if dialect == "llamacpp" else set())
 
 
 PEERS = {

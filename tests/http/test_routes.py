@@ -292,6 +292,7 @@ async def test_the_root_in_a_browser(exporter: Exporter, tmp_path: Path) -> None
         "/api/v1/cardinality",
         "/api/v1/doctor",
         "/api/v1/engines",
+        "/api/v1/kv/curve",
         "/api/v1/metrics",
         "/-/engines",
         "/-/healthy",

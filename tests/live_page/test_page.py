@@ -19,6 +19,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from exporters import Start, recorded_run, until
+from lookup_senders import serve
 from pages import get, parse
 from ports import free_port
 from reporting_processes import process
@@ -28,6 +29,7 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER
 from sidestep.protocol.messages import EngineInfo, Hello
 from sidestep.protocol.progress import Progress
+from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
@@ -252,6 +254,33 @@ async def test_findings_say_what_to_do(start: Start, browser: Browser) -> None:
         await expect(findings).to_contain_text("SD124 error", timeout=30_000)
         await expect(findings).to_contain_text("Open its address")
         await expect(findings).not_to_contain_text("SD120")
+
+
+async def test_the_curve_of_an_engine_that_sends_lookups(start: Start, browser: Browser) -> None:
+    """Its details have the hit ratio by size and what follows of it; all engines as one have none."""
+    info = EngineInfo("ns/m/0", "vllm", {"engine": "0", "model_name": "m"})
+    other = EngineInfo("ns/m/1", "vllm", {"engine": "1", "model_name": "m"})
+    async with start(kv_sample_rate="1") as exporter, opened(browser, base(exporter)) as page:
+        publisher = Publisher(exporter.endpoints[0], "s", [info, other])
+        await until(lambda: publisher.connected, 10, "the connection")
+        cache = await asyncio.to_thread(serve, publisher)
+        await until(lambda: publisher.drained, 20, "all items")
+        await expect(page.locator("#curve")).to_be_hidden()
+        await page.locator('#table tr[data-id="ns/m/0"] button').click()
+        facts = page.locator("#curve-facts")
+        await expect(facts).to_contain_text("Within one point of the best", timeout=30_000)
+        await expect(facts).to_contain_text(f"Found now{cache.found / cache.tokens:.0%}"[:-1])
+        await expect(page.locator("#curve-plot canvas")).to_be_visible()
+        await page.get_by_text("Curve as a table").click()
+        rows = await page.locator("#curve-table tbody tr").all_text_contents()
+        found = await Axe().run(page, options=AXE)
+        await page.locator('#table tr[data-id="ns/m/1"] button').click()
+        await expect(page.locator("#curve")).to_be_hidden()
+        publisher.close()
+
+    assert found.violations_count == 0, found.generate_report()
+    assert [row.split("x")[0] for row in rows][:3] == ["0.13", "0.25", "0.5"]
+    assert "1x800800 MiB" in rows[4]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

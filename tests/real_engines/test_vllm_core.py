@@ -44,6 +44,7 @@ LONG = 1900
 """Tokens with which a request outlives one exporter and reaches the next."""
 TTFT = "vllm:time_to_first_token_seconds"
 HOPS = "sidestep_frontend_hop_seconds"
+STARTUP = "sidestep_startup_seconds"
 HOP = 0.1
 """Seconds, on average, that an output may take from the core to the front end on two cores."""
 
@@ -63,6 +64,8 @@ async def test_intervals_agree_with_the_engines(scheduling: str, vllm: VllmSite)
     assert [400] == [answer.status for answer in answers if answer.status != 200]
     assert_nothing_refused(ours)
     assert value(theirs, "vllm:num_preemptions") > 0
+    core, whole = (value(ours, STARTUP, phase=phase) for phase in ("core", "front_end"))
+    assert 0 < core < whole
     assert 0 < count(ours, HOPS) <= count(ours, TTFT)
     assert 0 < hop < HOP
 

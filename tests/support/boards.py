@@ -13,7 +13,7 @@ from sidestep.engines.dialects import DIALECTS
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "grafana").glob("*.json"))
 FAMILY = re.compile(
-    r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process|gen_ai|DCGM)_\w+|up)(?=[{\[])"
+    r"(?<![\w:$\"])((?:vllm|sglang|llamacpp):\w+|(?:sidestep|trtllm|nv|process|gen_ai|DCGM)_\w+|up)(?=[{\[])"
 )
 NAMED = re.compile(r'__name__=~"([^"]+)"')
 HISTOGRAMS = {

@@ -18,6 +18,8 @@ from typing import Any
 from msgspec import Raw
 
 from exporters import LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
+from lookup_senders import serve_model
+from polled_engines import polled_engines
 from publishers import Publisher
 from ramped import overload, rise
 from recorded import Published
@@ -97,6 +99,8 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.send(kind, message)
+        # No recording has lookups in the prefix cache.
+        await asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups")
         # No recording has an overloaded engine.
         await overload(self.exporters["vllm-0"])
         # One at a time is slow, all at once starve the exporters' event loop.
@@ -254,6 +258,10 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
         triton.configs["cached"]["response_cache"] = {"enable": True}
         triton.respond(STATS, answer(statistics(0)))
         triton.respond(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
+        polled = await stack.enter_async_context(polled_engines())
+        flags |= polled.flags
+        flags["trtllm-0"]["slo"] = OBJECTIVES
+        flags["llamacpp-0"]["slo"] = OBJECTIVES
         flags["triton-0"] = {"triton": (f"{triton.url},interval=1,metrics={triton.url}{PAGE}",)}
         publishers = {
             kind: stack.enter_context(Publisher(f"ipc://{directory}/{kind}")) for kind in STREAMS
@@ -272,7 +280,7 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
         for publisher in publishers.values():
             # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
-        tasks = [asyncio.create_task(made.serve())]
+        tasks = [asyncio.create_task(made.serve()), asyncio.create_task(polled.serve())]
         tasks += [asyncio.create_task(hang(running[name], HUNG[name])) for name in HUNG]
         try:
             yield made

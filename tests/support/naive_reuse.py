@@ -7,8 +7,9 @@ from random import Random
 
 from msgspec.structs import astuple
 
+from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
-from sidestep.tracking.kv_blocks.reuse import Lookup, Misses, ReuseTracker
+from sidestep.tracking.kv_blocks.reuse import Misses, ReuseTracker
 
 CAPACITIES = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
 
@@ -76,8 +77,17 @@ def compare(seed: int, make: type[ReuseTracker] = ReuseTracker) -> None:
         known = next((n for n, key in enumerate(keys) if key not in naive.stamps), len(keys))
         found = random.randint(0, known)
         split = random.randint(0, len(keys)) if number % 3 else 0
-        in_hot = min(found, split)
-        lookup = Lookup(len(keys), found, keys[:split], in_hot, keys[split:], found - in_hot)
+        lookup = Lookup(
+            number,
+            now,
+            blocks=len(keys),
+            found=found,
+            hot_blocks=split,
+            hot=keys[:split],
+            hot_step=1,
+            sampled=keys[split:],
+            sampled_found=max(found - split, 0),
+        )
         naive.misses = Misses()
         naive.admit(keys, found, now)
         # A mutant has a class of its own.

@@ -85,9 +85,10 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error)["error"]) from None
 
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        """Return the series of an instant query."""
-        found: list[dict[str, Any]] = self.get("query", query=query)["result"]
+    def ask(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
+        """Return the series of an instant query, now or at a Unix time."""
+        when = {} if at is None else {"time": at}
+        found: list[dict[str, Any]] = self.get("query", query=query, **when)["result"]
         return found
 
     def range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from naive_reuse import CAPACITIES, compare, compare_stack
 from reuse_streams import LOADS, exact, zipf
+from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks import lru_stack
 from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
-from sidestep.tracking.kv_blocks.reuse import Lookup, ReuseTracker
+from sidestep.tracking.kv_blocks.reuse import ReuseTracker
 from sidestep.whatif.estimate import TraceCurve
 
 TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
@@ -250,7 +251,7 @@ def test_a_hit_of_an_unknown_block_is_in_no_distance() -> None:
     """The sample has only begun: the engine has known the block for longer."""
     ours = ReuseTracker()
 
-    misses = ours.admit(Lookup(3, 2, sampled=[1, 2, 3], sampled_found=2), 1.0)
+    misses = ours.admit(Lookup(1, 1.0, blocks=3, found=2, sampled=[1, 2, 3], sampled_found=2), 1.0)
 
     assert (misses.cold, misses.cleared, misses.evicted) == (1.0, 0.0, [])
     assert ours.curve.hit_ratio == pytest.approx(2 / 3)
@@ -260,10 +261,12 @@ def test_a_hit_of_an_unknown_block_is_in_no_distance() -> None:
 def test_a_repeated_lookup_counts_nothing() -> None:
     """A preempted request finds its own blocks, which says nothing of a cache."""
     ours = ReuseTracker()
-    ours.admit(Lookup(1, 0, sampled=[1]), 1.0)
+    ours.admit(Lookup(1, 1.0, blocks=1, sampled=[1]), 1.0)
     ours.release([1], 2.0)
 
-    misses = ours.admit(Lookup(1, 1, sampled=[1], sampled_found=1), 3.0, counts=False)
+    misses = ours.admit(
+        Lookup(1, 3.0, blocks=1, found=1, sampled=[1], sampled_found=1), 3.0, counts=False
+    )
 
     assert (misses.cold, ours.curve.lookups) == (0.0, 1.0)
     assert ours.tracked == 1
@@ -273,7 +276,9 @@ def test_a_lookup_is_fast() -> None:
     """A core observes more than the limit, which allows for a busy machine."""
     stream = [Random(block).getrandbits(64) for block in zipf(60_000, 0.7, 40_000, 1)]
     ours = ReuseTracker()
-    lookups = [Lookup(50, 0, sampled=stream[at : at + 50]) for at in range(0, len(stream), 50)]
+    lookups = [
+        Lookup(1, 1.0, blocks=50, sampled=stream[at : at + 50]) for at in range(0, len(stream), 50)
+    ]
     began = time.process_time()
     for number, lookup in enumerate(lookups):
         ours.admit(lookup, float(number))

@@ -11,6 +11,8 @@ from tools.boards.queries import (
     PLACE,
     PLACE_COLUMNS,
     REPLICA,
+    RUNNING,
+    WAITING,
     Histogram,
     Scope,
     mean,
@@ -23,13 +25,34 @@ from tools.boards.queries import (
 )
 from tools.boards.shapes import SATURATED, TOKENS, lines, tile
 
-RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-PROMPTS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
-FINISHED = ("vllm:request_success_total", "sglang:num_requests_total")
-PREEMPTED = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
-FILLED = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+GENERATED = (
+    "vllm:generation_tokens_total",
+    "sglang:generation_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "trtllm_generation_tokens_total",
+)
+PROMPTS = (
+    "vllm:prompt_tokens_total",
+    "sglang:prompt_tokens_total",
+    "llamacpp:prompt_tokens_total",
+    "trtllm_prompt_tokens_total",
+)
+FINISHED = (
+    "vllm:request_success_total",
+    "sglang:num_requests_total",
+    "trtllm_request_success_total",
+)
+PREEMPTED = (
+    "vllm:num_preemptions_total",
+    "sglang:num_retracted_requests_total",
+    "sidestep_trtllm_pauses_total",
+)
+FILLED = (
+    "vllm:kv_cache_usage_perc",
+    "sglang:token_usage",
+    "sidestep_llamacpp_context_usage_ratio",
+    "trtllm_kv_cache_utilization",
+)
 
 of = Scope("model_name")
 target = Scope()
@@ -38,6 +61,7 @@ target = Scope()
 TTFT = {
     "vLLM": Histogram(of, "vllm:time_to_first_token_seconds"),
     "SGLang": Histogram(of, "sglang:time_to_first_token_seconds"),
+    "TensorRT-LLM": Histogram(of, "trtllm_time_to_first_token_seconds"),
 }
 INTER = {
     "vLLM": Histogram(of, "vllm:inter_token_latency_seconds"),
@@ -46,6 +70,7 @@ INTER = {
 WHOLE = {
     "vLLM": Histogram(of, "vllm:e2e_request_latency_seconds"),
     "SGLang": Histogram(of, "sglang:e2e_request_latency_seconds"),
+    "TensorRT-LLM": Histogram(of, "trtllm_e2e_request_latency_seconds"),
 }
 
 OF_ENGINE = (
@@ -82,7 +107,7 @@ def by_model(
 TILES = (
     tile(
         "Engines",
-        "vLLM and SGLang engines; each data-parallel rank is one.",
+        "vLLM, SGLang, llama.cpp and TensorRT-LLM engines; each data-parallel rank is one.",
         reasons.ENGINES,
         f"count ({most(of(*RUNNING, priority=''), REPLICA)})",
     ),
@@ -104,14 +129,14 @@ TILES = (
     tile("Waiting", "Requests in queues.", reasons.ENGINES, once(of(*WAITING, priority=""))),
     tile(
         "Generation throughput",
-        "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
+        "Tokens generated per second. All but vLLM count the tokens of a request when it ends.",
         reasons.ENGINES,
         rate(of(*GENERATED)),
         unit=TOKENS,
     ),
     tile(
         "Prompt throughput",
-        "Prompt tokens per second, cached ones included.",
+        "Prompt tokens per second, cached ones included except llama.cpp's.",
         reasons.ENGINES,
         rate(of(*PROMPTS)),
         unit=TOKENS,
@@ -181,13 +206,13 @@ LOAD = (
     ),
     by_model(
         "Generation throughput",
-        "Tokens generated per second. SGLang counts the tokens of a request when it ends.",
+        "Tokens generated per second. All but vLLM count the tokens of a request when it ends.",
         rate(of(*GENERATED), "model_name"),
         TOKENS,
     ),
     by_model(
         "Prompt throughput",
-        "Prompt tokens per second, cached ones included.",
+        "Prompt tokens per second, cached ones included except llama.cpp's.",
         rate(of(*PROMPTS), "model_name"),
         TOKENS,
     ),
@@ -223,7 +248,10 @@ CAPACITY = (
     ),
     by_model(
         "Preemptions",
-        "Preempted requests per second; SGLang calls them retracted.",
+        (
+            "Preempted requests per second; SGLang calls them retracted, TensorRT-LLM, with"
+            " iterations=true, paused or suspended."
+        ),
         once_rate(of(*PREEMPTED), "model_name"),
         "reqps",
     ),
@@ -247,6 +275,23 @@ CAPACITY = (
             ),
             "{{model_name}} SGLang",
         ),
+        Query(
+            ratio(
+                rate(of("llamacpp:prompt_tokens_cached_total"), "model_name"),
+                " + ".join(
+                    rate(of(f"llamacpp:{name}"), "model_name")
+                    for name in ("prompt_tokens_total", "prompt_tokens_cached_total")
+                ),
+            ),
+            "{{model_name}} llama.cpp",
+        ),
+        Query(
+            ratio(
+                rate(of("trtllm_prompt_cached_tokens_total"), "model_name"),
+                rate(of("trtllm_prompt_tokens_total"), "model_name"),
+            ),
+            "{{model_name}} TensorRT-LLM",
+        ),
         unit="percentunit",
         width=6,
         most=1,
@@ -266,7 +311,7 @@ SOURCES = Panel(
     title="Sources",
     says=(
         "Sources of the exporters' data: a vLLM engine by its number, each of SGLang's "
-        "collectors, a Triton server by its URL."
+        "collectors, a server that is polled by its URL."
     ),
     empty=reasons.EXPORTER,
     kind="table",
@@ -299,7 +344,7 @@ BOARD = Dashboard(
         Variable(
             "model_name",
             "Model",
-            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
+            Scope()(*RUNNING),
         ),
     ],
     rows=[

@@ -11,6 +11,7 @@ from tools.boards.queries import (
     PLACE_NAME,
     Histogram,
     Scope,
+    mean,
     most,
     once,
     once_rate,
@@ -189,11 +190,85 @@ a request that comes back later is a miss, and in no gap. More in docs/kv-reside
 |---|---|---|
 | requests are preempted | the cache is too small for the requests that run at once | first run fewer at once (`--max-num-seqs`, `--max-running-requests`), or add memory or engines |
 | *idle* is minutes to hours, *reuse gaps* are far below it, the *hit rate* is high | the cache is larger than the traffic needs | nothing, or give its memory to longer contexts |
+| the *hit ratio by cache size* rises from 1x to 2x or 4x | a larger cache finds what this one has evicted | buy, free or offload as much memory as the curve is worth |
 | *idle* is about the pause between two turns of a conversation, *reuse gaps* come close to it | prefixes are evicted that would be used again | enlarge the cache (more KV memory, KV in 8 bits), or offload to host memory (`--kv-transfer-config`, `--enable-hierarchical-cache`) |
 | *idle* is seconds, the *hit rate* is low on all replicas | each replica holds the same prefixes, and a conversation finds its own on one of them | route by prefix, then offload |
 | there are no *reuse gaps*, the *hit rate* is low | prompts have no prefixes in common | look at the prompts: a date or an id at the beginning makes each unique |
 """,
     height=10,
+)
+
+VLLM_HIT_RATE = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+
+OTHER_SIZES = (
+    lines(
+        "Hit ratio by cache size",
+        (
+            "Share of the looked-up tokens that prefix caches of other sizes would find, in sizes of "
+            "the present one, and what was found in fact. Estimated from sampled blocks."
+        ),
+        reasons.LOOKUPS,
+        Query(mean(of("sidestep_kv_whatif_hit_ratio"), "capacity"), "{{capacity}}"),
+        Query(hit_rate(*VLLM_HIT_RATE), "found, vLLM"),
+        Query(SGLANG_HITS, "found, SGLang"),
+        unit="percentunit",
+        most=1,
+    ),
+    lines(
+        "Missed tokens by reason",
+        (
+            "Looked-up tokens per second that were not found. A larger cache finds some of those that "
+            "were evicted, and none of the others."
+        ),
+        reasons.LOOKUPS,
+        Query(rate(of("sidestep_kv_missed_tokens_total"), "reason"), "{{reason}}"),
+        unit=TOKENS,
+        stacked=True,
+    ),
+    lines(
+        "Tokens that one more GiB saves",
+        (
+            "Prompt tokens per second that would not be computed with one more GiB of KV cache on each "
+            "device of an engine."
+        ),
+        reasons.LOOKUPS,
+        Query(
+            f"{mean(of('sidestep_kv_whatif_hit_ratio_per_gib'), EACH)}"
+            f" * {rate(of('vllm:prefix_cache_queries_total'), EACH)}",
+            NAME,
+        ),
+        unit=TOKENS,
+    ),
+    lines(
+        "Worth of routing by prefix",
+        (
+            "Share of the looked-up tokens that would be found if all engines of a model had one cache "
+            "of the same total size, as routing by prefix comes close to, and what was found in fact."
+        ),
+        reasons.SHARED_CACHE,
+        Query(
+            mean(of("sidestep_kv_whatif_shared_hit_ratio"), "model_name"), "shared {{model_name}}"
+        ),
+        Query(hit_rate(*VLLM_HIT_RATE, "model_name"), "found {{model_name}}"),
+        unit="percentunit",
+        most=1,
+    ),
+    lines(
+        "Size that is enough",
+        (
+            "Blocks of the smallest prefix cache whose hit ratio is within one point of the best, and "
+            "blocks that were used within the last half-life (--kv.curve-half-life)."
+        ),
+        reasons.LOOKUPS,
+        Query(total(of("sidestep_kv_whatif_sufficient_blocks"), EACH), f"enough {NAME}"),
+        Query(total(of("sidestep_kv_working_set_blocks"), EACH), f"used {NAME}"),
+    ),
+    heat(
+        "Time since missed blocks were used",
+        "Time from the last use of a block until it was looked up and had been evicted.",
+        reasons.LOOKUPS,
+        Histogram(of, "sidestep_kv_missed_block_idle_seconds"),
+    ),
 )
 
 LIFETIMES = (
@@ -366,6 +441,7 @@ BOARD = Dashboard(
     rows=[
         Row("Now", TILES),
         Row("Usage and hit rate", USAGE),
+        Row("Other sizes of the prefix cache", OTHER_SIZES),
         Row("Block lifetimes", LIFETIMES),
         Row("Prefix cache, from the engine's KV events", CACHE_EVENTS, collapsed=True),
         Row("Other tiers and engines", TIERS, collapsed=True),

@@ -6,7 +6,7 @@ from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Bound, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, once_rate, rate, ratio
+from tools.boards.queries import RUNNING, Histogram, Scope, once_rate, rate, ratio
 from tools.boards.shapes import heat, lines, tile
 
 of = Scope("model_name")
@@ -14,9 +14,10 @@ SERVED = "stop|length|repetition"
 """vLLM's finish reasons other than aborts and errors."""
 
 
-def both(vllm: str, sglang: str) -> dict[str, Histogram]:
-    """A latency in the metrics of both engines."""
-    return {"vLLM": Histogram(of, vllm), "SGLang": Histogram(of, sglang)}
+def latency(vllm: str, sglang: str, trtllm: str = "") -> dict[str, Histogram]:
+    """A latency in the metrics of each engine that has it."""
+    names = {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
+    return {engine: Histogram(of, name) for engine, name in names.items() if name}
 
 
 INTERVALS = (
@@ -24,19 +25,27 @@ INTERVALS = (
         "TTFT",
         "ttft",
         "from a request's arrival to its first token",
-        both("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+        latency(
+            "vllm:time_to_first_token_seconds",
+            "sglang:time_to_first_token_seconds",
+            "trtllm_time_to_first_token_seconds",
+        ),
     ),
     (
         "ITL",
         "itl",
         "between two outputs of a request",
-        both("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
+        latency("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
     ),
     (
         "E2E latency",
         "e2e",
         "from a request's arrival to its end",
-        both("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+        latency(
+            "vllm:e2e_request_latency_seconds",
+            "sglang:e2e_request_latency_seconds",
+            "trtllm_e2e_request_latency_seconds",
+        ),
     ),
 )
 
@@ -132,7 +141,7 @@ BOARD = Dashboard(
         Variable(
             "model_name",
             "Model",
-            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
+            Scope()(*RUNNING),
         ),
         *(
             Bound(

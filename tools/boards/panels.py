@@ -14,7 +14,7 @@ from sidestep.engines.dialects import DIALECTS
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 FAMILY = re.compile(
-    r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process|DCGM)_\w+|up)(?=[{\[])"
+    r"(?<![\w:$\"])((?:vllm|sglang|llamacpp):\w+|(?:sidestep|trtllm|nv|process|DCGM)_\w+|up)(?=[{\[])"
 )
 NAMED = re.compile(r'__name__=~"([^"]+)"')
 

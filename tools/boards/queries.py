@@ -28,6 +28,19 @@ TARGET_LABELS = ("cluster", "namespace", "pod", "job", "instance")
 """Labels that every selector matches; one that does not exist matches *All*."""
 REPLICA = (*PLACE, "job", "origin", "model_name", "engine", "dp_rank")
 """Labels that distinguish schedulers."""
+RUNNING = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "llamacpp:requests_processing",
+    "trtllm_num_requests_running",
+)
+"""Gauges of all engines that run models of language."""
+WAITING = (
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "llamacpp:requests_deferred",
+    "trtllm_num_requests_waiting",
+)
 
 By = str | Sequence[str]
 

@@ -19,6 +19,8 @@ KV_METRICS = (
     "vLLM samples blocks with --kv-cache-metrics, sidestep's tap without (docs/vllm-core.md)."
 )
 TAP = "Only with sidestep's tap in vLLM's core: --scheduler-cls (docs/vllm-core.md)."
+LOOKUPS = "Only with sidestep's tap in vLLM's core, or its plugin in SGLang (docs/kv-residency.md)."
+SHARED_CACHE = "Only with several engines of a model at one exporter (docs/kv-residency.md)."
 ITERATIONS = "vLLM times its steps with --enable-logging-iteration-details."
 KV_EVENTS = "Only with the engine's KV events: --subscribe kv-events=... (docs/streams.md)."
 FORWARD_PASS = (

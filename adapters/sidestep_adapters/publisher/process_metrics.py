@@ -92,8 +92,7 @@ class ProcessTap:
     def _stat_families(self) -> list[Family]:
         """Return memory, threads and times from the file ``stat``, see proc_pid_stat(5)."""
         try:
-            # The program name, in parentheses, may contain spaces and parentheses.
-            fields = _content(f"{self._proc}/stat").rpartition(b")")[2].split()
+            fields = _stat_fields(self._proc)
             cpu = int(fields[11]) + int(fields[12])
             threads, ticks, size, pages = (int(fields[at]) for at in (17, 19, 20, 21))
         except (OSError, ValueError, IndexError):
@@ -206,6 +205,21 @@ class WorkerTaps:
             # A forked child does not count its parent's workers once more.
             return []
         return [found for tap in self._taps if (found := tap.families())]
+
+
+def process_age() -> float | None:
+    """Return the seconds since this process started; None where the system does not provide it."""
+    try:
+        ticks = int(_stat_fields("/proc/self")[19])
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(since_boot - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
+
+
+def _stat_fields(proc: str) -> list[bytes]:
+    # The program name, in parentheses, may contain spaces and parentheses.
+    return _content(f"{proc}/stat").rpartition(b")")[2].split()
 
 
 def _content(path: str) -> bytes:

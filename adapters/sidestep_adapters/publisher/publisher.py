@@ -152,6 +152,11 @@ class Publisher:
         return self._sender.kv_sample_rate
 
     @property
+    def lookup_key(self) -> bytes:
+        """Return the secret from which keys of looked-up blocks are made; empty: send no lookups."""
+        return self._sender.lookup_key
+
+    @property
     def refused(self) -> bool:
         """Return whether another process has taken over the stream's name."""
         return self._sender.state is State.STOPPED

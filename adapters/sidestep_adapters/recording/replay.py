@@ -19,6 +19,7 @@ from sidestep.engines.triton.wire import TritonStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.messages import CORE, EngineInfo
 from sidestep.protocol.request_events import RequestEvents
@@ -298,7 +299,7 @@ class _FramePlayer:
                 continue
             for raw in record.items:
                 item = DIALECTS.decode(raw)
-                if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
+                if isinstance(item, RequestEvents | BlockEvents | CacheEvents | CacheLookups):
                     # Each round is a new source: its request and block numbers restart.
                     item.source = (item.source + self._round) % COUNT_LIMIT
                 yield record.at, partial(self._play, publisher, item)

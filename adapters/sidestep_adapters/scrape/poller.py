@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 PREFIX = "sidestep_scrape_"
 """Prefix of the metrics about polls."""
 ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
-KINDS = ("text/plain",)
+KINDS = ("text/plain", "application/openmetrics-text")
+"""Media types of pages; some engines serve OpenMetrics whatever they are asked for."""
 JSON = "json"
 JSON_ADVICE = (
     "it is not polled again, since reading TensorRT-LLM's /metrics takes its iteration statistics away"

@@ -24,6 +24,7 @@ from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import MetricStub
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS, StatsRecorder
 
@@ -57,6 +58,7 @@ class Process:
         self.beside = beside
         self.deferred = DeferredMetrics()
         self.publisher: Publisher | None = None
+        self.lookups: LookupRecorder | None = None
         self._endpoint = endpoint
         self._namespace = namespace
         self._model = ""

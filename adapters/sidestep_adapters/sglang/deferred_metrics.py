@@ -17,7 +17,7 @@ Labels = Mapping[str, Any]
 Values = tuple[str, ...]
 Key = Labels | Values
 """All labels of a child, or its own label values as exposed."""
-Recorder = Callable[[Key, Any, int], None]
+Recorder = Callable[[Any, Any, int], None]
 
 MAX_QUEUED = 1 << 16
 """Maximum number of recorded calls that wait; a flush runs every 50 to 250 ms."""

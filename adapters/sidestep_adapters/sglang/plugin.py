@@ -71,6 +71,9 @@ def _register() -> None:
     HookRegistry.register(
         f"{OBSERVABILITY}cpu_monitor.start_cpu_monitor_thread", _after_cpu_monitor_start
     )
+    for target, hook in LOOKUPS.items():
+        if _is_module(target.rpartition(".")[0].rpartition(".")[0]):
+            HookRegistry.register(target, hook)
     for reporter in REPORTERS:
         if _is_module(reporter.rpartition(".")[0]):
             HookRegistry.register(f"{reporter}.log_batch_result_stats", _after_iteration)
@@ -106,6 +109,39 @@ def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -
             own.start(stream_name(component, workers), model)
     except Exception:
         log.warning("sidestep: publishing for a process could not start", exc_info=True)
+
+
+def _after_extend(_result: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """Record the lookups of requests that enter a batch."""
+    _record_lookup("began", batch)
+
+
+def _after_release(_result: Any, _pool: Any, req: Any, *_: Any, **__: Any) -> None:
+    """Record that a request has given its memory back."""
+    _record_lookup("released", req)
+
+
+def _after_clear(_result: Any, *_: Any, **__: Any) -> None:
+    """Record that the cache was emptied."""
+    _record_lookup("cleared")
+
+
+def _record_lookup(name: str, *arguments: Any) -> None:
+    own = process()
+    if own is None or own.lookups is None:
+        return
+    try:
+        getattr(own.lookups, name)(*arguments)
+    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
+        own.deferred.fail("a lookup in the radix cache could not be recorded")
+
+
+LOOKUPS = {
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _after_extend,
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _after_release,
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _after_clear,
+}
+"""Hooks for lookups in the radix cache, by the method that they follow."""
 
 
 def _after_iteration(_result: Any, reporter: Any, *_: Any, **__: Any) -> None:

@@ -18,6 +18,7 @@ from sidestep_adapters.publisher.environment import endpoint, mode, namespace, u
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.sglang.collectors import Process, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
 from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
@@ -131,6 +132,13 @@ class SchedulerTap:
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
+        # The ranks of a replica see the same requests.
+        if all(str(collector.labels.get(name, 0)) == "0" for name in ("tp_rank", "pp_rank")):
+            process.lookups = LookupRecorder(
+                process.deferred,
+                process.engine("scheduler", collector.labels),
+                lambda: process.publisher,
+            )
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )

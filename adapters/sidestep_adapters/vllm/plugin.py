@@ -26,6 +26,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import Description, describe, with_cache
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
 from sidestep_adapters.vllm.frontend import FrontendTap
+from sidestep_adapters.vllm.startup import front_end_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         self._tap: VllmTap | None = None
         self._publisher: Publisher | None = None
         self._progress: FrontEndProgress | None = None
+        self._startup: list[Family] = []
         self._config = vllm_config
         if not usable_endpoint():
             return
@@ -69,7 +71,10 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             endpoint(),
             description.stream,
             description.engine_infos,
-            periodic_items=lambda: _samples([*frontend.families(), *process.families()]),
+            periodic_items=lambda: [
+                *_samples([*frontend.families(), *process.families()]),
+                *_samples(self._startup, range(len(self.engine_indexes))),
+            ],
             current_state=lambda: self._tap.current_state() if self._tap is not None else (),
             progress=None if self._progress is None else self._progress.measure,
         )
@@ -107,6 +112,9 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         if self._publisher is None:
             return
         try:
+            if not self._description.api_server:
+                # All API servers update the same series.
+                self._startup = front_end_startup()
             self._publisher.describe(with_cache(self._description, self._config).engine_infos)
         except Exception:  # noqa: BLE001 - the engine must start all the same
             self._publisher.fail("the cache configuration could not be read")
@@ -127,10 +135,10 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         """Do nothing: the exporter prints the statistics line."""
 
 
-def _samples(families: Iterable[Family]) -> list[Samples]:
-    """Return one item per family; runs in the publisher thread, about once a second."""
+def _samples(families: Iterable[Family], engines: Iterable[int] = (0,)) -> list[Samples]:
+    """Return one item per engine and family; runs in the publisher thread, about once a second."""
     now = time.monotonic()
-    return [Samples(0, now, [family]) for family in families]
+    return [Samples(engine, now, [family]) for family in families for engine in engines]
 
 
 def _indexes(given: Sequence[int] | int | None) -> list[int]:

@@ -17,14 +17,17 @@ from vllm.v1.engine import EngineCoreRequest
 
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, with_cache
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class _Core:
         description = with_cache(description, config, CORE_INFO)
         self._process = ProcessTap("core")
         self._workers = WorkerTaps("VllmWorker-")
+        self._startup = core_startup(config)
         self._rank = description.engines[0]
         self._held_stats: list[Any] = []
         self._dropped = 0
@@ -58,6 +62,7 @@ class _Core:
             nan_check="nan_check" in description.features,
             identities=identity_maker(),
             has_suffix=_has_suffix(),
+            lookups=self._lookups(scheduler),
         )
         self.stats = VllmTap(
             self._push,
@@ -147,8 +152,18 @@ class _Core:
             if self._blocks is not None:
                 self._blocks.resample = True
         now = time.monotonic()
-        usage = [self._process.families(), *self._workers.families()]
+        usage = [self._process.families(), *self._workers.families(), self._startup]
         return [*(Samples(0, now, families) for families in usage if families), *more]
+
+    def _lookups(self, scheduler: Any) -> LookupEvents | None:
+        try:
+            return lookup_events(scheduler, self._lookup_sampling)
+        except AttributeError:
+            log.debug("this release's prefix cache cannot be read", exc_info=True)
+            return None
+
+    def _lookup_sampling(self) -> tuple[bytes, float]:
+        return self.publisher.lookup_key, self.publisher.kv_sample_rate or 0.0
 
     def _push(self, item: Any) -> None:
         self.publisher.push(item)
@@ -212,6 +227,9 @@ class _Tapped(Base):  # type: ignore[misc]
         """Empty the cache and flush block events; an idle engine has no step that would flush them."""
         result = super().reset_prefix_cache(*args, **kwargs)
         if self._core is not None:
+            if result is not False:
+                self._core.requests.cache_cleared()
+                self._core.requests.flush()
             self._core.flush_blocks()
         return result
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from sidestep.protocol.cache_lookups import AGAIN, COUNTED, NOT_LOOKED_UP, CacheLookups
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_OBSERVATIONS, printable
 from sidestep.protocol.request_events import (
@@ -32,6 +33,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.request_identity import NONE, IdentityMaker
 from sidestep_adapters.vllm.ended_steps import EndedSteps
 
@@ -55,9 +57,11 @@ class SchedulerEvents:
         nan_check: Whether outputs report NaNs in logits.
         identities: What of a request's identity is sent; None: nothing.
         has_suffix: Whether the engine has added a random suffix to its clients' ids.
+        lookups: Maker of items of the requests' lookups in the prefix cache; None: none are sent.
 
     Attributes:
         steps: Counts of the steps with tokens.
+        lookups: The same.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class SchedulerEvents:
         nan_check: bool = False,
         identities: IdentityMaker | None = None,
         has_suffix: bool = False,
+        lookups: LookupEvents | None = None,
     ) -> None:
+        self.lookups = lookups
         self.steps = EndedSteps()
         self._identities = identities or IdentityMaker(NONE)
         self._has_suffix = has_suffix
@@ -107,9 +113,16 @@ class SchedulerEvents:
                 self._corrupted.discard(number)
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
         self._source = secrets.randbits(40)
+        if self.lookups is not None:
+            self.lookups.restart()
         items = self.current_state() or [self.tick()]
         items[0].unseen = unseen
         return items
+
+    def all_items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents | CacheLookups]:
+        """Return the items of the recorded events, and of the lookups among them."""
+        items = self.items(deferred)
+        return [*items, *(self.lookups.items(_monotonic()) if self.lookups is not None else ())]
 
     def items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents]:
         """Return the items of the recorded events; unreadable events are counted and left out."""
@@ -189,13 +202,52 @@ class SchedulerEvents:
             _max_tokens(request),
         )
 
-    def scheduled(self, request_id: str, stamp: float) -> Scheduled:
-        """Return the event of a request that joined the batch."""
-        return Scheduled(self._number(request_id), stamp)
+    def scheduled(
+        self,
+        request_id: str,
+        stamp: float,
+        blocks: int | None = None,
+        found: int = 0,
+        stats: Any = None,
+    ) -> Scheduled:
+        """Return the event of a request that joined the batch.
+
+        Args:
+            request_id: Its id.
+            stamp: Monotonic seconds.
+            blocks: Its full blocks at that time; None: no lookup is sent.
+            found: Tokens of it that were found in a cache.
+            stats: The engine's ``PrefillStats`` of it, which tell those that were found in its own.
+        """
+        number = self._number(request_id)
+        request = self._requests.get(number)
+        if self.lookups is not None and request is not None and blocks is not None:
+            local = getattr(stats, "num_local_cached_tokens", found)
+            hashes = request.block_hashes[:blocks]
+            kind = COUNTED
+            if request.num_preemptions:
+                kind = AGAIN
+            elif getattr(request, "skip_reading_prefix_cache", False):
+                kind = NOT_LOOKED_UP
+            tokens = request.num_prompt_tokens if kind != AGAIN else request.num_tokens
+            self.lookups.looked_up(number, stamp, hashes, tokens, local, kind=kind)
+        return Scheduled(number, stamp)
 
     def preempted(self, request_id: str, stamp: float) -> Preempted:
         """Return the event of a preempted request."""
-        return Preempted(self._number(request_id), stamp)
+        number = self._number(request_id)
+        if number in self._requests:
+            self._release(number, stamp, self._requests[number])
+        return Preempted(number, stamp)
+
+    def cache_cleared(self, stamp: float) -> None:
+        """Note that the prefix cache was emptied."""
+        if self.lookups is not None:
+            self.lookups.cleared(stamp)
+
+    def _release(self, number: int, stamp: float, request: Any) -> None:
+        if self.lookups is not None:
+            self.lookups.released(number, stamp, request.block_hashes)
 
     def iteration(
         self,
@@ -275,6 +327,7 @@ class SchedulerEvents:
     def finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
         """Return the event of a request that ended; ``stopped`` if its user closed the session."""
         number = self._number(request.request_id)
+        self._release(number, stamp, request)
         del self._numbers[request.request_id]
         self._requests.pop(number, None)
         self._awaiting_output.discard(request.request_id)

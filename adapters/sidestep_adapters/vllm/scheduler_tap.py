@@ -14,7 +14,9 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.request_identity import IdentityMaker
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
@@ -36,6 +38,7 @@ class SchedulerTap:
         nan_check: Whether outputs report NaNs in logits.
         identities: What of a request's identity is sent; None: nothing.
         has_suffix: Whether the engine has added a random suffix to its clients' ids.
+        lookups: Maker of items of lookups in the prefix cache; None: none are sent.
 
     Attributes:
         events: Converter of the recorded events to items.
@@ -47,12 +50,13 @@ class SchedulerTap:
 
     def __init__(
         self,
-        push: Callable[[Callable[[], Iterable[RequestEvents]]], None],
+        push: Callable[[Callable[[], Iterable[RequestEvents | CacheLookups]]], None],
         fail: Callable[[str], None],
         *,
         nan_check: bool = False,
         identities: IdentityMaker | None = None,
         has_suffix: bool = False,
+        lookups: LookupEvents | None = None,
     ) -> None:
         self._push = push
         self._fail = fail
@@ -67,7 +71,11 @@ class SchedulerTap:
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
         self.events = SchedulerEvents(
-            fail, nan_check=nan_check, identities=identities, has_suffix=has_suffix
+            fail,
+            nan_check=nan_check,
+            identities=identities,
+            has_suffix=has_suffix,
+            lookups=lookups,
         )
 
     def queued(self, request: Any) -> None:
@@ -94,17 +102,30 @@ class SchedulerTap:
             self._started.append((output, started))
             self.scheduling_since = 0.0
             deferred = self._deferred_events
+            has_lookups = self.events.lookups is not None
             for new in output.scheduled_new_reqs:
-                stamp = requests[new.req_id].events[-1].timestamp
-                deferred.append((self.events.scheduled, (new.req_id, stamp)))
+                request = requests[new.req_id]
+                known: tuple[Any, ...] = new.req_id, request.events[-1].timestamp
+                if has_lookups:
+                    # Later steps append hashes, and take the statistics away.
+                    stats = getattr(request, "prefill_stats", None)
+                    known = *known, len(request.block_hashes), new.num_computed_tokens, stats
+                deferred.append((self.events.scheduled, known))
             for request_id in _resumed(output.scheduled_cached_reqs):
-                stamp = requests[request_id].events[-1].timestamp
-                deferred.append((self.events.scheduled, (request_id, stamp)))
+                request = requests[request_id]
+                known = request_id, request.events[-1].timestamp
+                if has_lookups:
+                    known = *known, len(request.block_hashes)
+                deferred.append((self.events.scheduled, known))
             # Normally sent with the events of the step's end, except in a long step.
             if deferred and started - self._flushed_at > LONG_STEP:
                 self._flush()
         except Exception:  # noqa: BLE001 - as above
             self._fail("a batch could not be recorded")
+
+    def cache_cleared(self) -> None:
+        """Record that the prefix cache was emptied."""
+        self._deferred_events.append((self.events.cache_cleared, (_monotonic(),)))
 
     def session_closed(self, request_id: str) -> None:
         """Record that a session's user sends no more input; vLLM ends the request as aborted."""
@@ -162,7 +183,7 @@ class SchedulerTap:
     def _flush(self) -> None:
         deferred, self._deferred_events = self._deferred_events, []
         self._flushed_at = _monotonic()
-        self._push(partial(self.events.items, deferred))
+        self._push(partial(self.events.all_items, deferred))
 
     def tick(self, now: float, wall: float) -> RequestEvents:
         """Return an item with the time until which all requests are known; in the publisher thread.

@@ -431,6 +431,13 @@ class Config:
         parsing.positive,
         100_000,
     )
+    kv_curve_half_life: float = option(
+        "--kv.curve-half-life SECONDS",
+        "Seconds after which a lookup in the prefix cache counts half in the hit ratio of caches of other"
+        " sizes; 0 disables that estimate.",
+        parsing.seconds,
+        3600.0,
+    )
     intervals_scheduled: Literal["first", "last"] = option(
         "--intervals.scheduled WHICH",
         "Scheduling of a preempted request that ends its queue time and starts its prefill, where the"

@@ -149,7 +149,7 @@ class ItemFolder:
         applier = self._applier or Applier(self._registry, self._dialects)
         while engine.blocks is not None and engine.blocks.waiting:
             applier.flush_block_lifetimes()
-        blocks = engine.blocks is not None
+        blocks = engine.blocks is not None or engine.lookups is not None
         applier.abandon_blocks(engine)
         totals = totals_of(engine)
         totals.blocks = blocks

@@ -7,8 +7,10 @@ import functools
 from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
-from sidestep.engines.row_builders import counter, gauge
+from sidestep.engines.row_builders import counter, gauge, histogram
+from sidestep.metrics.kv_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
+from sidestep.tracking.kv_blocks.lookups import REASONS
 
 MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
 """Gauge of the most requests that fit into an engine's batch."""
@@ -102,6 +104,66 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
             Handler("tenant_goodput_tokens"),
             "Generated tokens of the requests that met all objectives of --slo, by tenant.",
             own=(TENANT,),
+        ),
+    )
+
+
+def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
+    """Return the rows of lookups in the prefix cache, for a dialect that sends ``CacheLookups``.
+
+    They are exposed once there is such an item.
+    """
+    built = functools.partial(gauge, shared=shared, feature="kv_lookups", combine="mean")
+    return (
+        built(
+            "sidestep_kv_whatif_hit_ratio",
+            Handler(HIT_RATIOS),
+            "Share of looked-up tokens that a prefix cache of another size would find, in sizes of"
+            " the present one; estimated from sampled blocks.",
+            own=("capacity",),
+        ),
+        built(
+            "sidestep_kv_whatif_shared_hit_ratio",
+            Computed("whatif_shared_hit_ratio"),
+            "Share of looked-up tokens that would be found if this engine's requests could use the"
+            " prefix caches of all engines of its model: what routing by prefix can win.",
+        ),
+        built(
+            "sidestep_kv_whatif_hit_ratio_per_gib",
+            Computed("whatif_hit_ratio_per_gib"),
+            "What one more GiB of KV cache would add to the hit ratio.",
+        ),
+        built(
+            "sidestep_kv_whatif_sufficient_blocks",
+            Computed("whatif_sufficient_blocks"),
+            "Blocks of the smallest prefix cache whose hit ratio is within one point of the best.",
+            combine="sum",
+        ),
+        built(
+            "sidestep_kv_working_set_blocks",
+            Computed("kv_working_set_blocks"),
+            "Blocks that requests used within the last half-life (--kv.curve-half-life), estimated.",
+            combine="sum",
+        ),
+        counter(
+            "sidestep_kv_missed_tokens_total",
+            Handler("kv_missed_tokens"),
+            "Looked-up tokens that the prefix cache did not have, by reason; estimated from sampled"
+            " blocks. cold: not used before; evicted, cleared: used before; unknown: the exporter has"
+            " not seen enough; too_short: in no full block that can be found; not_cacheable: the"
+            " request may not read the cache.",
+            own=("reason",),
+            closed=REASONS,
+            shared=shared,
+            feature="kv_lookups",
+        ),
+        histogram(
+            "sidestep_kv_missed_block_idle_seconds",
+            Handler("kv_missed_idle"),
+            "Time since the last use of a block that was looked up and had been evicted.",
+            buckets="kv_cache_residency",
+            shared=shared,
+            feature="kv_lookups",
         ),
     )
 

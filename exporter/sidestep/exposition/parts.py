@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 
@@ -14,6 +15,8 @@ from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
+
+LOOKUP_KEY_BYTES = 16
 
 
 def series_filter(config: Config) -> SeriesFilter:
@@ -61,6 +64,7 @@ def engine_settings(config: Config, objectives: Iterable[slo.Objective]) -> Sett
         None if config.histograms == "classic" else dict(config.schemas),
         # Objectives on outcomes read the engine's own counters, which are folded anyway.
         [Objective(o.name, list(o.families), o.threshold) for o in objectives if o.families],
+        secrets.token_bytes(LOOKUP_KEY_BYTES) if config.kv_curve_half_life else b"",
     )
 
 

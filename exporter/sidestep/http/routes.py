@@ -13,6 +13,7 @@ from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import Body, pack
+from sidestep.exposition.kv_curve import engine_curves
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
@@ -69,6 +70,7 @@ def application(
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
+        ("/api/v1/kv/curve", endpoints.kv_curve, "Hit ratio over the size of the cache (JSON)"),
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
         *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
@@ -192,6 +194,16 @@ class Endpoints:
             count_series(self._pages.registry, self._pages.passthrough, self._pages.views)
         )
         return _json(report.json())
+
+    async def kv_curve(self, request: web.Request) -> web.StreamResponse:
+        """Return the hit curves of all engines that send lookups, or of the one that is named."""
+        engines = self._pages.registry.engines
+        name = request.query.get("engine")
+        if name is not None and name not in engines:
+            raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
+        wanted = engines.values() if name is None else [engines[name]]
+        curves = await collect_in_slices(engine_curves([*wanted]))
+        return _json({"engines": curves})
 
     async def doctor(self, _: web.Request) -> web.StreamResponse:
         """Return what is wrong with the exporter, its engines and its sources."""

@@ -27,6 +27,7 @@ from sidestep.ingest.connection_log import ConnectionLog
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.kv_curves import CurveTracker
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
@@ -82,6 +83,7 @@ class Intake:
         bindings: Streams and the engines that they feed.
         federation: Engines that other exporters count.
         loads: Saturation of the engines that are counted here.
+        curves: Hit ratios of prefix caches of other sizes.
         health: Health of these engines.
         refused: Frames rejected so far.
         items: Items applied so far.
@@ -115,6 +117,7 @@ class Intake:
         self.refused = self.items = 0
         self.federation = Store(registry, OwnSource(source, new_epoch(wall(), boot)))
         self.loads = LoadTracker(registry)
+        self.curves = CurveTracker(registry)
         self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
         self._wall = wall
         self.bindings = EngineBindings(registry, self.receiver)

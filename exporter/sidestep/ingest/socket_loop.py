@@ -173,6 +173,7 @@ class Ingest:
             self.intake.health.update(now)
             self.intake.applier.flush_block_lifetimes()
             self.intake.loads.update(now)
+            self.intake.curves.update(now)
             if now >= self._expire_at:
                 self._expire_at = now + EXPIRE_INTERVAL
                 self.intake.expire(now)

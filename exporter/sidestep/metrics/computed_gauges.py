@@ -26,6 +26,14 @@ def _shortest_step_time(engine: Engine) -> float | None:
     return None if found is None or found.shortest.seconds is None else found.shortest.measured
 
 
+def _of_curve(name: str) -> Callable[[Engine], float | None]:
+    def read(engine: Engine) -> float | None:
+        summary = None if engine.lookups is None else engine.lookups.summary
+        return None if summary is None else getattr(summary, name)
+
+    return read
+
+
 COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "prefix_cache_hit_rate": lambda engine: engine.hit_windows[PREFIX].rate,
     "kv_sample_ratio": _sample_ratio,
@@ -36,6 +44,10 @@ COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
         engine.saturation.shortest.seconds if engine.saturation else None
     ),
     "shortest_step_time": _shortest_step_time,
+    "whatif_shared_hit_ratio": _of_curve("shared_hit_ratio"),
+    "whatif_hit_ratio_per_gib": _of_curve("per_gib"),
+    "whatif_sufficient_blocks": _of_curve("sufficient"),
+    "kv_working_set_blocks": _of_curve("working_set"),
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
 """Functions by the name in ``catalog.model.Computed``; the others are in ``Engine.computed``."""

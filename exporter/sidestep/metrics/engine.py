@@ -20,6 +20,7 @@ from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMITS, EngineInfo
 from sidestep.tracking.health.machine import HealthTracker
+from sidestep.tracking.kv_blocks.lookups import LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
@@ -105,6 +106,7 @@ class Engine:
         requests: The engine's requests in flight, where it sends request events.
         sink: Receiver of its requests that end; None until its first one, or where nobody needs them.
         blocks: The engine's KV blocks, where it sends events of them.
+        lookups: Lookups in its prefix cache, where it sends them.
         saturation: The engine's saturation estimate; None where it is not tracked.
         health: Progress of the engine's processes, where they report it.
         counted: Its own counters that have counters by tenant or prices, as they were accounted for last; None:
@@ -148,6 +150,7 @@ class Engine:
         "last_seen",
         "layout",
         "live",
+        "lookups",
         "lost_cores",
         "native",
         "objectives",
@@ -188,6 +191,7 @@ class Engine:
         self.requests: RequestTracker | None = None
         self.sink: RequestSink | None = None
         self.blocks: BlockTracker | None = None
+        self.lookups: LookupTracker | None = None
         self.saturation: Saturation | None = None
         self.health = HealthTracker()
         self.computed: dict[str, float] = {}
@@ -325,7 +329,7 @@ class Engine:
             for numbers in self.requests.samples.observed:
                 for name, number in zip(self.layout.tables.parallel_samples, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
-        self.requests = self.sink = self.blocks = None
+        self.requests = self.sink = self.blocks = self.lookups = None
         self.lost_cores.clear()
         self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
         for name in ("requests_by_state", "longest_preemption"):

@@ -18,6 +18,7 @@ from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
+from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
@@ -81,6 +82,7 @@ class Registry:
         has_exemplars: Whether a histogram has had exemplars.
         request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
         prices: Prices of tokens now; cost that was counted stays.
+        lookup_settings: Settings of lookup tracking.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Registry:
         tenants: Container[str] | None = None,
         request_sink: Callable[[Engine], RequestSink] | None = None,
         prices: Prices | None = None,
+        lookup_settings: LookupSettings | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
@@ -120,6 +123,7 @@ class Registry:
         self.has_exemplars = False
         self.request_sink = request_sink
         self.prices = prices or Prices()
+        self.lookup_settings = lookup_settings or LookupSettings()
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
 
@@ -325,6 +329,12 @@ class Registry:
             engine.blocks = kind(self.sampling)
             self._share_blocks()
         return engine.blocks
+
+    def lookups_of(self, engine: Engine) -> LookupTracker:
+        """Return the tracker of ``engine``'s lookups; create it if there is none."""
+        if engine.lookups is None:
+            engine.lookups = LookupTracker(self.lookup_settings)
+        return engine.lookups
 
     def _share_blocks(self) -> None:
         """Divide the capacity for KV blocks equally among the engines."""

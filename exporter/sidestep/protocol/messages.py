@@ -168,6 +168,8 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
         schemas: Schemas of native histograms by bucket family where the operator has set them;
             None: no native histograms.
         objectives: Objectives that observations are compared with.
+        lookup_key: Secret from which senders make the keys of blocks, so that engines that share a
+            prefix send the same ones; empty: no lookups are wanted.
     """
 
     buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
@@ -179,6 +181,7 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
     kv_max_tracked: Count = 100_000
     schemas: Annotated[dict[Text, Schema], Meta(max_length=64)] | None = None
     objectives: Annotated[list[Objective], Meta(max_length=64)] = []
+    lookup_key: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):

@@ -74,6 +74,7 @@ class Sender:
         errors: Records that could not be made into items; the caller counts them here.
         boot: Number of the exporter process that answered last.
         complaint: Reason for which the exporter refuses the stream; empty while it does not.
+        lookup_key: See ``messages.Settings``, of the exporter that answered last.
         kv_sample_rate: Share of KV blocks to sample, as the exporter that answered last sent
             it; ``None`` if it sent none.
     """
@@ -96,6 +97,7 @@ class Sender:
         self.dropped = self.errors = self.folded = self.seals = 0
         self.complaint = ""
         self.kv_sample_rate: float | None = None
+        self.lookup_key = b""
         self._random = random
         self._folder = folder
         self._ring_bytes = ring_bytes
@@ -267,6 +269,7 @@ class Sender:
         # An exporter of an older release sends None, which ends what the one before asked for.
         self.kv_sample_rate = ack.kv_sample_rate
         self._folder.settings = ack.settings or Settings()
+        self.lookup_key = self._folder.settings.lookup_key
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
         self._ring.resume(ack.applied)

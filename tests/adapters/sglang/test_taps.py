@@ -335,6 +335,15 @@ def test_options_are_features(process: Process) -> None:
     assert process._infos[0].features == ["hicache", "lora"]
 
 
+def test_one_rank_of_a_replica_sends_lookups(process: Process) -> None:
+    """The others see the same requests; replicas have caches of their own."""
+    for rank, replica, sends in ((1, 0, False), (0, 0, True), (0, 1, True)):
+        process.lookups = None
+        labels = {**RANK, "tp_rank": rank, "dp_rank": replica}
+        tapped(SchedulerMetricsCollector, "scheduler", labels)
+        assert (process.lookups is not None) == sends
+
+
 def test_a_class_is_tapped_once() -> None:
     """SGLang may ask repeatedly, and finds the class by name in its processes."""
     once = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")

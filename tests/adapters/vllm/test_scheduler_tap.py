@@ -10,6 +10,7 @@ import pytest
 
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
@@ -39,7 +40,7 @@ class Bench:
     """A tap and the items it has pushed."""
 
     def __init__(self, **options: Any) -> None:
-        self.pushed: list[Callable[[], Iterable[RequestEvents]]] = []
+        self.pushed: list[Callable[[], Iterable[RequestEvents | CacheLookups]]] = []
         self.failures: list[str] = []
         self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
         self.requests: dict[str, Any] = {}

@@ -238,6 +238,59 @@ def test_a_rendered_page_is_of_one_poll() -> None:
     assert "b 3\n" in passing.show()
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_page_in_openmetrics_is_read_as_the_one_in_text(name: str) -> None:
+    """Samples and types are equal; OpenMetrics has no type for counters without ``_total``."""
+    passing = Passing()
+    passing.take(page_of_engine(name))
+    text = passing.show(openmetrics=True)
+    again = Passing()
+    again.take(text + "# EOF\n")
+
+    def counters(page: str) -> set[str]:
+        return set(re.findall(r"# (?:TYPE|HELP) \w+_total .*", page))
+
+    assert samples(again.show()) == openmetrics_samples(text)
+    assert counters(again.show()) == counters(passing.show())
+    assert again.show(openmetrics=True) == text
+    assert not again.left_out()
+
+
+def test_exemplars_and_timestamps_of_openmetrics() -> None:
+    """Exemplars are left out, timestamps become milliseconds; a page without its end is text."""
+    page = (
+        "# HELP a Text.\n# TYPE a counter\n"
+        'a_total{b="c # {d"} 5 1700000000.5 # {trace_id="x"} 1.0 1700000000.4\n'
+        'a_total{b="e"} 6 # {trace_id="y"} 1.0\n'
+        "# TYPE g gauge\n# UNIT g seconds\ng 1 17\n"
+    )
+    passing = Passing()
+    passing.take(page + "# EOF\n")
+
+    assert passing.show().splitlines() == [
+        "# HELP a_total Text.",
+        "# TYPE a_total counter",
+        'a_total{b="c # {d"} 5 1700000000500',
+        'a_total{b="e"} 6',
+        "# HELP g ",
+        "# TYPE g gauge",
+        "g 1 17000",
+    ]
+    assert not passing.left_out()
+    passing.take(page)
+    assert passing.left_out() == {"bad_line": 2}
+
+
+@pytest.mark.parametrize("text", ["1 2 3", "1  2", "1 2e3", "x", "1 # y", "1 -2", ""])
+def test_an_invalid_value_of_openmetrics_is_left_out(text: str) -> None:
+    """With a reason, as in the text format."""
+    passing = Passing()
+    passing.take(f"good 1\na {text}\n# EOF\n")
+
+    assert passing.show().endswith("untyped\ngood 1\n")
+    assert passing.left_out() == {"bad_line": 1}
+
+
 def passing_pieces(passing: Passing) -> Iterator[str]:
     """Return an unfinished render."""
     return (b"".join(some).decode() for some in pieces(passing.passed))

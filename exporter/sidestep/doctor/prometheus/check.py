@@ -20,12 +20,20 @@ from sidestep.doctor.queries.promql import PromqlError, parse, selectors
 from sidestep.web_client.fetch import TIMEOUT, FetchError, explained
 
 EXPORTER = "sidestep_build_info"
-COUNTERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total", "nv_inference_count")
+COUNTERS = (
+    "vllm:generation_tokens_total",
+    "sglang:generation_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "trtllm_generation_tokens_total",
+    "nv_inference_count",
+)
 """A counter of each engine."""
 PAGES = f'{{__name__=~"{EXPORTER}|{"|".join(COUNTERS)}"}}'
-OURS = re.compile(r"sidestep|vllm|sglang|triton|:9857\b", re.IGNORECASE)
+OURS = re.compile(r"sidestep|vllm|sglang|llama|trtllm|triton|:9857\b", re.IGNORECASE)
 """Matches jobs and addresses of exporters and engines."""
-ENGINES = re.compile(r"\b(vllm:|sglang:|nv_inference_|sidestep_|(engine|instance|model|model_le):)")
+ENGINES = re.compile(
+    r"\b(vllm:|sglang:|llamacpp:|trtllm_|nv_inference_|sidestep_|(engine|instance|model|model_le):)"
+)
 """Matches rules that read metrics of engines."""
 WINDOW = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}

@@ -19,6 +19,7 @@ from sidestep.engines.sglang.common_rows import HITS
 from sidestep.engines.sglang.handlers import SglangHandlers
 from sidestep.engines.sglang.readers import availability_counts
 from sidestep.engines.sglang.wire import SglangRequests, SglangStats
+from sidestep.protocol.cache_lookups import CacheLookups
 
 DIALECT: Dialect = Dialect(
     name="sglang",
@@ -33,12 +34,13 @@ DIALECT: Dialect = Dialect(
         *legacy_rows.ROWS,
         # Schedulers have the queues.
         *shared_rows.saturation(SCHEDULER.shared, mirrored=True),
+        *shared_rows.lookups(SCHEDULER.shared),
         shared_rows.REFUSED_OBSERVATIONS,
         # Every rank reports queue times.
         *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
     ),
     common_rows=common_rows.ROWS,
-    items=(SglangStats, SglangRequests),
+    items=(SglangStats, SglangRequests, CacheLookups),
     structs=(SglangStats,),
     handlers=SglangHandlers,
     # Priorities have further series of both queues.

@@ -7,13 +7,16 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.engines import lookup_counters
 from sidestep.engines.handlers import is_fresh
+from sidestep.engines.lookup_counters import LookupCounters
 from sidestep.engines.sglang.request_handlers import RequestHandlers
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount, SglangStats
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.cache_lookups import CacheLookups
 
 TOTAL = ("",)
 """The key for a queue's requests of all priorities."""
@@ -30,6 +33,7 @@ class SglangHandlers(RequestHandlers):
         *RequestHandlers.HANDLED,
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
+        *lookup_counters.HANDLERS,
     }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -37,7 +41,16 @@ class SglangHandlers(RequestHandlers):
         self._read = compile_reader(layout, registry, SglangStats)
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
-        self.appliers = {**self.appliers, SglangStats: self._stats}
+        self.appliers = {
+            **self.appliers,
+            SglangStats: self._stats,
+            CacheLookups: LookupCounters(layout, registry).apply,
+        }
+
+    def abandon_blocks(self, engine: Engine) -> None:
+        """Forget the blocks of lookups, since later ones do not continue earlier ones."""
+        if engine.lookups is not None:
+            engine.lookups.restart()
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):

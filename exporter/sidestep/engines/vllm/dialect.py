@@ -17,6 +17,7 @@ from sidestep.engines.vllm.handlers import VllmHandlers
 from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
 from sidestep.engines.vllm.wire import VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.requests.outcomes import Outcomes
 
@@ -30,9 +31,10 @@ DIALECT: Dialect = Dialect(
         *core_rows.ROWS,
         *legacy_rows.ROWS,
         *shared_rows.objectives(),
+        *shared_rows.lookups(),
     ),
     common_rows=common_rows.ROWS,
-    items=(VllmStep, VllmSleep, VllmRejection, RequestEvents, BlockEvents),
+    items=(VllmStep, VllmSleep, VllmRejection, RequestEvents, BlockEvents, CacheLookups),
     structs=(VllmStep, Outcomes),
     handlers=VllmHandlers,
     parallel_samples=("vllm:request_params_n", "vllm:request_max_num_generation_tokens"),

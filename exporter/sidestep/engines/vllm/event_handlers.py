@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
-from sidestep.engines import tenant_counters
+from sidestep.engines import lookup_counters, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
+from sidestep.engines.lookup_counters import LookupCounters
 from sidestep.engines.tenant_counters import TenantCounters
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.tenant_totals import tenant_totals
@@ -18,6 +19,7 @@ from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import COST, Registry
 from sidestep.protocol.block_events import BlockEvents
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.records import Record
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
@@ -38,12 +40,16 @@ class EventHandlers(Handlers):
         "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
-        "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS,
+        "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self.appliers = {RequestEvents: self._requests, BlockEvents: self._blocks}
+        self.appliers = {
+            RequestEvents: self._requests,
+            BlockEvents: self._blocks,
+            CacheLookups: LookupCounters(layout, registry).apply,
+        }
         self._read_outcomes = compile_reader(layout, registry, Outcomes)
         handled = layout.handled
         self._states = handled["requests_by_state"].slots
@@ -186,6 +192,8 @@ class EventHandlers(Handlers):
         if engine.blocks is not None:
             increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
+        if engine.lookups is not None:
+            engine.lookups.restart()
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""

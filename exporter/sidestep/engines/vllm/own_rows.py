@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidestep.catalog.model import Computed, Handler, Row
-from sidestep.engines.row_builders import counter, gauge, histogram
+from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
@@ -119,6 +119,15 @@ ROWS: tuple[Row, ...] = (
         MAX_RUNNING_REQUESTS,
         Computed("max_running_requests"),
         "Most requests in the batch (vLLM's max_num_seqs).",
+    ),
+    SampledRows("sidestep_").gauge(
+        "startup_seconds",
+        "Duration of the engine's start, by phase: core, from the start of the core's process until its"
+        " workers had loaded, compiled and warmed up; compile and compile_encoder, torch.compile"
+        " within it, in the slowest worker; front_end, from the start of the front end's process until"
+        " its engines were ready. Phases overlap: they do not add up.",
+        "phase",
+        combine="max",
     ),
     *cost(),
     *saturation(),

@@ -92,6 +92,16 @@ class FamilySorter:
         if self._kinds.setdefault(found.name, kind) != kind:
             self.left_out["second_type"] += 1
 
+    def name_counters_as_samples(self) -> None:
+        """Name each counter's family as its samples are; OpenMetrics leaves out ``_total`` there."""
+        counters = {
+            name: f"{name}_total"
+            for name, kind in self._kinds.items()
+            if kind == "counter" and not name.endswith("_total")
+        }
+        self._kinds = {counters.get(name, name): kind for name, kind in self._kinds.items()}
+        self._helps = {counters.get(name, name): text for name, text in self._helps.items()}
+
     def sorted(self, samples: Iterable[Sample]) -> Generator[None, None, list[PageFamily]]:
         """Return the families of ``samples``: those with a TYPE first."""
         by_family = yield from self._by_family(samples)

@@ -123,6 +123,7 @@ class Page:
         """Parse ``lines``, some of which may be known."""
         parsed = ParsedPage(lines, [], Counter())
         sorter = FamilySorter(parsed.left_out, self._excluded)
+        is_openmetrics = lines[-1:] == [b"# EOF"]
         samples: list[Sample] = []
         known: dict[bytes, Series] = {}
         self._pairs = {}
@@ -134,7 +135,7 @@ class Page:
             if series is not None and parser.is_plain_value(value):
                 sample: Sample | None = (series, value)
             else:
-                sample = self._parse_line(line, sorter)
+                sample = self._parse_line(line, sorter, openmetrics=is_openmetrics)
                 left -= _NEW_LINE_COST + len(line) // _BYTES_PER_COST
             if sample is not None:
                 samples.append(sample)
@@ -146,6 +147,8 @@ class Page:
             raise PollError("bad_answer", f"none of its {len(lines)} lines is a sample")
         if not is_whole:
             raise PollError("truncated", "its last line has no end")
+        if is_openmetrics:
+            sorter.name_counters_as_samples()
         families = yield from sorter.sorted(samples)
         if self._copies is not None:
             families += self._copies.of(families)
@@ -156,7 +159,7 @@ class Page:
         self._known = known
         return parsed
 
-    def _parse_line(self, line: bytes, sorter: FamilySorter) -> Sample | None:
+    def _parse_line(self, line: bytes, sorter: FamilySorter, *, openmetrics: bool) -> Sample | None:
         """Return the sample of a new line, if it has one; comments and errors go to ``sorter``."""
         if not line.strip():
             return None
@@ -165,7 +168,8 @@ class Page:
                 sorter.comment(parser.parse_comment(line))
                 return None
             head = parser.parse_head(line)
-            value = parser.parse_value(line[head.end :])
+            parse = parser.parse_openmetrics_value if openmetrics else parser.parse_value
+            value = parse(line[head.end :])
         except WireError as error:
             sorter.left_out[error.reason] += 1
             return None

@@ -1,4 +1,4 @@
-"""Strict parser for the lines of Prometheus' text format 0.0.4.
+"""Strict parser for the lines of Prometheus' text format 0.0.4, and for those of OpenMetrics that engines write.
 
 An invalid line raises WireError with a fixed reason.
 """
@@ -44,6 +44,8 @@ _LONG = re.compile(
     rb"(?:[ \t]+(\d{1,18}))?[ \t]*"
 )
 """Any other number; no negative timestamp, for which Prometheus rejects the whole page."""
+_OPENMETRICS = re.compile(rb"(\S+)(?: (\d{1,15})(?:\.(\d*))?)?(?: # \{.*)?", re.DOTALL)
+"""A value of OpenMetrics: with a timestamp in seconds and an exemplar, or without."""
 _COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
@@ -111,6 +113,21 @@ def parse_value(text: bytes) -> bytes:
     if math.isinf(float(number)) and b"n" not in number.lower():
         raise WireError("bad_line")
     return number if stamp is None else b"%b %b" % (number, stamp)
+
+
+def parse_openmetrics_value(text: bytes) -> bytes:
+    """Return the value and, after a blank, the timestamp in milliseconds if there is one; no exemplar.
+
+    Raises:
+        WireError: As for ``parse_value``.
+    """
+    found = _OPENMETRICS.fullmatch(text)
+    if found is None:
+        raise WireError("bad_line")
+    number, seconds, fraction = found.groups()
+    if seconds is None:
+        return parse_value(number)
+    return parse_value(b"%b %b%b" % (number, seconds, (fraction or b"").ljust(3, b"0")[:3]))
 
 
 def parse_comment(line: bytes) -> Comment | None:

@@ -1,6 +1,7 @@
 // The live page: two requests that repeat, and what they are shown in.
 
 import { Charts } from "./charts.js";
+import { Curve } from "./curve.js";
 import { showDetails } from "./details.js";
 import { byId, setClass, setText } from "./elements.js";
 import { clock } from "./format.js";
@@ -12,6 +13,7 @@ import { Table } from "./table.js";
 const LIVE_INTERVAL = 1_000;
 const HISTORY_INTERVAL = 5_000;
 const DOCTOR_INTERVAL = 10_000;
+const CURVE_INTERVAL = 10_000;
 
 let chosen = new URLSearchParams(location.hash.slice(1)).get("engine");
 let live = null;
@@ -19,6 +21,7 @@ let history = null;
 
 const charts = new Charts();
 const heatmaps = new HeatMaps();
+const curve = new Curve();
 const table = new Table(id => choose(id === chosen ? null : id));
 
 function choose(id) {
@@ -26,8 +29,10 @@ function choose(id) {
   location.replace(id === null ? "#" : `#engine=${encodeURIComponent(id)}`);
   history = null;
   showDetails(null);
+  curve.show(null);
   showLive();
   histories.again();
+  curves.again();
 }
 
 function row() {
@@ -82,6 +87,12 @@ const histories = poll(
     // The exporter has forgotten the engine.
     if (error instanceof Refused && error.status === 404 && chosen !== null) choose(null);
   },
+);
+
+const curves = poll(
+  () => (chosen === null ? null : `api/v1/kv/curve?engine=${encodeURIComponent(chosen)}`),
+  CURVE_INTERVAL,
+  answer => curve.show(answer.engines[0] ?? null),
 );
 
 byId("all").addEventListener("click", () => choose(null));

@@ -17,8 +17,8 @@ async function get(path) {
 }
 
 /**
- * Request `path()` every `interval` milliseconds, and at once when `again()` is called.
- * An answer to an earlier path is dropped.
+ * Request `path()` every `interval` milliseconds, and at once when `again()` is called; nothing
+ * where it is null. An answer to an earlier path is dropped.
  */
 export function poll(path, interval, onAnswer, onError = () => {}) {
   let timer = 0;
@@ -28,8 +28,8 @@ export function poll(path, interval, onAnswer, onError = () => {}) {
     const number = ++latest;
     const asked = path();
     try {
-      const answer = await get(asked);
-      if (number === latest) onAnswer(answer);
+      const answer = asked === null ? null : await get(asked);
+      if (number === latest && answer !== null) onAnswer(answer);
     } catch (error) {
       if (number === latest) onError(error);
     }

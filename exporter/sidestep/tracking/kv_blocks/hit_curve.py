@@ -101,6 +101,7 @@ class HitCurve:
         self._gain = 1.0
         """Weight of a lookup now: later ones weigh more, which is cheaper than to fade all others."""
         self._by_result = _Lookups(), _Lookups()
+        self._unreachable = 0.0
 
     def advance(self, now: float) -> None:
         """Let the lookups until now fade."""
@@ -111,13 +112,16 @@ class HitCurve:
         half_lives = max(now - self._origin, 0.0) / self._half_life
         if half_lives > _FADE_AT:
             # Fading by more than a float holds leaves nothing anyway.
+            divisor = 2.0 ** min(half_lives, 1000.0)
             for lookups in self._by_result:
-                lookups.fade(2.0 ** min(half_lives, 1000.0))
+                lookups.fade(divisor)
+            self._unreachable /= divisor
             self._origin, half_lives = now, 0.0
         self._gain = 2.0**half_lives
 
-    def count(self, missed: float, found: float) -> None:
-        """Count lookups, sampled or not."""
+    def count(self, missed: float, found: float, unreachable: float = 0.0) -> None:
+        """Count lookups, sampled or not; those that are unreachable hit in no cache."""
+        self._unreachable += unreachable * self._gain
         misses, hits = self._by_result
         misses.total += missed * self._gain
         hits.total += found * self._gain
@@ -134,25 +138,28 @@ class HitCurve:
             row = groups[wide] = [0.0] * GROUPS
         row[key % GROUPS] += weight
 
-    def observe_hot(self, number: int, *, hit: bool) -> None:
-        """Add a lookup of a hot block in a bucket."""
+    def observe_hot(self, number: int, weight: float, *, hit: bool) -> None:
+        """Add ``weight`` lookups of hot blocks in a bucket."""
         hot = self._by_result[hit].hot
-        hot[number] = hot.get(number, 0.0) + self._gain
+        hot[number] = hot.get(number, 0.0) + weight * self._gain
 
     @property
     def lookups(self) -> float:
         """All lookups, weighted by age."""
-        return sum(lookups.total for lookups in self._by_result) / self._gain
+        return self._total / self._gain
 
     @property
     def hit_ratio(self) -> float | None:
         """Share of the lookups that hit in fact; None: there were none."""
-        misses, hits = (lookups.total for lookups in self._by_result)
-        return hits / (misses + hits) if misses + hits else None
+        return self._by_result[True].total / self._total if self._total else None
+
+    @property
+    def _total(self) -> float:
+        return sum(lookups.total for lookups in self._by_result) + self._unreachable
 
     def hit_ratios(self, capacities: Sequence[float]) -> list[float]:
         """Return the hit ratios at numbers of blocks; empty without lookups."""
-        total = sum(lookups.total for lookups in self._by_result)
+        total = self._total
         if not total:
             return []
         numbers = [bucket(max(capacity, 1.0)) for capacity in capacities]
@@ -211,7 +218,7 @@ class HitCurve:
         to ``weight`` of one that is.
         """
         numbers = [bucket(max(capacity, 1)) >> _COARSE for capacity in capacities]
-        total = sum(lookups.total for lookups in self._by_result)
+        total = self._total
         residuals = [[0.0] * GROUPS for _ in numbers]
         unseen = 0.0
         for lookups in self._by_result:

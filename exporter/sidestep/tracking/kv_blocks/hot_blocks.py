@@ -7,7 +7,7 @@ lookups: a sample misses it or counts it many times over. Such blocks are counte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
 LEAST = 8
 """Lookups from which on a block is hot."""
@@ -26,12 +26,12 @@ class HotBlocks:
     """
 
     def __init__(self, most: int) -> None:
-        self.hot: set[int] = set()
+        self.hot: set[Hashable] = set()
         self._most = most
-        self._counts: Counter[int] = Counter()
+        self._counts: Counter[Hashable] = Counter()
         self._lookups = 0
 
-    def note(self, keys: Collection[int]) -> None:
+    def note(self, keys: Collection[Hashable]) -> None:
         """Count lookups."""
         counts, hot = self._counts, self.hot
         threshold = max(LEAST, self._lookups // self._most)

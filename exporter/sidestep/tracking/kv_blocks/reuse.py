@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import msgspec
 
+from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
@@ -25,27 +25,7 @@ MAX_EXTRA = 1 << 14
 SIFT = 8
 """Keys that are sifted for each block that comes into the sample."""
 TRIM = 256
-"""Blocks that leave the sample in one call after the source has lowered its rate."""
-
-
-class Lookup(NamedTuple):
-    """The lookup of a request's blocks.
-
-    Attributes:
-        blocks: Full blocks of the prompt.
-        found: Blocks that were found.
-        hot: Blocks that are counted one by one, those that were found first.
-        hot_found: How many of them were found.
-        sampled: The other blocks of the sample, those that were found first.
-        sampled_found: How many of them were found.
-    """
-
-    blocks: int
-    found: int
-    hot: Sequence[int] = ()
-    hot_found: int = 0
-    sampled: Sequence[int] = ()
-    sampled_found: int = 0
+"""Blocks that leave the sample in one call after the rate or the limit was lowered."""
 
 
 class Misses(msgspec.Struct, gc=False):
@@ -78,8 +58,8 @@ class ReuseTracker:
         distinct: Number of all blocks that were ever used, where it is known: then distances have
             no common error.
         counts_uses: Whether ``now`` is the number of uses so far: no distance is longer than that.
-        horizon: Distance from which on nobody asks: blocks that lie deeper leave before the sample
-            becomes smaller. None: every distance matters.
+        horizon: Distance from which on nobody asks: blocks that lie deeper are forgotten. None: every
+            distance matters.
         floor: The least key of the sample.
     """
 
@@ -159,27 +139,34 @@ class ReuseTracker:
         Args:
             lookup: The blocks.
             now: Seconds, not before those of the previous call.
-            counts: False for a request that is looked up again after a preemption.
+            counts: False for a lookup that the engine does not count.
         """
         misses = Misses()
         if counts:
             self.curve.advance(now)
             self.curve.count(lookup.blocks - lookup.found, lookup.found)
-        for keys, found, is_hot in (
-            (lookup.hot, lookup.hot_found, True),
-            (lookup.sampled, lookup.sampled_found, False),
-        ):
-            weight, scale = None if is_hot else 1.0 / self.rate, self.scale
-            for index, key in enumerate(keys):
-                if not is_hot and key < self.floor:
-                    continue
-                used = self._hold(key, now)
-                if not counts:
-                    continue
-                is_hit = index < found
-                self._observe(key, used, now, scale, weight, is_hit=is_hit)
-                if not is_hit:
-                    self._note_miss(misses, used, now, weight or 1.0)
+        scale, found, step = self.scale, lookup.found, lookup.hot_step
+        for depth, key in zip(range(0, lookup.hot_blocks, step), lookup.hot, strict=False):
+            used = self._hold(key, now)
+            size = min(step, lookup.hot_blocks - depth)
+            hits = min(max(found - depth, 0), size)
+            if counts and hits:
+                self._observe(key, used, now, scale, hits, is_hot=True, is_hit=True)
+            if counts and hits < size:
+                missed = size - hits
+                self._observe(key, used, now, scale, missed, is_hot=True, is_hit=False)
+                self._note_miss(misses, used, now, missed)
+        weight = 1.0 / self.rate
+        for index, key in enumerate(lookup.sampled):
+            if key < self.floor:
+                continue
+            used = self._hold(key, now)
+            if not counts or index < lookup.sampled_hot:
+                continue
+            is_hit = index < lookup.sampled_found
+            self._observe(key, used, now, scale, weight, is_hot=False, is_hit=is_hit)
+            if not is_hit:
+                self._note_miss(misses, used, now, weight)
         return misses
 
     def release(self, keys: Sequence[int], now: float) -> None:
@@ -209,17 +196,17 @@ class ReuseTracker:
             is_hot: Whether the block is counted one by one.
             is_hit: Whether it was found; None: if it is known.
         """
-        weight = None if is_hot else 1.0 / self.rate
+        weight = 1.0 if is_hot else 1.0 / self.rate
         if key < self.floor or self._held:
             used = self._hold(key, now)
             is_hit = used is not None if is_hit is None else is_hit
-            self._observe(key, used, now, self.scale, weight, is_hit=is_hit)
+            self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
             self.release((key,), now)
             return
         # The same for a block that nobody holds, with fewer calls.
         scale, used = self.scale, self._stack.remove(key)
         is_hit = used is not None if is_hit is None else is_hit
-        self._observe(key, used, now, scale, weight, is_hit=is_hit)
+        self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)
         self._stack.push(key, now)
         if used is None:
             self._enter(key)
@@ -256,11 +243,12 @@ class ReuseTracker:
         used: tuple[int, float] | None,
         now: float,
         scale: float,
-        weight: float | None,
+        weight: float,
         *,
+        is_hot: bool,
         is_hit: bool,
     ) -> None:
-        """Observe a lookup of a block that was last ``used`` so; ``weight`` None: of a hot one."""
+        """Observe lookups, as many as ``weight`` says, of a block that was last ``used`` so."""
         number = NEVER
         if used is not None and used[1] > self._cleared_at:
             distance = used[0] * scale + 1.0
@@ -270,8 +258,8 @@ class ReuseTracker:
         elif is_hit:
             # It was used when it was not in the sample: nothing is known of its distance.
             return
-        if weight is None:
-            self.curve.observe_hot(number, hit=is_hit)
+        if is_hot:
+            self.curve.observe_hot(number, weight, hit=is_hit)
         else:
             self.curve.observe(key, number, weight, hit=is_hit)
 
@@ -310,14 +298,15 @@ class ReuseTracker:
 
     def _shrink(self) -> None:
         """Keep the limits on tracked blocks."""
-        while self.tracked > self.most:
-            horizon = self.horizon
-            if horizon is not None and self._stack.above_oldest() / self.rate > horizon:
-                self._stack.drop_oldest()
-            else:
-                heap = self._lower_heap()
-                self.floor = max(self.floor, heap[0] + 1)
-                self._leave_least(heap)
+        horizon = self.horizon
+        while horizon is not None and self._stack.above_oldest() / self.rate > horizon:
+            self._stack.drop_oldest()
+        for _ in range(TRIM):
+            if self.tracked <= self.most:
+                break
+            heap = self._lower_heap()
+            self.floor = max(self.floor, heap[0] + 1)
+            self._leave_least(heap)
         while len(self._extra) > MAX_EXTRA:
             key = next(iter(self._extra))
             del self._extra[key]

@@ -1,0 +1,206 @@
+"""Lookups of requests in a prefix cache as wire items; runs in the publisher thread."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from sidestep.protocol.cache_lookups import (
+    COUNTED,
+    HOT_STEP,
+    MAX_KEYS,
+    MAX_LOOKUPS,
+    CacheLookups,
+    Cleared,
+    Lookup,
+    LookupEvent,
+    Released,
+)
+from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
+
+HASH_BYTES = 8
+ALL = 1 << 8 * HASH_BYTES
+MAX_HOT = 4096
+"""About the most hot blocks; and the most blocks of a prompt among which they are looked for."""
+
+
+class LookupEvents:
+    """Maker of one prefix cache's items.
+
+    Blocks are named by the engine's own hashes, of which each includes those before it.
+
+    Args:
+        block_size: Tokens of a block.
+        capacity: Blocks that the cache can hold; 0: unknown.
+        block_bytes: Bytes of a block; 0: unknown.
+        sampling: Returns the exporter's key and the share of blocks that it wants; without a key or
+            with a share of 0 nothing is sent.
+        engine: Index of the engine in its stream.
+
+    Attributes:
+        block_size: The same as the argument.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        capacity: int,
+        block_bytes: int,
+        sampling: Callable[[], tuple[bytes, float]],
+        *,
+        engine: int = 0,
+    ) -> None:
+        self.block_size = block_size
+        self._engine = engine
+        self._capacity = capacity
+        self._block_bytes = block_bytes
+        self._sampling = sampling
+        self._key, self._rate = b"", 0.0
+        self._floor = ALL
+        self._below = bytes(HASH_BYTES)
+        self._before = self._lookups = 0
+        self._events: list[LookupEvent] = []
+        self._told: dict[int, tuple[int, int]] = {}
+        """Blocks and keys of the lookup, by running request."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new source, since events were lost."""
+        self._source = secrets.randbits(40)
+        self._hot = HotBlocks(MAX_HOT)
+        self._events.clear()
+        self._told.clear()
+        self._before = self._lookups
+
+    def looked_up(
+        self,
+        request: int,
+        stamp: float,
+        hashes: Sequence[bytes],
+        tokens: int,
+        found: int,
+        *,
+        kind: int = COUNTED,
+    ) -> None:
+        """Add a lookup.
+
+        Args:
+            request: Number of the request.
+            stamp: Monotonic seconds.
+            hashes: Those of its full blocks, in order.
+            tokens: Tokens that were looked up.
+            found: Tokens that were found.
+            kind: See ``Lookup``.
+        """
+        is_on = self._is_on()
+        self._lookups += 1
+        if not is_on:
+            return
+        size = self.block_size
+        # The block of the last token is never found.
+        hashes = hashes[: max(tokens - 1, 0) // size]
+        found_blocks = min(found // size, len(hashes))
+        head = hashes[:MAX_HOT]
+        self._hot.note(head)
+        hot = sum(1 for _ in takewhile(self._hot.hot.__contains__, head))
+        keys = [self._key_of(one) for one in hashes[:hot:HOT_STEP]]
+        # An engine may find a part of a block: those tokens are left out.
+        tokens -= max(found - found_blocks * size, 0)
+        event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
+        places = self._places(hashes)
+        sampled = [place for place in places if place >= hot or place % HOT_STEP]
+        self._told[request] = len(hashes), len(keys) + len(sampled)
+        self._events.append(event)
+        for start in range(-len(keys), len(sampled), MAX_KEYS):
+            if start > 0:
+                event = Lookup(request, stamp, kind=kind)
+                self._events.append(event)
+            places = sampled[max(start, 0) : start + MAX_KEYS]
+            event.sampled = [self._key_of(hashes[place]) for place in places]
+            event.sampled_hot = sum(place < hot for place in places)
+            event.sampled_found = sum(place < found_blocks for place in places)
+
+    def released(self, request: int, stamp: float, hashes: Sequence[bytes]) -> None:
+        """Add the end of a request, or its preemption; ``hashes`` are those of its full blocks.
+
+        Of the blocks since its lookup, an item's worth is sent.
+        """
+        told = self._told.pop(request, None)
+        if told is None:
+            return
+        blocks, keys = told
+        new = hashes[blocks:]
+        more = [self._key_of(new[place]) for place in self._places(new)][:MAX_KEYS]
+        while keys or more:
+            part = min(keys, MAX_KEYS - len(more))
+            self._events.append(Released(request, stamp, part, more))
+            keys -= part
+            more = []
+
+    def cleared(self, stamp: float) -> None:
+        """Add that the cache was emptied."""
+        if self._is_on():
+            self._events.append(Cleared(stamp))
+
+    def items(self, stamp: float) -> list[CacheLookups]:
+        """Return the items of what was added since the last call."""
+        events, self._events = self._events, []
+        batches: list[list[LookupEvent]] = []
+        room = 0
+        for event in events:
+            keys = _keys(event)
+            if not batches or keys > room or len(batches[-1]) == MAX_LOOKUPS:
+                batches.append([])
+                room = MAX_KEYS
+            batches[-1].append(event)
+            room -= keys
+        return [self._item(stamp, batch) for batch in batches]
+
+    def _item(self, stamp: float, events: list[LookupEvent]) -> CacheLookups:
+        before = self._before
+        self._before += sum(isinstance(event, Lookup) for event in events)
+        return CacheLookups(
+            self._engine,
+            stamp,
+            self._source,
+            self._rate,
+            self.block_size,
+            before,
+            self._capacity,
+            self._block_bytes,
+            events,
+        )
+
+    def _is_on(self) -> bool:
+        """Return whether the exporter wants lookups, after taking over what it wants now."""
+        key, rate = self._sampling()
+        if (key, rate) != (self._key, self._rate):
+            self._key, self._rate = key, rate
+            self._floor = ALL - int(rate * ALL)
+            self._below = min(int(rate * ALL), ALL - 1).to_bytes(HASH_BYTES, "big")
+            self.restart()
+        return bool(key and rate)
+
+    def _places(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the places of those of ``hashes`` that are in the sample."""
+        if self._rate == 1.0:
+            return [*range(len(hashes))]
+        below = self._below
+        return [place for place, one in enumerate(hashes) if one < below]
+
+    def _key_of(self, one: bytes) -> int:
+        """Return the key of a block, which tells nothing of its content without the exporter's key."""
+        digest = hashlib.blake2b(one, digest_size=HASH_BYTES, key=self._key).digest()
+        number = int.from_bytes(digest, "big")
+        if self._rate == 1.0 or one < self._below:
+            return self._floor + number % (ALL - self._floor)
+        return number % self._floor
+
+
+def _keys(event: LookupEvent) -> int:
+    """Return the number of keys of an event."""
+    if isinstance(event, Lookup):
+        return len(event.hot) + len(event.sampled)
+    return event.keys + len(event.sampled) if isinstance(event, Released) else 0

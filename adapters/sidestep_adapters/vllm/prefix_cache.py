@@ -1,0 +1,33 @@
+"""vLLM's prefix cache: whether its lookups can be sent, and its size; needs no vLLM itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
+
+
+def lookup_events(
+    scheduler: Any, sampling: Callable[[], tuple[bytes, float]]
+) -> LookupEvents | None:
+    """Return a maker of lookups' items; None where the cache is off, or has blocks of several kinds.
+
+    Layers with a sliding window, or with a state instead of blocks, are found by rules of their own,
+    which are not those of one LRU cache.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        sampling: See ``LookupEvents``.
+    """
+    cache = scheduler.kv_cache_config
+    groups = cache.kv_cache_groups
+    if not scheduler.vllm_config.cache_config.enable_prefix_caching or len(groups) != 1:
+        return None
+    (group,) = groups
+    spec = group.kv_cache_spec
+    size = getattr(scheduler, "hash_block_size", spec.block_size)
+    # One block is never used: vLLM's null block.
+    capacity = (cache.num_blocks - 1) * spec.block_size // size
+    stored = spec.page_size_bytes * len(group.layer_names) * size // spec.block_size
+    return LookupEvents(size, capacity, stored, sampling)

@@ -1,0 +1,126 @@
+"""Periodic reading of the engines' hit curves: what prefix caches of other sizes would find."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sidestep.metrics.engine import Engine, Key
+from sidestep.metrics.registry import FULL_SHARES, Registry
+from sidestep.tracking.kv_blocks.hit_curve import HitCurve
+from sidestep.tracking.kv_blocks.lookups import HORIZON, CurveSummary, LookupTracker, SharedCache
+
+INTERVAL = 10.0
+"""Least seconds between two updates of an engine."""
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Sizes of caches, in sizes of the present one."""
+STEPS = 8
+"""Sizes to a doubling among which the sufficient one is found."""
+WITHIN = 0.01
+"""Hit ratio below the best one that is sufficient."""
+GIB = 1 << 30
+HIT_RATIOS = "whatif_hit_ratio"
+"""Handler of the hit ratios by size."""
+
+
+class CurveTracker:
+    """Updates the summaries of the curves of a registry's engines, one engine a call."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._due: list[Engine] = []
+        self._next = float("-inf")
+
+    def update(self, now: float) -> None:
+        """Update the next engine; call it often. ``now`` is in monotonic seconds."""
+        if not self._due:
+            if now < self._next:
+                return
+            self._next = now + INTERVAL
+            self._due = [e for e in self._registry.engines.values() if _slot(e) is not None]
+            self._share()
+            return
+        engine = self._due.pop()
+        slot = _slot(engine)
+        if slot is None or engine.federated:
+            return
+        tracker = engine.lookups
+        if tracker is not None:
+            tracker.summary = summarise(tracker, self._shared_capacity(tracker.shared))
+        summary = None if tracker is None else tracker.summary
+        ratios = {} if summary is None else summary.hit_ratios
+        found: dict[Key, float] = {(f"{size:g}x",): ratio for size, ratio in ratios.items()}
+        if found or engine.keyed[slot]:
+            engine.keyed[slot] = dict(found)
+            self._registry.touch(engine)
+
+    def _share(self) -> None:
+        """Let engines of the same model share a cache, and all of them the memory."""
+        tracked = [e.lookups for e in self._due if e.lookups is not None]
+        groups: defaultdict[tuple[object, ...], list[LookupTracker]] = defaultdict(list)
+        for engine in self._due:
+            if (one := engine.lookups) is not None:
+                model = engine.labels.get("model_name", "")
+                groups[engine.layout.dialect, model, one.block_size, one.rate].append(one)
+        settings = self._registry.lookup_settings
+        most = settings.blocks * FULL_SHARES // max(len(tracked), 1)
+        for one in tracked:
+            one.reuse.most = max(min(settings.blocks, most), 1)
+        for group in groups.values():
+            cache = None
+            if len(group) > 1:
+                known = (one.shared for one in group if one.shared is not None)
+                cache = next(known, None) or SharedCache(settings, group[0].rate)
+                cache.reuse.horizon = HORIZON * sum(one.capacity for one in group) or None
+            for one in group:
+                one.share(cache)
+
+    def _shared_capacity(self, cache: SharedCache | None) -> int:
+        """Return the blocks of all caches that share; 0: none do, or one of them is unknown."""
+        if cache is None:
+            return 0
+        engines = self._registry.engines.values()
+        trackers = [e.lookups for e in engines if e.lookups is not None]
+        capacities = [one.capacity for one in trackers if one.shared is cache]
+        return sum(capacities) if all(capacities) else 0
+
+
+def summarise(tracker: LookupTracker, shared_capacity: int) -> CurveSummary | None:
+    """Return the curve in a few numbers; None without lookups, or where the size of the cache is unknown."""
+    reuse, capacity = tracker.reuse, tracker.capacity
+    most = HORIZON.bit_length() - 1
+    fine = [capacity * 2.0 ** (step / STEPS) for step in range(-STEPS * 6, STEPS * most + 1)]
+    ratios = reuse.curve.hit_ratios([*(capacity * size for size in SIZES), *fine])
+    if not capacity or not ratios:
+        return None
+    shared = None
+    if tracker.shared is not None and shared_capacity:
+        (shared,) = tracker.shared.reuse.curve.hit_ratios([shared_capacity]) or (None,)
+    return CurveSummary(
+        dict(zip(SIZES, ratios, strict=False)),
+        reuse.used_since(tracker.now - tracker.half_life),
+        _sufficient(fine, ratios[len(SIZES) :]),
+        _per_gib(tracker, reuse.curve),
+        shared,
+    )
+
+
+def _sufficient(capacities: Sequence[float], ratios: Sequence[float]) -> float:
+    """Return the least of ``capacities`` with a hit ratio that is sufficient."""
+    least = max(ratios) - WITHIN
+    return next(c for c, ratio in zip(capacities, ratios, strict=True) if ratio >= least)
+
+
+def _per_gib(tracker: LookupTracker, curve: HitCurve) -> float | None:
+    """Return the slope of the curve between the present size and one a quarter larger."""
+    if not tracker.block_bytes:
+        return None
+    capacity = tracker.capacity
+    now, then = curve.hit_ratios([capacity, 1.25 * capacity])
+    return (then - now) / (0.25 * capacity * tracker.block_bytes / GIB)
+
+
+def _slot(engine: Engine) -> int | None:
+    """Return the slot of the hit ratios; None where the dialect has none."""
+    assignment = engine.layout.handled.get(HIT_RATIOS)
+    return None if assignment is None else assignment.slots[0]

@@ -1,0 +1,279 @@
+"""Lookups in the prefix caches of engines: what caches of other sizes would find, and why blocks were missed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from sidestep.errors import WireError
+from sidestep.protocol.cache_lookups import (
+    COUNTED,
+    MAX_KEYS,
+    NOT_LOOKED_UP,
+    CacheLookups,
+    Lookup,
+    Released,
+)
+from sidestep.tracking.kv_blocks.reuse import MAX_BLOCKS, ReuseTracker
+from sidestep.tracking.kv_blocks.sampling import Diffusion, Observation
+
+COLD, EVICTED, CLEARED, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS = (
+    "cold",
+    "evicted",
+    "cleared",
+    "unknown",
+    "too_short",
+    "not_cacheable",
+)
+"""Reasons for which tokens were not found."""
+MIN_RATE = 1e-6
+MAX_HELD_KEYS = 4 * MAX_BLOCKS
+"""Keys of running requests that are kept at once."""
+HORIZON = 8
+"""Sizes of the cache up to which reuse is tracked."""
+
+
+class LookupSettings(msgspec.Struct, frozen=True, gc=False):
+    """Settings of lookup tracking, which all engines share.
+
+    Attributes:
+        half_life: Seconds after which a lookup counts half in the curve; 0: lookups are not tracked.
+        blocks: Blocks of the sample that are tracked at once, per engine.
+    """
+
+    half_life: float = 3600.0
+    blocks: int = MAX_BLOCKS
+
+
+class CurveSummary(NamedTuple):
+    """The curve of one engine in a few numbers; ratios are shares of the tokens that were looked up.
+
+    Attributes:
+        hit_ratios: By the size of the cache, in sizes of the present one.
+        working_set: Blocks that were used within the last half-life.
+        sufficient: The smallest cache, in blocks, with a hit ratio within one point of the best.
+        per_gib: What one more GiB adds to the hit ratio; None where the size of a block is unknown.
+        shared_hit_ratio: With one cache as large as those of all engines of the model together; None
+            where the engine is alone.
+    """
+
+    hit_ratios: dict[float, float]
+    working_set: float
+    sufficient: float
+    per_gib: float | None
+    shared_hit_ratio: float | None
+
+
+class LookupObservations(msgspec.Struct, gc=False):
+    """What one item has told.
+
+    Attributes:
+        missed: Tokens that were not found, by reason.
+        evicted: Seconds since the last use of blocks that were evicted and missed, and their number.
+    """
+
+    missed: dict[str, int]
+    evicted: list[Observation]
+
+
+class SharedCache:
+    """The cache that several engines would have together, if each request could use all of it.
+
+    Engines have clocks of their own, which run equally fast: what counts is the time since an
+    engine joined.
+
+    Attributes:
+        reuse: Reuse distances of the lookups of all these engines.
+        now: Seconds of the latest event.
+    """
+
+    def __init__(self, settings: LookupSettings, rate: float) -> None:
+        self.reuse = ReuseTracker(settings.half_life, most=settings.blocks)
+        self.reuse.sample(rate)
+        self.now = 0.0
+
+    def advance(self, now: float) -> float:
+        """Return the time of an event, which is never before that of the previous one."""
+        self.now = max(self.now, now)
+        return self.now
+
+
+class LookupTracker:
+    """Lookups of one engine's requests.
+
+    Attributes:
+        reuse: Reuse distances.
+        block_size: Tokens of a block; 0 before the first item.
+        rate: Share of the blocks that the engine samples.
+        capacity: Blocks that the cache can hold; 0: unknown.
+        block_bytes: Bytes of a block; 0: unknown.
+        summary: What the curve has told at last; None: nothing yet.
+        half_life: Seconds after which a lookup counts half.
+        now: Time of the latest event on the engine's clock.
+    """
+
+    def __init__(self, settings: LookupSettings) -> None:
+        self.reuse = ReuseTracker(settings.half_life, most=settings.blocks)
+        self.block_size = self.capacity = self.block_bytes = 0
+        self.rate = 0.0
+        self.summary: CurveSummary | None = None
+        self.half_life = settings.half_life
+        self._source: int | None = None
+        self._keys: dict[int, list[int]] = {}
+        """Keys of each running request."""
+        self._held = 0
+        self.now = 0.0
+        self._known_since = 0.0
+        """Time from which a block that is not known counts as cold."""
+        self._rounded = {reason: Diffusion() for reason in REASONS}
+        self._blocks = Diffusion()
+        self._shared: SharedCache | None = None
+        self._offset = 0.0
+        """What is added to this engine's time for that of the shared cache."""
+
+    @property
+    def shared(self) -> SharedCache | None:
+        """The cache that the engine would share with others of its model; None: it is alone."""
+        return self._shared
+
+    def share(self, cache: SharedCache | None) -> None:
+        """Join a shared cache, or leave it."""
+        if cache is self._shared:
+            return
+        self._release_shared()
+        self._shared = cache
+        if cache is not None:
+            self._offset = cache.now - self.now
+
+    def apply(self, item: CacheLookups) -> LookupObservations:
+        """Track an item's lookups.
+
+        Raises:
+            WireError: The item is invalid; nothing of it was applied.
+        """
+        check(item)
+        if item.source != self._source or item.block_size != self.block_size:
+            self._begin(item)
+        self.capacity, self.block_bytes = item.capacity, item.block_bytes
+        self.reuse.horizon = HORIZON * item.capacity or None
+        tokens = dict.fromkeys(REASONS, 0.0)
+        idles: list[tuple[float, float]] = []
+        for event in item.events:
+            self.now = now = max(self.now, event.stamp)
+            if isinstance(event, Lookup):
+                self._look_up(event, now, tokens, idles)
+            elif isinstance(event, Released):
+                self._release(event, now)
+            else:
+                self.reuse.reset(now)
+        return self._observations(tokens, idles)
+
+    def restart(self) -> None:
+        """Forget the blocks, since uses of them were not seen."""
+        self._release_shared()
+        self.reuse.restart()
+        self._keys.clear()
+        self._held = 0
+        self._known_since = self.now + self.half_life
+
+    def _release_shared(self) -> None:
+        """Release what this engine's requests hold of the shared cache."""
+        if self._shared is not None:
+            now = self._shared.advance(self.now + self._offset)
+            for keys in self._keys.values():
+                self._shared.reuse.release(keys, now)
+
+    def _begin(self, item: CacheLookups) -> None:
+        if item.block_size != self.block_size:
+            self.block_size = item.block_size
+            self.reuse.clear()
+        self._source = item.source
+        self.restart()
+        self._offset += self.now - item.stamp
+        self.now = item.stamp
+        self._known_since = self.now + self.half_life if item.before else 0.0
+        self.rate = item.rate
+        self.reuse.sample(item.rate)
+
+    def _look_up(
+        self,
+        event: Lookup,
+        now: float,
+        tokens: dict[str, float],
+        idles: list[tuple[float, float]],
+    ) -> None:
+        counts = event.kind == COUNTED
+        missed = self.reuse.admit(event, now, counts=counts)
+        if self._shared is not None:
+            at = self._shared.advance(now + self._offset)
+            self._shared.reuse.admit(event, at, counts=counts)
+        keys = self._keys.setdefault(event.request, [])
+        keys += event.hot
+        keys += event.sampled
+        self._held += len(event.hot) + len(event.sampled)
+        if event.kind == NOT_LOOKED_UP:
+            tokens[NOT_CACHEABLE] += event.tokens
+        if counts:
+            size = self.block_size
+            short = max(event.tokens - event.blocks * size, 0)
+            self.reuse.curve.count(0, 0, short / size)
+            if self._shared is not None:
+                self._shared.reuse.curve.count(0, 0, short / size)
+            tokens[TOO_SHORT] += short
+            tokens[COLD if now >= self._known_since else UNKNOWN] += missed.cold * size
+            tokens[CLEARED] += missed.cleared * size
+            for idle, blocks in missed.evicted:
+                tokens[EVICTED] += blocks * size
+                idles.append((idle, blocks))
+        if self._held > MAX_HELD_KEYS:
+            # Ends of requests are missing, or the sender is hostile.
+            self.restart()
+
+    def _release(self, event: Released, now: float) -> None:
+        # Of a request without keys the blocks of its output alone may be in the sample.
+        keys = self._keys.get(event.request, [])
+        start = max(len(keys) - event.keys, 0)
+        released = keys[start:]
+        del keys[start:]
+        self._held -= len(released)
+        if not keys:
+            self._keys.pop(event.request, None)
+        released += event.sampled
+        self.reuse.release(released, now)
+        if self._shared is not None:
+            at = self._shared.advance(now + self._offset)
+            self._shared.reuse.release(released, at)
+
+    def _observations(
+        self, tokens: dict[str, float], idles: list[tuple[float, float]]
+    ) -> LookupObservations:
+        missed: list[Observation] = []
+        for reason, amount in tokens.items():
+            self._rounded[reason].observe(missed, 0.0, amount)
+        evicted: list[Observation] = []
+        for idle, blocks in idles:
+            self._blocks.observe(evicted, idle, blocks)
+        counts = {reason: count for reason, (_, count) in zip(tokens, missed, strict=True)}
+        return LookupObservations(counts, evicted)
+
+
+def check(item: CacheLookups) -> None:
+    """Reject an item that is invalid in any state.
+
+    Raises:
+        WireError: The rate is 0, or the item has more keys than it may have, or a lookup finds more
+            than there is.
+    """
+    if item.rate < MIN_RATE:
+        raise WireError("bad_item", "lookups that are not sampled")
+    keys = 0
+    for event in item.events:
+        if isinstance(event, Lookup):
+            keys += len(event.hot) + len(event.sampled)
+            if max(event.found, event.hot_blocks) > event.blocks and event.tokens:
+                raise WireError("bad_item", "more blocks were found than looked up")
+        elif isinstance(event, Released):
+            keys += event.keys + len(event.sampled)
+    if keys > MAX_KEYS:
+        raise WireError("too_big", "more keys than an item may have")

@@ -1,0 +1,224 @@
+"""Lookups of a prefix cache as items, and the curve that the exporter makes of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefix_caches import BLOCK_SIZE, PrefixCache, Request, chain, conversations
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import encode_item
+from sidestep.protocol.cache_lookups import (
+    AGAIN,
+    HOT_STEP,
+    MAX_KEYS,
+    NOT_LOOKED_UP,
+    CacheLookups,
+    Lookup,
+    Released,
+)
+from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
+from sidestep_adapters.publisher.cache_lookups import ALL, LookupEvents
+
+KEY = b"k" * 16
+PRESENT = 1500
+"""Blocks of the cache whose lookups are sent."""
+
+
+class Sampling:
+    """What the exporter wants."""
+
+    def __init__(self, rate: float = 1.0, key: bytes = KEY) -> None:
+        self.key, self.rate = key, rate
+
+    def __call__(self) -> tuple[bytes, float]:
+        """Return the key and the rate."""
+        return self.key, self.rate
+
+
+def maker(rate: float = 1.0, key: bytes = KEY) -> LookupEvents:
+    """Return a maker of items."""
+    return LookupEvents(BLOCK_SIZE, PRESENT, 4096, Sampling(rate, key))
+
+
+def sent(events: LookupEvents, stamp: float = 1.0) -> list[CacheLookups]:
+    """Return the items, after encoding and decoding."""
+    found = [DIALECTS.decode(encode_item(item)) for item in events.items(stamp)]
+    return [item for item in found if isinstance(item, CacheLookups)]
+
+
+def lookups(events: LookupEvents) -> list[Lookup]:
+    """Return the lookups of all items."""
+    return [e for item in sent(events) for e in item.events if isinstance(e, Lookup)]
+
+
+def serve(
+    requests: list[Request], events: LookupEvents, cache: PrefixCache, tracker: LookupTracker
+) -> dict[str, int]:
+    """Serve requests, eight at a time; return the missed tokens by reason."""
+    running: deque[tuple[int, Request]] = deque()
+    missed: dict[str, int] = {}
+    for number, request in enumerate(requests):
+        events.looked_up(
+            number, float(number), request.prompt, request.tokens, cache.admit(request)
+        )
+        running.append((number, request))
+        if len(running) > 8:
+            ended, released = running.popleft()
+            cache.release(released)
+            events.released(ended, float(number), [*released.prompt, *released.output])
+        for item in sent(events, float(number)):
+            for reason, tokens in tracker.apply(item).missed.items():
+                missed[reason] = missed.get(reason, 0) + tokens
+    return missed
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(1.0, 0.01), (0.1, 0.02)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_curve_of_one_cache_is_what_caches_of_other_sizes_find(
+    rate: float, limit: float, seed: int
+) -> None:
+    """The same requests find as much in caches of half to four times the size as the curve says."""
+    requests = [*conversations(6000, seed)]
+    tracker = LookupTracker(LookupSettings(half_life=1e9))
+    present = PrefixCache(PRESENT)
+    missed = serve(requests, maker(rate), present, tracker)
+
+    for size in (0.5, 1.0, 2.0, 4.0):
+        other = PrefixCache(int(PRESENT * size))
+        serve(requests, maker(0.0), other, LookupTracker(LookupSettings()))
+        (point,) = tracker.reuse.points([int(PRESENT * size)])
+        assert abs(point.hit_ratio - other.found / other.tokens) < limit
+    assert tracker.reuse.curve.hit_ratio == pytest.approx(present.found / present.tokens)
+    missing = present.tokens - present.found
+    assert sum(missed.values()) == pytest.approx(missing, rel=0.001 if rate == 1.0 else 0.1)
+    assert missed["unknown"] == missed["cleared"] == missed["not_cacheable"] == 0
+    assert min(missed["cold"], missed["evicted"], missed["too_short"]) > 0
+
+
+def test_blocks_are_named_by_the_exporters_key_alone() -> None:
+    """Engines with the same key send the same keys, others do not, and no hash is in them."""
+    blocks = chain(Random(1), [], 2000)
+    keys = []
+    for key in (b"one", b"one", b"two"):
+        events = maker(0.25, key)
+        events.looked_up(1, 1.0, blocks, 2000 * BLOCK_SIZE + 1, 0)
+        keys.append({one for lookup in lookups(events) for one in lookup.sampled})
+        assert all(one >= ALL * 0.75 for one in keys[-1])
+    prefixes = {int.from_bytes(block[:8], "big") for block in blocks}
+
+    assert keys[0] == keys[1]
+    assert not keys[0] & keys[2]
+    assert not keys[0] & prefixes
+    assert 400 < len(keys[0]) < 600
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 5000), st.sampled_from([0.01, 0.3, 1.0]), st.integers(0, 1 << 32))
+def test_no_item_has_more_keys_than_it_may(blocks: int, rate: float, seed: int) -> None:
+    """A long prompt is sent in parts, of which the first alone has its tokens and blocks."""
+    events, hashes = maker(rate), chain(Random(seed), [], blocks)
+    for number in range(10):
+        events.looked_up(number, 1.0, hashes, blocks * BLOCK_SIZE + 1, blocks * BLOCK_SIZE)
+        events.released(number, 2.0, hashes)
+    items = sent(events)
+
+    found = [event for item in items for event in item.events if isinstance(event, Lookup)]
+    for item in items:
+        looked_up = [event for event in item.events if isinstance(event, Lookup)]
+        released = [event for event in item.events if isinstance(event, Released)]
+        keys = sum(len(event.hot) + len(event.sampled) for event in looked_up)
+        assert keys + sum(event.keys + len(event.sampled) for event in released) <= MAX_KEYS
+    assert [event.tokens for event in found if event.tokens] == [blocks * BLOCK_SIZE + 1] * 10
+    for number in range(10):
+        mine = [event for event in found if event.request == number]
+        sampled = [key for event in mine for key in event.sampled]
+        assert len({*sampled}) == len(sampled)
+        assert all(event.sampled_found == len(event.sampled) for event in mine)
+        assert len(mine[0].hot) == -(-mine[0].hot_blocks // HOT_STEP)
+        assert not {*mine[0].hot} & {*sampled}
+        ended = [e for i in items for e in i.events if isinstance(e, Released)]
+        parts = [event.keys for event in ended if event.request == number]
+        assert sum(parts) == len(sampled) + len(mine[0].hot)
+        if rate == 1.0:
+            assert len(sampled) + len(mine[0].hot) == blocks
+    assert items[0].before == 0
+
+
+def test_blocks_that_many_prompts_begin_with_become_hot() -> None:
+    """Their depth is known exactly, and every sixteenth stands for those up to the next."""
+    random, events = Random(1), maker(0.01)
+    shared = chain(random, [], 50)
+    for number in range(30):
+        prompt = chain(random, shared, 20)
+        events.looked_up(number, 1.0, prompt, 70 * BLOCK_SIZE + 1, 0)
+    last = lookups(events)[-1]
+
+    assert last.hot_blocks == 50
+    assert len(last.hot) == 4
+    assert last.blocks == 70
+
+
+def test_the_block_of_the_last_token_cannot_be_found() -> None:
+    """A prompt that fills its last block has one block less to look up, and a whole one to compute."""
+    events, hashes = maker(), chain(Random(1), [], 2)
+    events.looked_up(1, 1.0, hashes, 2 * BLOCK_SIZE, BLOCK_SIZE)
+    events.looked_up(2, 1.0, hashes, 2 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE)
+    full, longer = lookups(events)
+    events.released(1, 2.0, hashes)
+    ((ended,),) = [item.events for item in sent(events)]
+
+    assert (full.blocks, full.found) == (1, 1)
+    assert (longer.blocks, longer.found) == (2, 2)
+    assert isinstance(ended, Released)
+    assert (ended.keys, len(ended.sampled)) == (1, 1)
+
+
+def test_nothing_is_sent_that_nobody_wants() -> None:
+    """Without the exporter's key, or with a sample rate of 0, there are no items."""
+    for events in (maker(0.0), maker(1.0, b"")):
+        events.looked_up(1, 1.0, chain(Random(1), [], 5), 100, 0)
+        events.released(1, 2.0, [])
+        events.cleared(3.0)
+        assert not sent(events)
+
+
+def test_another_key_or_rate_begins_anew() -> None:
+    """The source changes, and says that there were lookups before."""
+    sampling = Sampling()
+    events = LookupEvents(BLOCK_SIZE, PRESENT, 0, sampling)
+    hashes = chain(Random(1), [], 5)
+    sources = []
+    for key, rate in ((KEY, 1.0), (b"other", 1.0), (b"other", 0.5), (b"other", 0.5)):
+        sampling.key, sampling.rate = key, rate
+        events.looked_up(1, 1.0, hashes, 100, 0)
+        (item,) = sent(events)
+        sources.append(item.source)
+        assert item.rate == rate
+        assert item.before == len(sources) - 1
+
+    assert len({*sources}) == 3
+    assert sources[2] == sources[3]
+
+
+@pytest.mark.parametrize("kind", [AGAIN, NOT_LOOKED_UP])
+def test_lookups_that_the_engine_does_not_count_only_use_blocks(kind: int) -> None:
+    """They are no lookup of the curve, but what they use is nearer for those that follow."""
+    tracker = LookupTracker(LookupSettings())
+    events, hashes = maker(), chain(Random(1), [], 3)
+    events.looked_up(1, 1.0, hashes, 50, 0, kind=kind)
+    events.released(1, 2.0, hashes)
+    (item,) = sent(events)
+    missed = tracker.apply(item).missed
+    before = tracker.reuse.curve.hit_ratio
+    events.looked_up(2, 3.0, hashes, 50, 48)
+    (item,) = sent(events)
+    tracker.apply(item)
+
+    assert before is None
+    assert missed == {**dict.fromkeys(missed, 0), "not_cacheable": 50 * (kind == NOT_LOOKED_UP)}
+    assert tracker.reuse.points([3])[0].hit_ratio == pytest.approx(48 / 50)

@@ -1,0 +1,194 @@
+"""Lookups of vLLM's prefix cache: families, the gauges of the curve, folding and sharing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from prefix_caches import BLOCK_SIZE, PrefixCache, chain, conversations
+from sidestep.engines.folding import ItemFolder
+from sidestep.engines.items import encode_item
+from sidestep.errors import WireError
+from sidestep.metrics.kv_curves import INTERVAL, CurveTracker
+from sidestep.metrics.record_codec import decode_record
+from sidestep.protocol.cache_lookups import CacheLookups, Lookup
+from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
+from vllm_bench import Bench
+
+HIT_RATIO = "sidestep_kv_whatif_hit_ratio"
+SHARED = "sidestep_kv_whatif_shared_hit_ratio"
+MISSED = "sidestep_kv_missed_tokens_total"
+CAPACITY = 800
+BLOCK_BYTES = 1 << 20
+
+
+def maker(rate: float = 1.0) -> LookupEvents:
+    """Return a maker of items that all engines share a key with."""
+    return LookupEvents(BLOCK_SIZE, CAPACITY, BLOCK_BYTES, lambda: (b"key", rate))
+
+
+def items(count: int, seed: int = 1) -> list[CacheLookups]:
+    """Return the items of conversations in a cache, one request after the other."""
+    events, cache = maker(), PrefixCache(CAPACITY)
+    found = []
+    for number, request in enumerate(conversations(count, seed)):
+        stamp = float(number)
+        events.looked_up(number, stamp, request.prompt, request.tokens, cache.admit(request))
+        cache.release(request)
+        events.released(number, stamp + 0.5, [*request.prompt, *request.output])
+        found += events.items(stamp + 0.5)
+    return found
+
+
+def read_curves(bench: Bench) -> None:
+    """Update the gauges of all engines."""
+    curves = CurveTracker(bench.registry)
+    for call in range(len(bench.engines) + 1):
+        curves.update(INTERVAL + call / 10)
+
+
+def test_an_engine_without_lookups_has_none_of_the_families() -> None:
+    """They are exposed from the first item on."""
+    bench = Bench()
+    bench.engine()
+    read_curves(bench)
+
+    for name in (HIT_RATIO, SHARED, MISSED, "sidestep_kv_working_set_blocks"):
+        assert not bench.values(name)
+
+
+def test_lookups_feed_the_families() -> None:
+    """The hit ratio grows with the size, and every token that was not found has a reason."""
+    bench = Bench()
+    bench.engine()
+    bench.apply(*items(1500))
+    read_curves(bench)
+
+    ratios = [bench.values(HIT_RATIO)[f"{size}x",] for size in ("0.25", 0.5, 1, 2, 4, 8)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] + 0.2 < ratios[-1] < 1.0
+    missed = {reason: tokens for (reason,), tokens in bench.values(MISSED).items()}
+    assert {reason for reason, tokens in missed.items() if tokens} == {
+        "cold", "evicted", "too_short"
+    }  # fmt: skip
+    idles = bench.value("sidestep_kv_missed_block_idle_seconds")
+    assert sum(idles.counts) * BLOCK_SIZE == missed["evicted"]
+    assert 0 < bench.value("sidestep_kv_whatif_hit_ratio_per_gib") < 1
+    assert 100 < bench.value("sidestep_kv_working_set_blocks")
+    assert CAPACITY < bench.value("sidestep_kv_whatif_sufficient_blocks") < 8 * CAPACITY
+    assert not bench.values(SHARED)
+
+
+def test_two_engines_of_a_model_share_what_routing_by_prefix_could_win() -> None:
+    """Conversations that are spread at random would find more in one cache."""
+    bench = Bench()
+    makers, caches = (maker(), maker()), (PrefixCache(CAPACITY), PrefixCache(CAPACITY))
+    for name in ("0", "1"):
+        bench.engine(name, labels={"engine": name, "model_name": "m"})
+    bench.engine("other", labels={"engine": "0", "model_name": "another"})
+    random, curves = Random(1), CurveTracker(bench.registry)
+    for number, request in enumerate(conversations(2500, 3)):
+        index, stamp = random.randrange(2), float(number)
+        events, cache = makers[index], caches[index]
+        events.looked_up(number, stamp, request.prompt, request.tokens, cache.admit(request))
+        cache.release(request)
+        events.released(number, stamp + 0.5, [*request.prompt, *request.output])
+        bench.apply(*events.items(stamp + 0.5), to=str(index))
+        curves.update(stamp)
+    bench.apply(*items(10), to="other")
+    read_curves(bench)
+    shared = bench.values(SHARED)
+
+    measured = sum(cache.found for cache in caches) / sum(cache.tokens for cache in caches)
+    assert len(shared) == 2 or len({*shared.values()}) == 1
+    routed = PrefixCache(2 * CAPACITY)
+    for request in conversations(2500, 3):
+        routed.admit(request)
+        routed.release(request)
+    for ratio in shared.values():
+        assert ratio == pytest.approx(routed.found / routed.tokens, abs=0.03)
+        assert ratio > measured + 0.05
+
+
+def test_folded_lookups_have_an_unknown_reason() -> None:
+    """Who folds them has not seen the blocks; the exporter starts anew, and loses no token."""
+    bench = Bench()
+    bench.engine()
+    sent = items(300)
+    bench.apply(*sent[:100])
+    info = EngineInfo("0", "vllm", {"engine": "0", "model_name": "m"})
+    folder = ItemFolder()
+    folder.settings = Settings()
+    for item in sent[100:200]:
+        assert folder.fold(encode_item(item), [info])
+    for frame in folder.seal().frames:
+        for raw in frame:
+            bench.applier.add_record(bench.engines["0"], decode_record(raw))
+    (lookups,) = [bench.engines["0"].lookups]
+    assert lookups is not None
+    assert lookups.reuse.tracked == 0
+    before = dict(bench.values(MISSED))
+    bench.apply(*sent[200:])
+    missed = bench.values(MISSED)
+
+    assert before["unknown",] > 0
+    assert missed["unknown",] > before["unknown",]
+    assert missed["cold",] == before["cold",]
+
+
+def test_a_half_life_of_zero_counts_nothing() -> None:
+    """The estimate is off."""
+    bench = Bench()
+    bench.registry.lookup_settings = type(bench.registry.lookup_settings)(half_life=0.0)
+    bench.engine()
+    bench.apply(*items(10))
+
+    assert not bench.values(MISSED)
+    assert bench.engines["0"].lookups is None
+
+
+def test_an_invalid_item_changes_nothing() -> None:
+    """It is refused before a tracker is made."""
+    bench = Bench()
+    engine = bench.engine()
+    wrong = CacheLookups(0, 1.0, 1, 1.0, 16, 0, 10, 0, [Lookup(1, 1.0, 32, 1, found=2)])
+    with pytest.raises(WireError):
+        bench.apply(wrong)
+
+    assert engine.lookups is None
+    assert not bench.values(MISSED)
+
+
+def test_an_engine_without_its_tap_loses_the_curve() -> None:
+    """Its gauges are of no use to anyone any more."""
+    bench = Bench()
+    engine = bench.engine()
+    bench.apply(*items(100))
+    read_curves(bench)
+    assert bench.values(HIT_RATIO)
+    engine.detach_core()
+    read_curves(bench)
+
+    assert not bench.values(HIT_RATIO)
+
+
+def test_hot_blocks_of_a_low_rate_keep_the_curve_right() -> None:
+    """With one block in a hundred, long instructions that all share would decide the ratio."""
+    random, events = Random(5), maker(0.01)
+    shared = chain(random, [], 60)
+    cache, bench = PrefixCache(CAPACITY), Bench()
+    bench.engine()
+    for number in range(3000):
+        request = next(conversations(1, number))
+        prompt = [*shared, *chain(random, [], 20)]
+        request = request._replace(prompt=prompt, output=[], tokens=80 * BLOCK_SIZE + 1)
+        stamp = float(number)
+        events.looked_up(number, stamp, prompt, request.tokens, cache.admit(request))
+        cache.release(request)
+        events.released(number, stamp, prompt)
+        bench.apply(*events.items(stamp))
+    read_curves(bench)
+
+    assert bench.values(HIT_RATIO)["1x",] == pytest.approx(cache.found / cache.tokens, abs=0.01)
