@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from command_line import one_line, sidestep
+from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.errors import ConfigError
+from sidestep.protocol.cache_lookups import CacheLookups, Lookup, Released
 from sidestep.whatif import estimate
 from sidestep.whatif.estimate import DistinctBlocks, TraceCurve, keys_of
 from sidestep.whatif.plot import HEIGHT, MARGIN
 from sidestep.whatif.png import SCALE
 from sidestep.whatif.trace import Trace
+from sidestep_adapters.recording.format import Items, Writer
 
 DATA = Path(__file__).parent / "data"
 
@@ -182,6 +185,52 @@ def test_a_cleared_cache_finds_nothing_of_before(tmp_path: Path) -> None:
     assert ratios == [pytest.approx(1 / 9), pytest.approx(5 / 9)]
 
 
+def record(writer: Writer, stream: str, cache: PrefixCache, seed: int) -> None:
+    """Record the lookups of conversations in an engine's cache, one after the other."""
+    for number, request in enumerate(conversations(1500, seed, active=30)):
+        found = cache.admit(request) // BLOCK_SIZE
+        prompt, output = (
+            [int.from_bytes(block[:8], "big") for block in blocks]
+            for blocks in (request.prompt, request.output)
+        )
+        blocks = (request.tokens - 1) // BLOCK_SIZE
+        lookup = Lookup(
+            number, number + 0.1, request.tokens, blocks, found,
+            sampled=prompt, sampled_found=found,
+        )  # fmt: skip
+        cache.release(request)
+        released = Released(number, number + 0.2, len(prompt), output)
+        item = CacheLookups(0, number + 0.2, 1, 1.0, BLOCK_SIZE, 0, 800, 0, [lookup, released])
+        raw = msgspec.Raw(msgspec.msgpack.encode(item))
+        writer.write(Items(float(number), stream, [raw]))
+
+
+def test_a_recording_has_the_curve_of_its_engines(tmp_path: Path) -> None:
+    """What another cache hits is what one of that size would have hit, in tokens."""
+    path = tmp_path / "a.rec"
+    writer = Writer(path)
+    caches = {capacity: PrefixCache(capacity) for capacity in (400, 800, 1600)}
+    for seed in (3, 4):
+        record(writer, f"engine {seed}", PrefixCache(800), seed)
+        for cache in caches.values():
+            cache.clear()
+            for request in conversations(1500, seed, active=30):
+                cache.admit(request)
+                cache.release(request)
+    writer.close()
+
+    done = sidestep("whatif", path, "--capacity", "400,800,1600", "--json")
+
+    for point in json.loads(done.stdout)["curve"]:
+        cache = caches[point["blocks"]]
+        assert point["hit_ratio"] == pytest.approx(cache.found / cache.tokens, abs=0.01)
+    table = sidestep("whatif", path).stdout.splitlines()
+    assert table[1].split()[:2] == ["blocks", "tokens"]
+    assert [int(line.split()[0].replace(",", "")) for line in table[2:]] == [
+        6400 >> shift for shift in range(7, -1, -1)
+    ]
+
+
 def test_a_pipe_is_read(trace: Path) -> None:
     """The file is opened once."""
     command = f"cat {trace} | {sys.executable} -m sidestep whatif /dev/stdin --sample-rate 1 --json"
@@ -263,8 +312,10 @@ def test_a_long_line_takes_little_memory(tmp_path: Path, is_gzip: bool) -> None:
         (b"\xff\xfe\n", "line 1 is not a request"),
         (b"\x1f\x8b\x08\x00", "is cut short or damaged"),
         (gzip.compress(b'{"hash_ids": [1]}\n' * 99, mtime=0)[:-9], "is cut short or damaged"),
-        (b"sidestep recording 1\n", "a recording has no lookups"),
-        (b'{"call": "__init__", "instance": 1}\n', "a recording has no lookups"),
+        (b"sidestep recording 1\n", "the recording has no lookups"),
+        (b"sidestep recording 1\n123", "cut short at byte 21"),
+        (gzip.compress(b"sidestep recording 1\n" * 99, mtime=0)[:-9], "is cut short or damaged"),
+        (b'{"call": "__init__", "instance": 1}\n', "stat-logger calls has no lookups"),
         (b'["load", 58, ["LoadStat", 0]]\n', "line 1 is not a batch of KV events"),
         (b'["", 6, {"version": 1}]\n', "line 1 is not a batch of KV events: no list of events"),
         (b'[1.0, [{"type": "BlockStored"}]]', "an event has neither a kind nor hashes"),

@@ -476,8 +476,8 @@ def whatif(
     """Show what a prefix cache of other sizes would hit, from the lookups in FILE.
 
     FILE is a trace, plain or gzip, with a JSON object a request whose hash_ids are the blocks of
-    its prompt; or a capture of KV events, a JSON array a batch. docs/kv-residency.md says how to
-    decide with it.
+    its prompt; or a recording of sidestep record; or a capture of KV events, a JSON array a batch.
+    docs/kv-residency.md says how to decide with it.
     """
     from sidestep.whatif.command import run
 

@@ -13,7 +13,13 @@ from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep.whatif.estimate import TraceCurve
 from sidestep.whatif.plot import writer
+from sidestep.whatif.recording import RecordedCurve, is_recording
 from sidestep.whatif.trace import Trace
+
+STORED_ONLY = (
+    "KV events have no lookups, only the blocks that were stored: the ratio is the share of these"
+    " that a cache of that size would have kept"
+)
 
 
 def run(
@@ -32,17 +38,10 @@ def run(
     """
     # Before the file is read, which may take long.
     write = None if plot is None else writer(plot)
-    trace = Trace(path)
-    curve = TraceCurve(rate, secrets.randbits(64))
-    for blocks in trace:
-        if blocks is None:
-            curve.clear()
-        else:
-            curve.add(blocks)
+    curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
-    fractions = sorted({max(curve.distinct >> shift, 1) for shift in range(7)})
-    points = curve.points(capacities or fractions)
+    points = curve.points(capacities or sizes)
     if write is not None:
         write(sorted(points), path.name)
     if as_json:
@@ -53,17 +52,36 @@ def run(
         }
         click.echo(msgspec.json.encode(found))
     else:
+        if block_size is None and isinstance(curve, RecordedCurve):
+            block_size = curve.block_size
         for line in _table(curve, points, block_size):
             click.echo(line)
-    if not trace.has_hits:
-        click.echo(
-            "KV events have no lookups, only the blocks that were stored: the ratio is the share of"
-            " these that a cache of that size would have kept",
-            err=True,
-        )
+    if remark:
+        click.echo(remark, err=True)
 
 
-def _table(curve: TraceCurve, points: Sequence[Point], block_size: int | None) -> Iterator[str]:
+def _read(path: Path, rate: float) -> tuple[TraceCurve | RecordedCurve, Sequence[int], str]:
+    """Return the curve of a file, sizes to show, and a remark on what the file lacks."""
+    if is_recording(path):
+        recorded = RecordedCurve(path)
+        return recorded, recorded.sizes or _fractions(recorded.distinct), ""
+    trace = Trace(path)
+    curve = TraceCurve(rate, secrets.randbits(64))
+    for blocks in trace:
+        if blocks is None:
+            curve.clear()
+        else:
+            curve.add(blocks)
+    return curve, _fractions(curve.distinct), "" if trace.has_hits else STORED_ONLY
+
+
+def _fractions(blocks: int) -> list[int]:
+    return sorted({max(blocks >> shift, 1) for shift in range(7)})
+
+
+def _table(
+    curve: TraceCurve | RecordedCurve, points: Sequence[Point], block_size: int | None
+) -> Iterator[str]:
     yield f"{curve.accesses:,} lookups of {curve.distinct:,} distinct blocks"
     tokens = f"{'tokens':>16}" if block_size else ""
     yield f"{'blocks':>12}{tokens}{'hit ratio':>11}{'95 % of the cases':>20}"

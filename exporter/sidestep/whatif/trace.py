@@ -95,11 +95,10 @@ class Trace:
         found = _Fields()
         if line.startswith(b"{"):
             found = _fields.decode(line)
-        if len(found.call) or line.startswith(_RECORDING):
-            raise ConfigError(
-                f"{self._path}: a recording has no lookups of blocks by hash; a request trace or a"
-                " capture of KV events has"
-            )
+        if line.startswith(_RECORDING):
+            raise ConfigError(f"{self._path}: a recording must be a file")
+        if len(found.call):
+            raise ConfigError(f"{self._path}: a recording of stat-logger calls has no lookups")
         return not len(found.events) + len(found.payload)
 
 
