@@ -26,6 +26,7 @@ from sidestep.config.settings import (
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.errors import ConfigError, SidestepError
+from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -418,7 +419,7 @@ class _Capacities(click.ParamType[Any]):
         """Return the numbers.
 
         Raises:
-            UsageError: One of them is not a number above 0.
+            UsageError: One of them is not a number above 0, or is too large.
         """
         if isinstance(value, tuple):
             return value
@@ -426,9 +427,9 @@ class _Capacities(click.ParamType[Any]):
             numbers = tuple(map(int, value.split(",")))
         except ValueError:
             numbers = (0,)
-        if min(numbers) < 1:
+        if min(numbers) < 1 or max(numbers) > COUNT_LIMIT:
             self.fail(
-                f"{value!r}: must be numbers of blocks above 0, separated by commas", param, ctx
+                f"{value:.40}: must be numbers of blocks above 0, separated by commas", param, ctx
             )
         return numbers
 
@@ -440,7 +441,7 @@ class _Capacities(click.ParamType[Any]):
     default=0.01,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="Share of the blocks to sample; 1: all of them.",
+    help="Share of the blocks to sample, if there are more than 8192; 1: all of them.",
 )
 @click.option(
     "--capacity",
@@ -460,7 +461,7 @@ class _Capacities(click.ParamType[Any]):
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write the curve to an SVG file.",
+    help="Write the curve to a file whose name ends with .svg or .png.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def whatif(
@@ -475,8 +476,8 @@ def whatif(
     """Show what a prefix cache of other sizes would hit, from the lookups in FILE.
 
     FILE is a trace, plain or gzip, with a JSON object a request whose hash_ids are the blocks of
-    its prompt; or a capture of KV events, a JSON array a batch. docs/kv-residency.md says how to
-    decide with it.
+    its prompt; or a recording of sidestep record; or a capture of KV events, a JSON array a batch.
+    docs/kv-residency.md says how to decide with it.
     """
     from sidestep.whatif.command import run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 
 import click
@@ -13,11 +12,14 @@ import msgspec
 from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep.whatif.estimate import TraceCurve
-from sidestep.whatif.plot import svg
+from sidestep.whatif.plot import writer
+from sidestep.whatif.recording import RecordedCurve, is_recording
 from sidestep.whatif.trace import Trace
 
-FEW = 500
-"""Sampled blocks below which the curve is no more than a hint."""
+STORED_ONLY = (
+    "KV events have no lookups, only the blocks that were stored: the ratio is the share of these"
+    " that a cache of that size would have kept"
+)
 
 
 def run(
@@ -34,21 +36,14 @@ def run(
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise ConfigError(f"--plot {plot}: pictures are SVG, so the name must end with .svg")
-    trace = Trace(path)
-    curve = TraceCurve(rate, secrets.randbits(64))
-    for blocks in trace:
-        curve.add(blocks)
+    # Before the file is read, which may take long.
+    write = None if plot is None else writer(plot)
+    curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
-    fractions = sorted({max(curve.distinct >> shift, 1) for shift in range(7)})
-    points = curve.points(capacities or fractions)
-    if plot is not None:
-        try:
-            plot.write_text(svg(sorted(points), escape(path.name)))
-        except OSError as error:
-            raise ConfigError(f"cannot write {plot}: {error.strerror}") from None
+    points = curve.points(capacities or sizes)
+    if write is not None:
+        write(sorted(points), path.name)
     if as_json:
         found = {
             "accesses": curve.accesses,
@@ -57,13 +52,36 @@ def run(
         }
         click.echo(msgspec.json.encode(found))
     else:
+        if block_size is None and isinstance(curve, RecordedCurve):
+            block_size = curve.block_size
         for line in _table(curve, points, block_size):
             click.echo(line)
-    for line in _remarks(trace, curve, rate):
-        click.echo(line, err=True)
+    if remark:
+        click.echo(remark, err=True)
 
 
-def _table(curve: TraceCurve, points: Sequence[Point], block_size: int | None) -> Iterator[str]:
+def _read(path: Path, rate: float) -> tuple[TraceCurve | RecordedCurve, Sequence[int], str]:
+    """Return the curve of a file, sizes to show, and a remark on what the file lacks."""
+    if is_recording(path):
+        recorded = RecordedCurve(path)
+        return recorded, recorded.sizes or _fractions(recorded.distinct), ""
+    trace = Trace(path)
+    curve = TraceCurve(rate, secrets.randbits(64))
+    for blocks in trace:
+        if blocks is None:
+            curve.clear()
+        else:
+            curve.add(blocks)
+    return curve, _fractions(curve.distinct), "" if trace.has_hits else STORED_ONLY
+
+
+def _fractions(blocks: int) -> list[int]:
+    return sorted({max(blocks >> shift, 1) for shift in range(7)})
+
+
+def _table(
+    curve: TraceCurve | RecordedCurve, points: Sequence[Point], block_size: int | None
+) -> Iterator[str]:
     yield f"{curve.accesses:,} lookups of {curve.distinct:,} distinct blocks"
     tokens = f"{'tokens':>16}" if block_size else ""
     yield f"{'blocks':>12}{tokens}{'hit ratio':>11}{'95 % of the cases':>20}"
@@ -71,16 +89,3 @@ def _table(curve: TraceCurve, points: Sequence[Point], block_size: int | None) -
         tokens = f"{point.blocks * block_size:>16,}" if block_size else ""
         bounds = f"{point.low:.2%} to {point.high:.2%}"
         yield f"{point.blocks:>12,}{tokens}{point.hit_ratio:>11.2%}{bounds:>20}"
-
-
-def _remarks(trace: Trace, curve: TraceCurve, rate: float) -> Iterator[str]:
-    if rate < 1.0 and curve.sampled < FEW:
-        yield (
-            f"only {curve.sampled} blocks are in the sample: --sample-rate"
-            f" {min(rate * 10, 1.0):g} gives a curve to rely on"
-        )
-    if not trace.has_hits:
-        yield (
-            "KV events have no lookups, only the blocks that were stored: the ratio is the share of"
-            " these that a cache of that size would have kept"
-        )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from sidestep.errors import ConfigError
+from sidestep.whatif.kv_events import read_batch
 
+MAX_LINE = 8 << 20
+"""Most bytes of a line, so that a file that is none of ours takes little memory."""
 _GZIP = b"\x1f\x8b"
 _RECORDING = b"sidestep recording"
 Blocks = list[int]
@@ -23,15 +26,20 @@ class _Request(msgspec.Struct):
     hash_ids: list[int | str]
 
 
+class _Fields(msgspec.Struct):
+    """The fields that tell forms apart."""
+
+    call: msgspec.Raw = msgspec.Raw()
+    events: msgspec.Raw = msgspec.Raw()
+    payload: msgspec.Raw = msgspec.Raw()
+
+
 _request = msgspec.json.Decoder(_Request)
-_capture = msgspec.json.Decoder(tuple[float, list[tuple[str, list[int], str]]])
+_fields = msgspec.json.Decoder(_Fields)
 
 
 class Trace:
     """The lookups in a file.
-
-    Raises:
-        ConfigError: The file cannot be read, or has no lookups.
 
     Attributes:
         has_hits: False for a capture of KV events: engines publish the blocks that they store, which
@@ -40,45 +48,59 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            with path.open("rb") as file:
-                self._open: Any = gzip.open if file.read(2) == _GZIP else open
-            with self._open(path, "rb") as file:
-                head = file.readline(1 << 20).lstrip()
-        except (EOFError, zlib.error):
-            raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-        if head.startswith(_RECORDING):
-            raise ConfigError(f"{path}: a recording has no lookups of blocks by hash")
-        self.has_hits = not head.startswith(b"[")
+        self.has_hits = True
 
-    def __iter__(self) -> Iterator[Blocks]:
-        """Yield the blocks of each request.
+    def __iter__(self) -> Iterator[Blocks | None]:
+        """Yield the blocks of each request, or of each change of a cache; None: it was cleared.
 
         Raises:
-            ConfigError: The file is damaged; names the line.
+            ConfigError: The file cannot be read, is damaged, or has no lookups; names the line.
         """
-        read = _read_request if self.has_hits else _read_stored
         number = 0
+        read: Callable[[bytes], Iterator[Blocks | None]] | None = None
         try:
-            with self._open(self._path, "rb") as lines:
-                for number, line in enumerate(lines, start=1):  # noqa: B007 - for the message
-                    if line.strip():
-                        yield read(line)
+            for number, line in enumerate(self._lines(), start=1):  # noqa: B007 - for the message
+                if not line.strip():
+                    continue
+                if read is None:
+                    self.has_hits = self._is_trace(line)
+                    read = _read_request if self.has_hits else read_batch
+                yield from read(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             form = "a request with hash_ids" if self.has_hits else "a batch of KV events"
             raise ConfigError(f"{self._path}: line {number} is not {form}: {error}") from None
-        except (EOFError, zlib.error):
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the lines; the file is opened once, so that it may be a pipe."""
+        try:
+            with self._path.open("rb") as plain:
+                is_gzip = plain.peek(2).startswith(_GZIP)
+                lines = io.BufferedReader(gzip.GzipFile(fileobj=plain)) if is_gzip else plain
+                number = 0
+                while line := lines.readline(MAX_LINE):
+                    number += 1
+                    if len(line) == MAX_LINE:
+                        raise ConfigError(f"{self._path}: line {number} is longer than 8 MiB")
+                    yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile):
             raise ConfigError(f"{self._path}: the gzip data is cut short or damaged") from None
         except OSError as error:
             raise ConfigError(f"cannot read {self._path}: {error.strerror or error}") from None
 
+    def _is_trace(self, line: bytes) -> bool:
+        """Return whether the first line is that of a trace, rather than of a capture."""
+        line = line.lstrip()
+        if line.startswith(b"["):
+            return False
+        found = _Fields()
+        if line.startswith(b"{"):
+            found = _fields.decode(line)
+        if line.startswith(_RECORDING):
+            raise ConfigError(f"{self._path}: a recording must be a file")
+        if len(found.call):
+            raise ConfigError(f"{self._path}: a recording of stat-logger calls has no lookups")
+        return not len(found.events) + len(found.payload)
 
-def _read_request(line: bytes) -> Blocks:
-    return [one if isinstance(one, int) else hash(one) for one in _request.decode(line).hash_ids]
 
-
-def _read_stored(line: bytes) -> Blocks:
-    _, changes = _capture.decode(line)
-    return [one for kind, hashes, _ in changes if kind == "stored" for one in hashes]
+def _read_request(line: bytes) -> Iterator[Blocks]:
+    yield [one if isinstance(one, int) else hash(one) for one in _request.decode(line).hash_ids]

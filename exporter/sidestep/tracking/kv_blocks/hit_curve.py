@@ -16,6 +16,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 FINE = 128
@@ -60,7 +61,7 @@ class _Lookups:
         total: All of them, sampled or not.
         hot: Distances of those of hot blocks.
         sampled: Distances of the sampled ones.
-        groups: The same by group of blocks, in wide buckets.
+        groups: The same in wide buckets, each with the weight of every group of blocks.
     """
 
     __slots__ = ("groups", "hot", "sampled", "total")
@@ -69,7 +70,7 @@ class _Lookups:
         self.total = 0.0
         self.hot: Histogram = {}
         self.sampled: Histogram = {}
-        self.groups: list[Histogram] = [{} for _ in range(GROUPS)]
+        self.groups: dict[int, list[float]] = {}
 
     @property
     def rest(self) -> float:
@@ -79,7 +80,9 @@ class _Lookups:
     def fade(self, by: float) -> None:
         """Divide all weights."""
         self.total /= by
-        for histogram in (self.hot, self.sampled, *self.groups):
+        faded = {n: [weight / by for weight in row] for n, row in self.groups.items()}
+        self.groups = {n: row for n, row in faded.items() if sum(row) > _LEAST_WEIGHT}
+        for histogram in (self.hot, self.sampled):
             kept = {n: weight / by for n, weight in histogram.items()}
             histogram.clear()
             histogram.update((n, weight) for n, weight in kept.items() if weight > _LEAST_WEIGHT)
@@ -127,10 +130,13 @@ class HitCurve:
         """Add a sampled lookup of block ``key`` in a bucket, which stands for ``weight`` lookups."""
         weight *= self._gain
         lookups = self._by_result[hit]
-        sampled, group = lookups.sampled, lookups.groups[key % GROUPS]
+        sampled, groups = lookups.sampled, lookups.groups
         sampled[number] = sampled.get(number, 0.0) + weight
         wide = number >> _COARSE
-        group[wide] = group.get(wide, 0.0) + weight
+        row = groups.get(wide)
+        if row is None:
+            row = groups[wide] = [0.0] * GROUPS
+        row[key % GROUPS] += weight
 
     def observe_hot(self, number: int, weight: float, *, hit: bool) -> None:
         """Add ``weight`` lookups of hot blocks in a bucket."""
@@ -179,18 +185,22 @@ class HitCurve:
         ratios = self.hit_ratios(capacities)
         if not ratios:
             return []
-        # Distances have an error of their own, that of the number of sampled blocks in them: it is
-        # the same each time where the same blocks are used again and again. And buckets are wide.
+        # Distances have an error of their own, that of the number of sampled blocks in them (as of a
+        # Poisson distribution): it is the same each time where the same blocks are used again and
+        # again. And buckets are wide.
+        half = SPREAD * math.sqrt(1.0 - rate) / 2
+        numbers = [max(min(rate * capacity, sampled), 1.0) for capacity in capacities]
         stretches = [
-            1.0
-            + SPREAD * math.sqrt((1.0 - rate) / max(min(rate * capacity, sampled), 1.0))
+            (math.sqrt(number + half * half) + half) ** 2 / number
             + (1.0 / FINE if capacity > FINE else 0.0)
-            for capacity in capacities
+            for capacity, number in zip(capacities, numbers, strict=True)
         ]
         pairs = [*zip(capacities, stretches, strict=True)]
-        below = self.hit_ratios([capacity / stretch for capacity, stretch in pairs])
-        above = self.hit_ratios([capacity * stretch for capacity, stretch in pairs])
-        errors = self._errors(capacities)
+        bounds = [capacity / stretch for capacity, stretch in pairs]
+        bounds += [capacity * stretch for capacity, stretch in pairs]
+        bounds = self.hit_ratios(bounds)
+        below, above = bounds[: len(pairs)], bounds[len(pairs) :]
+        errors = self._errors(capacities, self._gain / rate)
         found = []
         for capacity, ratio, least, most, error in zip(
             capacities, ratios, below, above, errors, strict=True
@@ -201,27 +211,34 @@ class HitCurve:
             found.append(Point(capacity, ratio, max(low, 0.0), min(high, 1.0)))
         return found
 
-    def _errors(self, capacities: Sequence[int]) -> list[float]:
-        """Return the standard errors of the hit ratios: the jackknife over groups of blocks."""
+    def _errors(self, capacities: Sequence[int], weight: float) -> list[float]:
+        """Return the standard errors of the hit ratios, from how much the groups of blocks differ.
+
+        Where all groups agree, there may still be lookups that are too few to be in the sample, up
+        to ``weight`` of one that is.
+        """
         numbers = [bucket(max(capacity, 1)) >> _COARSE for capacity in capacities]
         total = self._total
-        without = [[0.0] * GROUPS for _ in numbers]
+        residuals = [[0.0] * GROUPS for _ in numbers]
+        unseen = 0.0
         for lookups in self._by_result:
-            rest = lookups.rest / total
-            parts = [_up_to(group, numbers) for group in lookups.groups]
-            sizes = [sum(group.values()) for group in lookups.groups]
+            rest, groups = lookups.rest / total, lookups.groups
+            known = sorted(groups)
+            sums = [[0.0] * GROUPS]
+            for number in known:
+                sums.append([*map(add, sums[-1], groups[number])])
+            sizes = sums[-1]
             size = sum(sizes)
-            for index, left_out in enumerate(without):
-                hits = sum(part[index] for part in parts)
+            if not size:
+                continue
+            unseen += rest * _share(weight, size)
+            for row, number in zip(residuals, numbers, strict=True):
+                hits = sums[bisect_right(known, number)]
+                share = sum(hits) / size
                 for group in range(GROUPS):
-                    left = _share(hits - parts[group][index], size - sizes[group])
-                    left_out[group] += rest * left
-        errors = []
-        for left_out in without:
-            mean = sum(left_out) / GROUPS
-            spread = sum((one - mean) ** 2 for one in left_out)
-            errors.append(math.sqrt(spread * (GROUPS - 1) / GROUPS))
-        return errors
+                    row[group] += rest / size * (hits[group] - share * sizes[group])
+        gain = math.sqrt(GROUPS / (GROUPS - 1))
+        return [math.hypot(gain * math.hypot(*row), unseen) for row in residuals]
 
 
 def _share(part: float, whole: float) -> float:

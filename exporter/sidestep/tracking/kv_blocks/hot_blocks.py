@@ -6,7 +6,8 @@ lookups: a sample misses it or counts it many times over. Such blocks are counte
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections import Counter
+from collections.abc import Collection, Hashable
 
 LEAST = 8
 """Lookups from which on a block is hot."""
@@ -27,26 +28,22 @@ class HotBlocks:
     def __init__(self, most: int) -> None:
         self.hot: set[Hashable] = set()
         self._most = most
-        self._counts: dict[Hashable, int] = {}
+        self._counts: Counter[Hashable] = Counter()
         self._lookups = 0
 
-    def note(self, keys: Iterable[Hashable]) -> None:
+    def note(self, keys: Collection[Hashable]) -> None:
         """Count lookups."""
         counts, hot = self._counts, self.hot
         threshold = max(LEAST, self._lookups // self._most)
-        noted = 0
-        for key in keys:
-            noted += 1
-            found = counts[key] = counts.get(key, 0) + 1
-            if found >= threshold:
-                hot.add(key)
-        self._lookups += noted
+        counts.update(keys)
+        hot.update([key for key in keys if counts[key] >= threshold])
+        self._lookups += len(keys)
         if self._lookups > WINDOW:
             self._lookups //= 2
-            self._counts = {key: found // 2 for key, found in counts.items() if found > 1}
+            self._counts = Counter({key: n // 2 for key, n in counts.items() if n > 1})
             self._cool()
         elif len(counts) > 2 * self._most:
-            self._counts = {key: found - 1 for key, found in counts.items() if found > 1}
+            self._counts = Counter({key: n - 1 for key, n in counts.items() if n > 1})
             self._cool()
 
     def _cool(self) -> None:

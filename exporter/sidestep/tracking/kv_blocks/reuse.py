@@ -8,7 +8,7 @@ released one are those that are held now, and those that were released after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -17,10 +17,13 @@ from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
 ALL = 1 << 64
+_UNIT = 1.0 / ALL
 MAX_BLOCKS = 1 << 16
 """Blocks of the sample that are tracked at once."""
 MAX_EXTRA = 1 << 14
 """Hot blocks outside of the sample that are tracked at once."""
+SIFT = 8
+"""Keys that are sifted for each block that comes into the sample."""
 TRIM = 256
 """Blocks that leave the sample in one call after the rate or the limit was lowered."""
 
@@ -83,6 +86,10 @@ class ReuseTracker:
         self._held_counted = 0
         self._keys: list[int] = []
         """Keys that came into the sample, as a heap. Some may have left it."""
+        self._unsifted: list[int] = []
+        """Such a heap from which those that have left are being sifted out."""
+        self._noted: set[int] = set()
+        """The keys of both."""
         self._extra: dict[int, None] = {}
         """Hot blocks outside of the sample, the latest one last."""
         self._cleared_at = -1.0
@@ -97,7 +104,7 @@ class ReuseTracker:
     @property
     def rate(self) -> float:
         """Share of the blocks that is sampled now."""
-        return (ALL - self.floor) / ALL
+        return (ALL - self.floor) * _UNIT
 
     @property
     def tracked(self) -> int:
@@ -107,8 +114,9 @@ class ReuseTracker:
     @property
     def scale(self) -> float:
         """Number of blocks that one of the sample stands for."""
-        if self.distinct is not None and self.tracked:
-            return max(self.distinct / self.tracked, 1.0)
+        tracked = self._stack.counted + self._held_counted
+        if self.distinct is not None and tracked:
+            return max(self.distinct / tracked, 1.0)
         return 1.0 / self.rate
 
     def sample(self, rate: float) -> None:
@@ -120,9 +128,10 @@ class ReuseTracker:
         self._source_floor = floor
         self.floor = max(self.floor, floor)
         for _ in range(TRIM):
-            if not self._keys or self._keys[0] >= self.floor:
+            heap = self._lower_heap()
+            if not heap or heap[0] >= self.floor:
                 break
-            self._leave(heappop(self._keys))
+            self._leave_least(heap)
 
     def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
         """Observe the lookup of a request, which holds its blocks until ``release``.
@@ -178,12 +187,30 @@ class ReuseTracker:
             stack.push(key, now, counted=is_counted)
         self._shrink()
 
-    def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool) -> None:
-        """Observe the lookup of one block that nobody holds afterwards; it is not counted."""
-        used = self._hold(key, now)
+    def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
+        """Observe the lookup of one block that nobody holds afterwards; it is not counted.
+
+        Args:
+            key: The block.
+            now: Seconds or uses, not before those of the previous call.
+            is_hot: Whether the block is counted one by one.
+            is_hit: Whether it was found; None: if it is known.
+        """
         weight = 1.0 if is_hot else 1.0 / self.rate
-        self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
-        self.release((key,), now)
+        if key < self.floor or self._held:
+            used = self._hold(key, now)
+            is_hit = used is not None if is_hit is None else is_hit
+            self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
+            self.release((key,), now)
+            return
+        # The same for a block that nobody holds, with fewer calls.
+        scale, used = self.scale, self._stack.remove(key)
+        is_hit = used is not None if is_hit is None else is_hit
+        self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)
+        self._stack.push(key, now)
+        if used is None:
+            self._enter(key)
+            self._shrink()
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
         """Return the curve at ``capacities``, with bounds."""
@@ -249,10 +276,25 @@ class ReuseTracker:
 
     def _enter(self, key: int) -> None:
         """Note a block that comes into the sample."""
+        if key in self._noted:
+            return
+        self._noted.add(key)
         heappush(self._keys, key)
-        if len(self._keys) > 2 * self.most:
-            self._keys = [one for one in self._keys if one in self]
-            heapify(self._keys)
+        if len(self._noted) > 2 * self.most and not self._unsifted:
+            self._unsifted, self._keys = self._keys, []
+        unsifted = self._unsifted
+        for _ in range(min(SIFT, len(unsifted))):
+            # A heap without its end is one.
+            old = unsifted.pop()
+            if old in self:
+                heappush(self._keys, old)
+            else:
+                self._noted.discard(old)
+
+    def _lower_heap(self) -> list[int]:
+        """Return the heap with the least key."""
+        keys, unsifted = self._keys, self._unsifted
+        return unsifted if unsifted and (not keys or unsifted[0] < keys[0]) else keys
 
     def _shrink(self) -> None:
         """Keep the limits on tracked blocks."""
@@ -262,15 +304,17 @@ class ReuseTracker:
         for _ in range(TRIM):
             if self.tracked <= self.most:
                 break
-            key = heappop(self._keys)
-            self.floor = max(self.floor, key + 1)
-            self._leave(key)
+            heap = self._lower_heap()
+            self.floor = max(self.floor, heap[0] + 1)
+            self._leave_least(heap)
         while len(self._extra) > MAX_EXTRA:
             key = next(iter(self._extra))
             del self._extra[key]
             self._stack.remove(key)
 
-    def _leave(self, key: int) -> None:
-        """Take a block out of the sample."""
+    def _leave_least(self, heap: list[int]) -> None:
+        """Take the block with the least key out of the sample."""
+        key = heappop(heap)
+        self._noted.discard(key)
         if self._stack.remove(key) is None and self._held.pop(key, 0):
             self._held_counted -= 1
