@@ -15,7 +15,12 @@ from sidestep.protocol.cache_lookups import (
     Released,
 )
 from sidestep.tracking.kv_blocks import lookups
-from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker, SharedCache
+from sidestep.tracking.kv_blocks.lookups import (
+    LookupSettings,
+    LookupTracker,
+    SharedCache,
+    check,
+)
 
 HALF_LIFE = 100.0
 
@@ -118,8 +123,11 @@ def test_engines_that_share_find_what_others_have_used() -> None:
 
     assert shared > max(alone)
     assert cache.reuse.tracked <= 50
+    engines[0].apply(item(ask(999, 9.0, 7), before=500))
+    assert cache.reuse._held
     for engine in engines:
         engine.share(None)
+    cache.release_abandoned()
     assert not cache.reuse._held
 
 
@@ -147,6 +155,48 @@ def test_long_requests_release_their_blocks_in_parts() -> None:
     assert ours.reuse.used_since(3.0) == 7
 
 
+def test_requests_without_sampled_blocks_take_no_memory() -> None:
+    """Most short prompts have none; their output may have some."""
+    ours = tracker()
+    for number in range(1000):
+        ours.apply(item(ask(number, 1.0), Released(number, 2.0, 0, [number]), before=number))
+
+    assert not ours._keys
+    assert ours.reuse.tracked == 1000
+
+
+def test_a_clock_that_runs_behind_does_not_stop_the_curve() -> None:
+    """An engine continues on a host that was started later: its lookups count as much as others."""
+    ours = tracker()
+    for number in range(50):
+        stamp = 1e6 + number
+        ours.apply(item(ask(number, stamp, 1, found=1), Released(number, stamp, 1), before=number))
+    for number in range(50):
+        stamp = 1.0 + 10 * HALF_LIFE * number
+        again = item(
+            ask(number, stamp, number + 2), Released(number, stamp, 1), source=2, before=99
+        )
+        ours.apply(again)
+    ratio = ours.reuse.curve.hit_ratio
+
+    assert ratio is not None
+    assert ratio < 0.001
+
+
+def test_an_idle_engine_joins_the_clock_of_a_shared_cache() -> None:
+    """The time before its first lookup there is none of the shared cache."""
+    cache = SharedCache(LookupSettings(HALF_LIFE), 1.0)
+    idle, busy = tracker(), tracker()
+    for engine in (idle, busy):
+        engine.apply(item(ask(1, 1.0, 1), Released(1, 1.0, 1)))
+        engine.share(cache)
+    busy.apply(item(ask(2, 5000.0, 1, found=1), Released(2, 5000.0, 1), before=1))
+    before = cache.now
+    idle.apply(item(ask(2, 9000.0, 1, found=1), Released(2, 9001.0, 1), before=1))
+
+    assert cache.now == before + 1.0
+
+
 def test_blocks_beyond_eight_caches_are_forgotten() -> None:
     """The memory follows the size of the cache."""
     ours = tracker()
@@ -163,14 +213,14 @@ def test_blocks_beyond_eight_caches_are_forgotten() -> None:
         item(rate=0.0),
         item(ask(1, 1.0, 1, found=2)),
         item(Lookup(1, 1.0, 32, 1, hot_blocks=2)),
+        item(Lookup(1, 1.0, found=1000)),
+        item(Lookup(1, 1.0, 32, 1, sampled=[1], sampled_found=2)),
+        item(Lookup(1, 1.0, 32, 1, sampled=[1], sampled_hot=2)),
         item(ask(1, 1.0, *range(300)), ask(2, 1.0, *range(300))),
         item(Released(1, 1.0, 300), Released(2, 1.0, 0, [*range(300)])),
     ],
 )
 def test_items_that_contradict_themselves_are_refused(wrong: CacheLookups) -> None:
-    """Nothing of them is applied."""
-    ours = tracker()
+    """Before anything of them is applied."""
     with pytest.raises(WireError):
-        ours.apply(wrong)
-    assert not ours.reuse.tracked
-    assert ours.reuse.curve.hit_ratio is None
+        check(wrong)

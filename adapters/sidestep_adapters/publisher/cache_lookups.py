@@ -62,7 +62,7 @@ class LookupEvents:
         self._below = bytes(HASH_BYTES)
         self._before = self._lookups = 0
         self._events: list[LookupEvent] = []
-        self._told: dict[int, tuple[int, int]] = {}
+        self._sent: dict[int, tuple[int, int]] = {}
         """Blocks and keys of the lookup, by running request."""
         self.restart()
 
@@ -71,7 +71,7 @@ class LookupEvents:
         self._source = secrets.randbits(40)
         self._hot = HotBlocks(MAX_HOT)
         self._events.clear()
-        self._told.clear()
+        self._sent.clear()
         self._before = self._lookups
 
     def looked_up(
@@ -94,7 +94,7 @@ class LookupEvents:
             found: Tokens that were found.
             kind: See ``Lookup``.
         """
-        is_on = self._is_on()
+        is_on = self.is_on()
         self._lookups += 1
         if not is_on:
             return
@@ -111,7 +111,7 @@ class LookupEvents:
         event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
         places = self._places(hashes)
         sampled = [place for place in places if place >= hot or place % HOT_STEP]
-        self._told[request] = len(hashes), len(keys) + len(sampled)
+        self._sent[request] = len(hashes), len(keys) + len(sampled)
         self._events.append(event)
         for start in range(-len(keys), len(sampled), MAX_KEYS):
             if start > 0:
@@ -127,10 +127,10 @@ class LookupEvents:
 
         Of the blocks since its lookup, an item's worth is sent.
         """
-        told = self._told.pop(request, None)
-        if told is None:
+        sent = self._sent.pop(request, None)
+        if sent is None:
             return
-        blocks, keys = told
+        blocks, keys = sent
         new = hashes[blocks:]
         more = [self._key_of(new[place]) for place in self._places(new)][:MAX_KEYS]
         while keys or more:
@@ -141,26 +141,27 @@ class LookupEvents:
 
     def cleared(self, stamp: float) -> None:
         """Add that the cache was emptied."""
-        if self._is_on():
+        if self.is_on():
             self._events.append(Cleared(stamp))
 
     def items(self, stamp: float) -> list[CacheLookups]:
         """Return the items of what was added since the last call."""
         events, self._events = self._events, []
         batches: list[list[LookupEvent]] = []
-        room = 0
+        free = 0
         for event in events:
             keys = _keys(event)
-            if not batches or keys > room or len(batches[-1]) == MAX_LOOKUPS:
+            if not batches or keys > free or len(batches[-1]) == MAX_LOOKUPS:
                 batches.append([])
-                room = MAX_KEYS
+                free = MAX_KEYS
             batches[-1].append(event)
-            room -= keys
+            free -= keys
         return [self._item(stamp, batch) for batch in batches]
 
     def _item(self, stamp: float, events: list[LookupEvent]) -> CacheLookups:
         before = self._before
-        self._before += sum(isinstance(event, Lookup) for event in events)
+        # Those with the rest of a long lookup have no tokens.
+        self._before += sum(isinstance(event, Lookup) and event.tokens > 0 for event in events)
         return CacheLookups(
             self._engine,
             stamp,
@@ -173,7 +174,7 @@ class LookupEvents:
             events,
         )
 
-    def _is_on(self) -> bool:
+    def is_on(self) -> bool:
         """Return whether the exporter wants lookups, after taking over what it wants now."""
         key, rate = self._sampling()
         if (key, rate) != (self._key, self._rate):
@@ -203,4 +204,4 @@ def _keys(event: LookupEvent) -> int:
     """Return the number of keys of an event."""
     if isinstance(event, Lookup):
         return len(event.hot) + len(event.sampled)
-    return event.keys + len(event.sampled) if isinstance(event, Released) else 0
+    return event.key_count + len(event.sampled) if isinstance(event, Released) else 0

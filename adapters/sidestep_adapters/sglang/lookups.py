@@ -61,7 +61,8 @@ class LookupRecorder:
             self._events = self._make(batch)
         running = self._running
         for req in batch.reqs:
-            if req.rid not in running:
+            # A session keeps the memory of its requests.
+            if req.rid not in running and getattr(req, "session", None) is None:
                 self._last = running[req.rid] = number = self._last + 1
                 found = getattr(req, "cached_tokens_device", req.prefix_len)
                 self._record(
@@ -72,7 +73,7 @@ class LookupRecorder:
 
     def released(self, req: Any) -> None:
         """Record that a request has given its memory back, on the scheduler's loop."""
-        number = self._running.pop(req.rid, None)
+        number = self._running.pop(getattr(req, "rid", ""), None)
         if number is not None:
             self._record(number, (req, _monotonic(), len(req.output_ids)), RELEASED)
 
@@ -92,13 +93,15 @@ class LookupRecorder:
         req, stamp, output, *more = value
         if weight == BEGAN:
             found, is_retracted = more
-            hashes = self._hashes[key] = []
-            self._hash(req, output, hashes)
+            hashes: list[bytes] = []
+            if events.is_on():
+                self._hashes[key] = hashes
+                self._hash(req, output, hashes)
             tokens = len(req.origin_input_ids) + output
             kind = AGAIN if is_retracted else COUNTED
             events.looked_up(key, stamp, hashes, tokens, found, kind=kind)
-        else:
-            hashes = self._hashes.pop(key, [])
+        elif key in self._hashes:
+            hashes = self._hashes.pop(key)
             # The KV of the last token is never computed.
             self._hash(req, output - 1, hashes)
             events.released(key, stamp, hashes)
@@ -123,9 +126,11 @@ class LookupRecorder:
         """Append the hashes of the request's full blocks that are not in ``hashes`` yet."""
         assert self._events is not None
         size, prompt = self._events.block_size, req.origin_input_ids
-        known = len(hashes) * size
-        tokens = array("q", prompt[known:])
-        tokens.extend(req.output_ids[max(known - len(prompt), 0) : max(output, 0)])
+        known, tokens = len(hashes) * size, array("q")
+        for start in range(known, len(prompt), PART * size):
+            tokens.extend(array("q", prompt[start : start + PART * size]))
+            time.sleep(0)
+        tokens.extend(array("q", req.output_ids[max(known - len(prompt), 0) : max(output, 0)]))
         before = hashes[-1] if hashes else _namespace(req)
         for start in range(0, len(tokens) - size + 1, size):
             content = tokens[start : start + size].tobytes()

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -133,7 +133,7 @@ class SchedulerTap:
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
         # The ranks of a replica see the same requests.
-        if all(str(collector.labels.get(name, 0)) == "0" for name in ("tp_rank", "pp_rank")):
+        if _is_first_rank(collector.labels):
             process.lookups = LookupRecorder(
                 process.deferred,
                 process.engine("scheduler", collector.labels),
@@ -193,6 +193,18 @@ class SchedulerTap:
             self._queues()
         except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
             self._process.deferred.fail("the queues' lengths could not be read")
+
+
+def _is_first_rank(labels: Mapping[str, Any]) -> bool:
+    """Return whether this scheduler is the first of those that share a radix cache's content."""
+    try:
+        from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - newer releases only
+
+        parallel = get_parallel()
+        ranks = (parallel.pp_rank, parallel.attn_tp_rank, parallel.attn_cp_rank)
+    except Exception:  # noqa: BLE001 - an older release
+        ranks = tuple(labels.get(name, 0) for name in ("pp_rank", "tp_rank"))
+    return all(str(rank) == "0" for rank in ranks)
 
 
 def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callable[..., None]:

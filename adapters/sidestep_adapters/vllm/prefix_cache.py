@@ -7,11 +7,14 @@ from typing import Any
 
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 
+FULL_ATTENTION = "FullAttentionSpec"
+"""vLLM's class of blocks that are found by their hash alone, and its subclasses."""
+
 
 def lookup_events(
     scheduler: Any, sampling: Callable[[], tuple[bytes, float]]
 ) -> LookupEvents | None:
-    """Return a maker of lookups' items; None where the cache is off, or has blocks of several kinds.
+    """Return a maker of lookups' items; None where the cache is off, or has other blocks than those of full attention.
 
     Layers with a sliding window, or with a state instead of blocks, are found by rules of their own,
     which are not those of one LRU cache.
@@ -26,8 +29,10 @@ def lookup_events(
         return None
     (group,) = groups
     spec = group.kv_cache_spec
+    if FULL_ATTENTION not in (cls.__name__ for cls in type(spec).__mro__):
+        return None
+    # With context parallelism a block has its tokens on each of the ranks, and one hash.
     size = getattr(scheduler, "hash_block_size", spec.block_size)
     # One block is never used: vLLM's null block.
-    capacity = (cache.num_blocks - 1) * spec.block_size // size
-    stored = spec.page_size_bytes * len(group.layer_names) * size // spec.block_size
-    return LookupEvents(size, capacity, stored, sampling)
+    capacity = cache.num_blocks - 1
+    return LookupEvents(size, capacity, spec.page_size_bytes * len(group.layer_names), sampling)

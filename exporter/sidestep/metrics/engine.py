@@ -329,6 +329,8 @@ class Engine:
             for numbers in self.requests.samples.observed:
                 for name, number in zip(self.layout.tables.parallel_samples, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
+        if self.lookups is not None:
+            self.lookups.share(None)
         self.requests = self.sink = self.blocks = self.lookups = None
         self.lost_cores.clear()
         self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
@@ -342,7 +344,7 @@ class Engine:
         made.clear_series()
         made.label_cache, made.streams, made.last_seen = {}, set(), 0.0
         made.lost_cores, made.front_ends = set(), set()
-        made.requests = made.sink = made.blocks = made.statistics = None
+        made.requests = made.sink = made.blocks = made.lookups = made.statistics = None
         made.health = HealthTracker()
         return made
 

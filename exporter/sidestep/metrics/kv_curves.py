@@ -19,6 +19,8 @@ STEPS = 8
 WITHIN = 0.01
 """Hit ratio below the best one that is sufficient."""
 GIB = 1 << 30
+Group = tuple[str, str, int, float]
+"""Dialect, model, block size and sample rate of engines that could share a cache."""
 HIT_RATIOS = "whatif_hit_ratio"
 """Handler of the hit ratios by size."""
 
@@ -30,9 +32,12 @@ class CurveTracker:
         self._registry = registry
         self._due: list[Engine] = []
         self._next = float("-inf")
+        self._caches: dict[Group, SharedCache] = {}
 
     def update(self, now: float) -> None:
         """Update the next engine; call it often. ``now`` is in monotonic seconds."""
+        for cache in self._caches.values():
+            cache.release_abandoned()
         if not self._due:
             if now < self._next:
                 return
@@ -57,20 +62,25 @@ class CurveTracker:
     def _share(self) -> None:
         """Let engines of the same model share a cache, and all of them the memory."""
         tracked = [e.lookups for e in self._due if e.lookups is not None]
-        groups: defaultdict[tuple[object, ...], list[LookupTracker]] = defaultdict(list)
+        groups: defaultdict[Group, list[LookupTracker]] = defaultdict(list)
         for engine in self._due:
             if (one := engine.lookups) is not None:
                 model = engine.labels.get("model_name", "")
                 groups[engine.layout.dialect, model, one.block_size, one.rate].append(one)
         settings = self._registry.lookup_settings
-        most = settings.blocks * FULL_SHARES // max(len(tracked), 1)
+        most = settings.blocks * FULL_SHARES // max(len(tracked) + len(self._caches), 1)
         for one in tracked:
             one.reuse.most = max(min(settings.blocks, most), 1)
-        for group in groups.values():
-            cache = None
-            if len(group) > 1:
-                known = (one.shared for one in group if one.shared is not None)
-                cache = next(known, None) or SharedCache(settings, group[0].rate)
+        before = self._caches
+        several = {name: group for name, group in groups.items() if len(group) > 1}
+        self._caches = {
+            name: before.get(name) or SharedCache(settings, group[0].rate)
+            for name, group in several.items()
+        }
+        for name, group in groups.items():
+            cache = self._caches.get(name)
+            if cache is not None:
+                cache.reuse.most = max(min(settings.blocks, most), 1)
                 cache.reuse.horizon = HORIZON * sum(one.capacity for one in group) or None
             for one in group:
                 one.share(cache)

@@ -68,14 +68,14 @@ class Released(msgspec.Struct, array_like=True, gc=False, tag=2):
     One with more than ``MAX_KEYS`` keys releases them in several parts, the last ones first.
 
     Attributes:
-        keys: How many of the last keys of its lookup that it still holds are released.
+        key_count: How many of the last keys of its lookup that it still holds are released.
         sampled: Blocks of the sample that it has filled since its lookup, in order; they are
             released as well.
     """
 
     request: Count
     stamp: Seconds
-    keys: Annotated[int, Meta(ge=0, le=MAX_KEYS)] = 0
+    key_count: Annotated[int, Meta(ge=0, le=MAX_KEYS)] = 0
     sampled: Keys = []
 
 

@@ -132,7 +132,7 @@ def test_no_item_has_more_keys_than_it_may(blocks: int, rate: float, seed: int) 
         looked_up = [event for event in item.events if isinstance(event, Lookup)]
         released = [event for event in item.events if isinstance(event, Released)]
         keys = sum(len(event.hot) + len(event.sampled) for event in looked_up)
-        assert keys + sum(event.keys + len(event.sampled) for event in released) <= MAX_KEYS
+        assert keys + sum(event.key_count + len(event.sampled) for event in released) <= MAX_KEYS
     assert [event.tokens for event in found if event.tokens] == [blocks * BLOCK_SIZE + 1] * 10
     for number in range(10):
         mine = [event for event in found if event.request == number]
@@ -142,7 +142,7 @@ def test_no_item_has_more_keys_than_it_may(blocks: int, rate: float, seed: int) 
         assert len(mine[0].hot) == -(-mine[0].hot_blocks // HOT_STEP)
         assert not {*mine[0].hot} & {*sampled}
         ended = [e for i in items for e in i.events if isinstance(e, Released)]
-        parts = [event.keys for event in ended if event.request == number]
+        parts = [event.key_count for event in ended if event.request == number]
         assert sum(parts) == len(sampled) + len(mine[0].hot)
         if rate == 1.0:
             assert len(sampled) + len(mine[0].hot) == blocks
@@ -175,7 +175,7 @@ def test_the_block_of_the_last_token_cannot_be_found() -> None:
     assert (full.blocks, full.found) == (1, 1)
     assert (longer.blocks, longer.found) == (2, 2)
     assert isinstance(ended, Released)
-    assert (ended.keys, len(ended.sampled)) == (1, 1)
+    assert (ended.key_count, len(ended.sampled)) == (1, 1)
 
 
 def test_nothing_is_sent_that_nobody_wants() -> None:

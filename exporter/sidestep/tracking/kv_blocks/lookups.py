@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -66,7 +67,7 @@ class CurveSummary(NamedTuple):
 
 
 class LookupObservations(msgspec.Struct, gc=False):
-    """What one item has told.
+    """Results of one item.
 
     Attributes:
         missed: Tokens that were not found, by reason.
@@ -81,7 +82,7 @@ class SharedCache:
     """The cache that several engines would have together, if each request could use all of it.
 
     Engines have clocks of their own, which run equally fast: what counts is the time since an
-    engine joined.
+    engine's first event here.
 
     Attributes:
         reuse: Reuse distances of the lookups of all these engines.
@@ -92,6 +93,19 @@ class SharedCache:
         self.reuse = ReuseTracker(settings.half_life, most=settings.blocks)
         self.reuse.sample(rate)
         self.now = 0.0
+        self._abandoned: list[int] = []
+        """Keys of requests that engines have abandoned, and which are still held."""
+
+    def abandon(self, keys: Iterable[int]) -> None:
+        """Release, by and by, what requests hold whose ends will not be seen."""
+        self._abandoned += keys
+
+    def release_abandoned(self) -> None:
+        """Release a slice of the keys that were abandoned."""
+        released = self._abandoned[-MAX_KEYS:]
+        if released:
+            del self._abandoned[-MAX_KEYS:]
+            self.reuse.release(released, self.now)
 
     def advance(self, now: float) -> float:
         """Return the time of an event, which is never before that of the previous one."""
@@ -108,9 +122,10 @@ class LookupTracker:
         rate: Share of the blocks that the engine samples.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
-        summary: What the curve has told at last; None: nothing yet.
+        summary: The curve in a few numbers, as of the last reading; None before the first.
         half_life: Seconds after which a lookup counts half.
-        now: Time of the latest event on the engine's clock.
+        now: Seconds of the latest event. Time passes while one source sends: clocks of two sources
+            may differ.
     """
 
     def __init__(self, settings: LookupSettings) -> None:
@@ -129,8 +144,10 @@ class LookupTracker:
         self._rounded = {reason: Diffusion() for reason in REASONS}
         self._blocks = Diffusion()
         self._shared: SharedCache | None = None
-        self._offset = 0.0
-        """What is added to this engine's time for that of the shared cache."""
+        self._shift = 0.0
+        """Difference between ``now`` and the clock of the source."""
+        self._offset: float | None = None
+        """Difference between the time of the shared cache and ``now``; None before the first event there."""
 
     @property
     def shared(self) -> SharedCache | None:
@@ -141,18 +158,11 @@ class LookupTracker:
         """Join a shared cache, or leave it."""
         if cache is self._shared:
             return
-        self._release_shared()
-        self._shared = cache
-        if cache is not None:
-            self._offset = cache.now - self.now
+        self._abandon_shared()
+        self._shared, self._offset = cache, None
 
     def apply(self, item: CacheLookups) -> LookupObservations:
-        """Track an item's lookups.
-
-        Raises:
-            WireError: The item is invalid; nothing of it was applied.
-        """
-        check(item)
+        """Track the lookups of an item that ``check`` accepts."""
         if item.source != self._source or item.block_size != self.block_size:
             self._begin(item)
         self.capacity, self.block_bytes = item.capacity, item.block_bytes
@@ -160,7 +170,7 @@ class LookupTracker:
         tokens = dict.fromkeys(REASONS, 0.0)
         idles: list[tuple[float, float]] = []
         for event in item.events:
-            self.now = now = max(self.now, event.stamp)
+            self.now = now = max(self.now, event.stamp + self._shift)
             if isinstance(event, Lookup):
                 self._look_up(event, now, tokens, idles)
             elif isinstance(event, Released):
@@ -171,27 +181,32 @@ class LookupTracker:
 
     def restart(self) -> None:
         """Forget the blocks, since uses of them were not seen."""
-        self._release_shared()
+        self._abandon_shared()
         self.reuse.restart()
         self._keys.clear()
         self._held = 0
         self._known_since = self.now + self.half_life
 
-    def _release_shared(self) -> None:
+    def _abandon_shared(self) -> None:
         """Release what this engine's requests hold of the shared cache."""
         if self._shared is not None:
-            now = self._shared.advance(self.now + self._offset)
             for keys in self._keys.values():
-                self._shared.reuse.release(keys, now)
+                self._shared.abandon(keys)
+
+    def _shared_time(self, shared: SharedCache) -> float:
+        """Return the time of the shared cache."""
+        if self._offset is None:
+            self._offset = shared.now - self.now
+        return shared.advance(self.now + self._offset)
 
     def _begin(self, item: CacheLookups) -> None:
         if item.block_size != self.block_size:
             self.block_size = item.block_size
             self.reuse.clear()
-        self._source = item.source
         self.restart()
-        self._offset += self.now - item.stamp
-        self.now = item.stamp
+        self._shift = 0.0 if self._source is None else self.now - item.stamp
+        self.now = item.stamp + self._shift
+        self._source = item.source
         self._known_since = self.now + self.half_life if item.before else 0.0
         self.rate = item.rate
         self.reuse.sample(item.rate)
@@ -206,12 +221,10 @@ class LookupTracker:
         counts = event.kind == COUNTED
         missed = self.reuse.admit(event, now, counts=counts)
         if self._shared is not None:
-            at = self._shared.advance(now + self._offset)
-            self._shared.reuse.admit(event, at, counts=counts)
-        keys = self._keys.setdefault(event.request, [])
-        keys += event.hot
-        keys += event.sampled
-        self._held += len(event.hot) + len(event.sampled)
+            self._shared.reuse.admit(event, self._shared_time(self._shared), counts=counts)
+        if keys := [*event.hot, *event.sampled]:
+            self._keys.setdefault(event.request, []).extend(keys)
+            self._held += len(keys)
         if event.kind == NOT_LOOKED_UP:
             tokens[NOT_CACHEABLE] += event.tokens
         if counts:
@@ -233,7 +246,7 @@ class LookupTracker:
     def _release(self, event: Released, now: float) -> None:
         # Of a request without keys the blocks of its output alone may be in the sample.
         keys = self._keys.get(event.request, [])
-        start = max(len(keys) - event.keys, 0)
+        start = max(len(keys) - event.key_count, 0)
         released = keys[start:]
         del keys[start:]
         self._held -= len(released)
@@ -242,8 +255,7 @@ class LookupTracker:
         released += event.sampled
         self.reuse.release(released, now)
         if self._shared is not None:
-            at = self._shared.advance(now + self._offset)
-            self._shared.reuse.release(released, at)
+            self._shared.reuse.release(released, self._shared_time(self._shared))
 
     def _observations(
         self, tokens: dict[str, float], idles: list[tuple[float, float]]
@@ -271,9 +283,11 @@ def check(item: CacheLookups) -> None:
     for event in item.events:
         if isinstance(event, Lookup):
             keys += len(event.hot) + len(event.sampled)
-            if max(event.found, event.hot_blocks) > event.blocks and event.tokens:
+            if max(event.found, event.hot_blocks) > event.blocks:
                 raise WireError("bad_item", "more blocks were found than looked up")
+            if max(event.sampled_found, event.sampled_hot) > len(event.sampled):
+                raise WireError("bad_item", "more sampled blocks were found than looked up")
         elif isinstance(event, Released):
-            keys += event.keys + len(event.sampled)
+            keys += event.key_count + len(event.sampled)
     if keys > MAX_KEYS:
         raise WireError("too_big", "more keys than an item may have")

@@ -75,11 +75,11 @@ class ReuseTracker:
     def clear(self) -> None:
         """Forget everything."""
         self.curve = HitCurve(self._half_life)
-        self.floor = self._source_floor
         self.restart()
 
     def restart(self) -> None:
         """Forget the blocks: the cache is another one, or uses of its blocks were not seen."""
+        self.floor = self._source_floor
         self._stack = LruStack()
         self._held: dict[int, int] = {}
         """Blocks that requests hold, and how many requests do."""
@@ -180,6 +180,8 @@ class ReuseTracker:
             is_counted = key >= floor
             if holders:
                 self._held_counted -= is_counted
+                if not is_counted and key not in self._extra:
+                    continue
             elif stack.remove(key) is None:
                 if not is_counted:
                     continue
