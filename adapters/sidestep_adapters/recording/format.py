@@ -24,7 +24,7 @@ import msgspec
 from sidestep.catalog.buckets import checked
 from sidestep.errors import ConfigError
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.limits import MAX_FRAME_BYTES
+from sidestep.protocol.limits import MAX_FRAME_BYTES, printable
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 from sidestep_adapters.vllm.description import Description, served_name
 
@@ -118,7 +118,8 @@ def _read_frames(path: Path, data: memoryview) -> Iterator[StreamStart | Items]:
         try:
             yield _decoder.decode(body)
         except DECODE_ERRORS as error:
-            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + offset}: {error}") from None
+            at = len(MAGIC) + offset
+            raise ConfigError(f"{path}: damaged at byte {at}: {printable(error)}") from None
         offset += _LENGTH.size + size
 
 

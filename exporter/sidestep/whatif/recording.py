@@ -10,6 +10,7 @@ from pathlib import Path
 from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError, WireError
 from sidestep.protocol.cache_lookups import CacheLookups
+from sidestep.protocol.limits import printable
 from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep.tracking.kv_blocks.lookups import HORIZON, LookupSettings, LookupTracker
 from sidestep_adapters.recording.format import MAGIC, Items, read
@@ -53,7 +54,7 @@ class RecordedCurve:
                             trackers[engine] = LookupTracker(LookupSettings(math.inf))
                         trackers[engine].apply(item)
                 except WireError as error:
-                    raise ConfigError(f"{path}: damaged: {error}") from None
+                    raise ConfigError(f"{path}: damaged: {printable(error)}") from None
         if not trackers:
             raise ConfigError(
                 f"{path}: the recording has no lookups of blocks: engines with the tap send them if"
