@@ -12,7 +12,7 @@ from sidestep.errors import PollError
 from sidestep.exposition.passthrough.page import Page
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.scrape.http_client import Client, Response
 from sidestep_adapters.scrape.poll_state import PollState
 from sidestep_adapters.scrape.poll_task import PollTask
 
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 PREFIX = "sidestep_scrape_"
 """Prefix of the metrics about polls."""
 ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
-KINDS = ("text/plain", "application/openmetrics-text")
+OPENMETRICS = "application/openmetrics-text"
+KINDS = ("text/plain", OPENMETRICS)
 """Media types of pages; some engines serve OpenMetrics whatever they are asked for."""
 JSON = "json"
 JSON_ADVICE = (
@@ -114,15 +115,16 @@ class PagePoller:
                 started = time.monotonic()
                 self.state.started(started)
                 try:
-                    chunks = await client.fetch(self.target.url, ACCEPT, KINDS)
+                    response = await client.request(self.target.url, ACCEPT, KINDS)
+                    _check_end(response)
                 except PollError as error:
                     self._fail(error, time.monotonic())
                     if error.cause == JSON:
                         self._lines.error("refused", "%s: %s", self.name, JSON_ADVICE)
                         return
                 else:
-                    await self._apply(chunks, started)
-                    del chunks
+                    await self._apply(response.chunks, started)
+                    del response
                 await asyncio.sleep(max(started + self.target.interval - time.monotonic(), 0.0))
         finally:
             await client.close()
@@ -145,3 +147,14 @@ class PagePoller:
 
     def _count(self, outcome: str, more: int) -> None:
         self._metrics.add(f"{PREFIX}polls_total", more, self.name, outcome)
+
+
+def _check_end(response: Response) -> None:
+    """Check that a page in OpenMetrics has its last line.
+
+    Raises:
+        PollError: It was cut.
+    """
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind == OPENMETRICS and not b"".join(response.chunks[-2:]).rstrip().endswith(b"# EOF"):
+        raise PollError("truncated", "its last line is not # EOF")

@@ -413,7 +413,7 @@ class Config:
     )
     kv_sample_rate: float = option(
         "--kv.sample-rate SHARE",
-        "Share of KV blocks whose lifetime is tracked; 0 disables tracking.",
+        "Share of KV blocks whose lifetimes and lookups are tracked; 0 disables tracking.",
         parsing.share,
         0.01,
         adjustable=True,

@@ -187,6 +187,7 @@ WRONG = [
     (page("", "503 Service Unavailable"), "http_503"),
     (raw(head(100), b"a 1\n"), "truncated"),
     (raw(head(3), b"a 1\n"), "truncated"),
+    (page("# TYPE a counter\na_total 1\n", kind="application/openmetrics-text"), "truncated"),
     (raw(head(None), *[b"a 1 \n" * 10_000] * 100), "bad_answer"),
 ]
 
