@@ -38,16 +38,25 @@ class NaiveCache:
                 idle = now - self.stamps[key]
                 self.released.remove(key)
             is_hit = index < found
+            in_progress = key in self.held and not is_hit
+            if in_progress:
+                distance = math.inf
             if not is_hit or distance < math.inf:
                 self.distances.append(distance)
-            if not is_hit and key not in self.stamps:
-                self.misses.cold += 1
-            elif not is_hit and distance == math.inf:
-                self.misses.cleared += 1
+            if in_progress:
+                self.misses.in_progress += 1
             elif not is_hit:
-                self.misses.evicted.append((idle, 1.0))
+                self._miss(key, distance, idle)
             self.stamps[key] = now
             self.held.append(key)
+
+    def _miss(self, key: int, distance: float, idle: float) -> None:
+        if key not in self.stamps:
+            self.misses.cold += 1
+        elif distance == math.inf:
+            self.misses.cleared += 1
+        else:
+            self.misses.evicted.append((idle, 1.0))
 
     def release(self, keys: list[int], now: float) -> None:
         """End a request, whose first blocks stay longest."""

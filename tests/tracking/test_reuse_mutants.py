@@ -96,7 +96,7 @@ def check_sample(mutant: ModuleType) -> None:
     stream = zipf(20_000, 0.8, 5_000, 1)
     capacities = [50, 200, 800, 3200]
     keys: dict[int, int] = {}
-    ours, random = mutant.ReuseTracker(most=600), Random(2)
+    ours, random = mutant.ReuseTracker(max_blocks=600), Random(2)
     for step, block in enumerate(stream):
         is_new, is_hot = block not in keys, block < 20
         key = keys.setdefault(block, random.getrandbits(64))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from sidestep.protocol.cache_lookups import (
+    AGAIN,
     COUNTED,
     HOT_STEP,
     MAX_KEYS,
@@ -98,6 +99,10 @@ class LookupEvents:
         self._lookups += 1
         if not is_on:
             return
+        if request in self._sent:
+            # A session continues: the engine looks nothing up.
+            self.released(request, stamp, hashes)
+            kind = AGAIN
         size = self.block_size
         # The block of the last token is never found.
         hashes = hashes[: max(tokens - 1, 0) // size]
@@ -113,8 +118,8 @@ class LookupEvents:
         sampled = [place for place in places if place >= hot or place % HOT_STEP]
         self._sent[request] = len(hashes), len(keys) + len(sampled)
         self._events.append(event)
-        for start in range(-len(keys), len(sampled), MAX_KEYS):
-            if start > 0:
+        for part, start in enumerate(range(-len(keys), len(sampled), MAX_KEYS)):
+            if part:
                 event = Lookup(request, stamp, kind=kind)
                 self._events.append(event)
             places = sampled[max(start, 0) : start + MAX_KEYS]

@@ -23,7 +23,7 @@ BLOCK_SIZE = 32
 """Tokens of a block, where SGLang's pages are smaller."""
 HASH_BYTES = 16
 PART = 128
-"""Blocks that are hashed, in 0.2 ms, before the engine gets the interpreter again."""
+"""Blocks that are hashed, in less than a millisecond, before the engine gets the interpreter again."""
 BEGAN, RELEASED, CLEARED = range(3)
 """Weights of a recorded entry."""
 _monotonic = time.monotonic
@@ -80,6 +80,7 @@ class LookupRecorder:
     def cleared(self) -> None:
         """Record that the cache was emptied, on the scheduler's loop."""
         if self._events is not None:
+            self._running.clear()
             self._record(0, _monotonic(), CLEARED)
 
     def add(self, key: Any, value: Any, weight: int) -> None:

@@ -111,14 +111,14 @@ def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -
         log.warning("sidestep: publishing for a process could not start", exc_info=True)
 
 
-def _after_extend(_result: Any, batch: Any, *_: Any, **__: Any) -> None:
+def _after_extend(_result: Any, *args: Any, **kwargs: Any) -> None:
     """Record the lookups of requests that enter a batch."""
-    _record_lookup("began", batch)
+    _record_lookup("began", *args, *kwargs.values())
 
 
-def _after_release(_result: Any, _pool: Any, req: Any, *_: Any, **__: Any) -> None:
+def _after_release(_result: Any, _pool: Any, *args: Any, **kwargs: Any) -> None:
     """Record that a request has given its memory back."""
-    _record_lookup("released", req)
+    _record_lookup("released", *args, *kwargs.values())
 
 
 def _after_clear(_result: Any, *_: Any, **__: Any) -> None:

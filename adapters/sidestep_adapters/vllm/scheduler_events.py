@@ -206,7 +206,7 @@ class SchedulerEvents:
         self,
         request_id: str,
         stamp: float,
-        blocks: int | None = None,
+        looked_up: tuple[int, int, int] | None = None,
         found: int = 0,
         stats: Any = None,
     ) -> Scheduled:
@@ -215,21 +215,21 @@ class SchedulerEvents:
         Args:
             request_id: Its id.
             stamp: Monotonic seconds.
-            blocks: Its full blocks at that time; None: no lookup is sent.
+            looked_up: Its full blocks, tokens and preemptions at that time; None: no lookup is sent.
             found: Tokens of it that were found in a cache.
             stats: The engine's ``PrefillStats`` of it, which tell those that were found in its own.
         """
         number = self._number(request_id)
         request = self._requests.get(number)
-        if self.lookups is not None and request is not None and blocks is not None:
+        if self.lookups is not None and request is not None and looked_up is not None:
+            blocks, tokens, preemptions = looked_up
             local = getattr(stats, "num_local_cached_tokens", found)
             hashes = request.block_hashes[:blocks]
             kind = COUNTED
-            if request.num_preemptions:
+            if preemptions:
                 kind = AGAIN
             elif getattr(request, "skip_reading_prefix_cache", False):
                 kind = NOT_LOOKED_UP
-            tokens = request.num_prompt_tokens if kind != AGAIN else request.num_tokens
             self.lookups.looked_up(number, stamp, hashes, tokens, local, kind=kind)
         return Scheduled(number, stamp)
 

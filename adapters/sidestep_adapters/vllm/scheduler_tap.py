@@ -109,13 +109,13 @@ class SchedulerTap:
                 if has_lookups:
                     # Later steps append hashes, and take the statistics away.
                     stats = getattr(request, "prefill_stats", None)
-                    known = *known, len(request.block_hashes), new.num_computed_tokens, stats
+                    known = *known, _looked_up(request), new.num_computed_tokens, stats
                 deferred.append((self.events.scheduled, known))
             for request_id in _resumed(output.scheduled_cached_reqs):
                 request = requests[request_id]
                 known = request_id, request.events[-1].timestamp
                 if has_lookups:
-                    known = *known, len(request.block_hashes)
+                    known = *known, _looked_up(request)
                 deferred.append((self.events.scheduled, known))
             # Normally sent with the events of the step's end, except in a long step.
             if deferred and started - self._flushed_at > LONG_STEP:
@@ -213,6 +213,11 @@ class SchedulerTap:
         """Push the last events; no request follows."""
         self.flush()
         self._known_until = ALL_KNOWN
+
+
+def _looked_up(request: Any) -> tuple[int, int, int]:
+    """Return the blocks and tokens of a request, and how often it was preempted, as they are now."""
+    return len(request.block_hashes), request.num_tokens, request.num_preemptions
 
 
 def _resumed(cached: Any) -> Iterable[str]:

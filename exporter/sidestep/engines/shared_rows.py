@@ -149,7 +149,8 @@ def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
             "sidestep_kv_missed_tokens_total",
             Handler("kv_missed_tokens"),
             "Looked-up tokens that the prefix cache did not have, by reason; estimated from sampled"
-            " blocks. cold: not used before; evicted, cleared: used before; unknown: the exporter has"
+            " blocks. cold: not used before; evicted, cleared: used before; in_progress: another request was"
+            " computing them; unknown: the exporter has"
             " not seen enough; too_short: in no full block that can be found; not_cacheable: the"
             " request may not read the cache.",
             own=("reason",),

@@ -70,7 +70,7 @@ class CurveTracker:
         settings = self._registry.lookup_settings
         most = settings.blocks * FULL_SHARES // max(len(tracked) + len(self._caches), 1)
         for one in tracked:
-            one.reuse.most = max(min(settings.blocks, most), 1)
+            one.reuse.max_blocks = max(min(settings.blocks, most), 1)
         before = self._caches
         several = {name: group for name, group in groups.items() if len(group) > 1}
         self._caches = {
@@ -80,7 +80,7 @@ class CurveTracker:
         for name, group in groups.items():
             cache = self._caches.get(name)
             if cache is not None:
-                cache.reuse.most = max(min(settings.blocks, most), 1)
+                cache.reuse.max_blocks = max(min(settings.blocks, most), 1)
                 cache.reuse.horizon = HORIZON * sum(one.capacity for one in group) or None
             for one in group:
                 one.share(cache)

@@ -18,7 +18,7 @@ from sidestep.protocol.block_events import Hash, Rate
 from sidestep.protocol.limits import COUNT_LIMIT, Count, Seconds
 
 HOT_STEP = 16
-MAX_KEYS = 512
+MAX_KEYS = 256
 """Maximum keys of one item that are looked up or released: to apply so many takes 2 ms."""
 MAX_LOOKUPS = 256
 """Maximum events of one item."""

@@ -84,7 +84,7 @@ class TraceCurve:
         self._cold = 0.0
         """First uses before the cache was cleared."""
         self._hot = HotBlocks(HOT)
-        self._tracker = ReuseTracker(most=LEAST)
+        self._tracker = ReuseTracker(max_blocks=LEAST)
         self._tracker.counts_uses = True
 
     @property
@@ -106,7 +106,7 @@ class TraceCurve:
     def _use(self, keys: Sequence[int]) -> None:
         tracker, number = self._tracker, self.accesses
         if tracker.rate <= self._rate:
-            tracker.most = EXACT
+            tracker.max_blocks = EXACT
         self._hot.note(keys)
         hot = self._hot.hot
         tracker.distinct = float(self._since_clear)

@@ -93,6 +93,7 @@ const curves = poll(
   () => (chosen === null ? null : `api/v1/kv/curve?engine=${encodeURIComponent(chosen)}`),
   CURVE_INTERVAL,
   answer => curve.show(answer.engines[0] ?? null),
+  () => curve.show(null),
 );
 
 byId("all").addEventListener("click", () => choose(null));

@@ -19,10 +19,11 @@ from sidestep.protocol.cache_lookups import (
 from sidestep.tracking.kv_blocks.reuse import MAX_BLOCKS, ReuseTracker
 from sidestep.tracking.kv_blocks.sampling import Diffusion, Observation
 
-COLD, EVICTED, CLEARED, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS = (
+COLD, EVICTED, CLEARED, IN_PROGRESS, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS = (
     "cold",
     "evicted",
     "cleared",
+    "in_progress",
     "unknown",
     "too_short",
     "not_cacheable",
@@ -81,7 +82,7 @@ class LookupObservations(msgspec.Struct, gc=False):
 class SharedCache:
     """The cache that several engines would have together, if each request could use all of it.
 
-    Engines have clocks of their own, which run equally fast: what counts is the time since an
+    What empties the cache of one of them empties it. Engines have clocks of their own, which run equally fast: what counts is the time since an
     engine's first event here.
 
     Attributes:
@@ -90,7 +91,7 @@ class SharedCache:
     """
 
     def __init__(self, settings: LookupSettings, rate: float) -> None:
-        self.reuse = ReuseTracker(settings.half_life, most=settings.blocks)
+        self.reuse = ReuseTracker(settings.half_life, max_blocks=settings.blocks)
         self.reuse.sample(rate)
         self.now = 0.0
         self._abandoned: list[int] = []
@@ -129,7 +130,7 @@ class LookupTracker:
     """
 
     def __init__(self, settings: LookupSettings) -> None:
-        self.reuse = ReuseTracker(settings.half_life, most=settings.blocks)
+        self.reuse = ReuseTracker(settings.half_life, max_blocks=settings.blocks)
         self.block_size = self.capacity = self.block_bytes = 0
         self.rate = 0.0
         self.summary: CurveSummary | None = None
@@ -177,6 +178,8 @@ class LookupTracker:
                 self._release(event, now)
             else:
                 self.reuse.reset(now)
+                if self._shared is not None:
+                    self._shared.reuse.reset(self._shared_time(self._shared))
         return self._observations(tokens, idles)
 
     def restart(self) -> None:
@@ -236,6 +239,7 @@ class LookupTracker:
             tokens[TOO_SHORT] += short
             tokens[COLD if now >= self._known_since else UNKNOWN] += missed.cold * size
             tokens[CLEARED] += missed.cleared * size
+            tokens[IN_PROGRESS] += missed.in_progress * size
             for idle, blocks in missed.evicted:
                 tokens[EVICTED] += blocks * size
                 idles.append((idle, blocks))
@@ -283,6 +287,8 @@ def check(item: CacheLookups) -> None:
     for event in item.events:
         if isinstance(event, Lookup):
             keys += len(event.hot) + len(event.sampled)
+            if event.blocks * item.block_size > event.tokens:
+                raise WireError("bad_item", "more blocks than tokens")
             if max(event.found, event.hot_blocks) > event.blocks:
                 raise WireError("bad_item", "more blocks were found than looked up")
             if max(event.sampled_found, event.sampled_hot) > len(event.sampled):

@@ -25,7 +25,7 @@ MAX_EXTRA = 1 << 14
 SIFT = 8
 """Keys that are sifted for each block that comes into the sample."""
 TRIM = 256
-"""Blocks that leave the sample in one call after the rate or the limit was lowered."""
+"""Blocks that leave the sample in one call after the limit was lowered."""
 
 
 class Misses(msgspec.Struct, gc=False):
@@ -34,11 +34,13 @@ class Misses(msgspec.Struct, gc=False):
     Attributes:
         cold: Blocks that were never used before.
         cleared: Blocks that were last used before the cache was cleared.
+        in_progress: Blocks that another request holds: it has not computed them yet.
         evicted: Seconds since the last use of blocks that were evicted, and the number of blocks.
     """
 
     cold: float = 0.0
     cleared: float = 0.0
+    in_progress: float = 0.0
     evicted: list[tuple[float, float]] = []
 
 
@@ -50,22 +52,22 @@ class ReuseTracker:
 
     Args:
         half_life: See ``HitCurve``.
-        most: Blocks of the sample that are tracked at once.
+        max_blocks: See below.
 
     Attributes:
-        most: The same; may change at any time.
+        max_blocks: Blocks of the sample that are tracked at once; may change at any time.
         curve: The distances.
         distinct: Number of all blocks that were ever used, where it is known: then distances have
             no common error.
         counts_uses: Whether ``now`` is the number of uses so far: no distance is longer than that.
-        horizon: Distance from which on nobody asks: blocks that lie deeper are forgotten. None: every
-            distance matters.
+        horizon: Distance beyond which no size is reported: blocks that lie deeper are forgotten. None:
+            every distance matters.
         floor: The least key of the sample.
     """
 
-    def __init__(self, half_life: float | None = None, *, most: int = MAX_BLOCKS) -> None:
+    def __init__(self, half_life: float | None = None, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._half_life = half_life
-        self.most = most
+        self.max_blocks = max_blocks
         self.distinct: float | None = None
         self.counts_uses = False
         self.horizon: float | None = None
@@ -120,18 +122,11 @@ class ReuseTracker:
         return 1.0 / self.rate
 
     def sample(self, rate: float) -> None:
-        """Follow the rate of the source, above 0; a higher one than before starts again from nothing."""
+        """Follow the rate of the source, above 0; the blocks of another rate are forgotten."""
         floor = ALL - max(int(rate * ALL), 1)
-        if floor < self._source_floor:
+        if floor != self._source_floor:
             self._source_floor = floor
-            self.clear()
-        self._source_floor = floor
-        self.floor = max(self.floor, floor)
-        for _ in range(TRIM):
-            heap = self._lower_heap()
-            if not heap or heap[0] >= self.floor:
-                break
-            self._leave_least(heap)
+            self.restart()
 
     def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
         """Observe the lookup of a request, which holds its blocks until ``release``.
@@ -147,26 +142,30 @@ class ReuseTracker:
             self.curve.count(lookup.blocks - lookup.found, lookup.found)
         scale, found, step = self.scale, lookup.found, lookup.hot_step
         for depth, key in zip(range(0, lookup.hot_blocks, step), lookup.hot, strict=False):
-            used = self._hold(key, now)
+            is_held, used = key in self._held, self._hold(key, now)
             size = min(step, lookup.hot_blocks - depth)
             hits = min(max(found - depth, 0), size)
             if counts and hits:
                 self._observe(key, used, now, scale, hits, is_hot=True, is_hit=True)
             if counts and hits < size:
                 missed = size - hits
-                self._observe(key, used, now, scale, missed, is_hot=True, is_hit=False)
-                self._note_miss(misses, used, now, missed)
+                reachable = None if is_held else used
+                self._observe(key, reachable, now, scale, missed, is_hot=True, is_hit=False)
+                self._note_miss(misses, used, now, missed, is_held=is_held)
         weight = 1.0 / self.rate
         for index, key in enumerate(lookup.sampled):
             if key < self.floor:
                 continue
-            used = self._hold(key, now)
+            is_held, used = key in self._held, self._hold(key, now)
             if not counts or index < lookup.sampled_hot:
                 continue
             is_hit = index < lookup.sampled_found
-            self._observe(key, used, now, scale, weight, is_hot=False, is_hit=is_hit)
+            # What another request is computing just now hits in no cache.
+            reachable = used if is_hit or not is_held else None
+            self._observe(key, reachable, now, scale, weight, is_hot=False, is_hit=is_hit)
             if not is_hit:
-                self._note_miss(misses, used, now, weight)
+                self._note_miss(misses, used, now, weight, is_held=is_held)
+        self._shrink()
         return misses
 
     def release(self, keys: Sequence[int], now: float) -> None:
@@ -266,10 +265,18 @@ class ReuseTracker:
             self.curve.observe(key, number, weight, hit=is_hit)
 
     def _note_miss(
-        self, misses: Misses, used: tuple[int, float] | None, now: float, weight: float
+        self,
+        misses: Misses,
+        used: tuple[int, float] | None,
+        now: float,
+        weight: float,
+        *,
+        is_held: bool,
     ) -> None:
         """Add a block that missed to its reason."""
-        if used is None:
+        if is_held:
+            misses.in_progress += weight
+        elif used is None:
             misses.cold += weight
         elif used[1] > self._cleared_at:
             misses.evicted.append((max(now - used[1], 0.0), weight))
@@ -282,7 +289,7 @@ class ReuseTracker:
             return
         self._noted.add(key)
         heappush(self._keys, key)
-        if len(self._noted) > 2 * self.most and not self._unsifted:
+        if len(self._noted) > 2 * self.max_blocks and not self._unsifted:
             self._unsifted, self._keys = self._keys, []
         unsifted = self._unsifted
         for _ in range(min(SIFT, len(unsifted))):
@@ -304,7 +311,7 @@ class ReuseTracker:
         while horizon is not None and self._stack.above_oldest() / self.rate > horizon:
             self._stack.drop_oldest()
         for _ in range(TRIM):
-            if self.tracked <= self.most:
+            if self.tracked <= self.max_blocks:
                 break
             heap = self._lower_heap()
             self.floor = max(self.floor, heap[0] + 1)
