@@ -91,7 +91,7 @@ def merged(outs: list[BlockObservations]) -> BlockObservations:
             getattr(whole, kind).extend(getattr(out, kind))
         for name, observed in out.cached.items():
             into = whole.cached.setdefault(name, CachedObservations())
-            for kind in (*CACHED, "distances"):
+            for kind in CACHED:
                 getattr(into, kind).extend(getattr(observed, kind))
     return whole
 
@@ -255,43 +255,6 @@ def test_a_hit_with_an_older_stamp_has_no_time() -> None:
     assert values(out.reuses) == [3]
     assert (values(out.lifetimes), values(out.idles)) == ([20.0], [4.0])
     assert out.unknown == 1
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), max_size=60))
-def test_a_larger_cache_would_have_what_is_stored_again(uses: list[tuple[int, int]]) -> None:
-    """The distance of a store is the size by which an LRU cache without hits would have to be larger."""
-    ours, resident, gone = cached_blocks(), list[int](), list[int]()
-    found, expected = list[float](), list[float]()
-    for stamp, (block, size) in enumerate(uses):
-        if block not in resident:
-            observed = ours.apply(stored([block], float(stamp))).cached.get("GPU")
-            found += [] if observed is None else [distance for distance, _ in observed.distances]
-            if block in gone:
-                expected.append(len(gone) - gone.index(block))
-                gone.remove(block)
-            resident.append(block)
-        while len(resident) > size:
-            oldest = resident.pop(0)
-            ours.apply(removed([oldest], float(stamp)))
-            gone.append(oldest)
-
-    assert found == expected
-
-
-def test_what_was_removed_is_forgotten_with_the_cache() -> None:
-    """A clear, another rate and too many removals leave no distances."""
-    settings = Sampling(1.0, capacity=4096)
-    ours = CachedBlocks(settings)
-    for event in (stored([1], 1.0), removed([1], 2.0), cleared("GPU", 3.0)):
-        ours.apply(event)
-    assert not ours.apply(stored([1], 4.0)).cached
-    ours.apply(removed([1], 5.0))
-    settings.rate = 0.999999
-    assert not ours.apply(stored([1], 6.0)).cached
-    for start in range(0, 20_000, 1000):
-        ours.apply(stored([*range(start, start + 1000)], 7.0))
-        ours.apply(removed([*range(start, start + 1000)], 8.0))
-    assert ours._media["GPU"].removed.counted <= 4096
 
 
 def test_clearing_a_medium_leaves_the_others() -> None:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase, is_fresh
-from sidestep.engines.streams.rows import MISS_DISTANCE
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
@@ -118,13 +117,12 @@ class StreamHandlers(Handlers):
 
     def _observe_medium(self, engine: Engine, medium: str, observed: CachedObservations) -> None:
         found: Mapping[str, list[Observation]] = {
-            CACHED.format("lifetime"): observed.lifetimes,
-            CACHED.format("idle"): observed.idles,
-            CACHED.format("reuse_gap"): observed.gaps,
-            MISS_DISTANCE: observed.distances,
+            "lifetime": observed.lifetimes,
+            "idle": observed.idles,
+            "reuse_gap": observed.gaps,
         }
         for name, observations in found.items():
-            row = engine.layout.sampled_rows[name]
+            row = engine.layout.sampled_rows[CACHED.format(name)]
             family = engine.open_families.setdefault(row.name, engine.new_family(row))
             key = self.registry.capped(family.children, (medium,))
             child = family.children.setdefault(key, engine.new_histogram(family))

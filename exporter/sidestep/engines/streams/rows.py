@@ -18,7 +18,6 @@ from sidestep.engines.row_builders import counter, gauge, histogram
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"
 """Features: the streams that an engine has."""
-MISS_DISTANCE = "sidestep_kv_cached_block_miss_distance_blocks"
 PHASES: Mapping[str, str] = {
     "prefill": "ran.scheduled.sum_prefill_tokens",
     "decode": "ran.scheduled.num_decode_requests",
@@ -69,15 +68,6 @@ ROWS: tuple[Row, ...] = (
     ),
     _cached("lifetime", "Time from storing a sampled block's hash in a cache to its removal."),
     _cached("idle", "Time from the last store of a sampled block's hash to its removal."),
-    histogram(
-        MISS_DISTANCE,
-        Sampled(),
-        "Blocks by which a cache would have had to be larger to have a sampled block still that is stored"
-        " again after its removal.",
-        own=("medium",),
-        buckets=tuple(float(1 << power) for power in range(8, 23)),
-        feature=KV_EVENTS,
-    ),
     _cached("reuse_gap", "Time between consecutive reuses of a sampled block's hash in a cache."),
     gauge(
         "sidestep_kv_cached_sample_ratio",

@@ -7,7 +7,6 @@ import msgspec
 from sidestep.errors import WireError
 from sidestep.protocol.block_events import MAX_HASHES, CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_LABELS, is_printable
-from sidestep.tracking.kv_blocks.lru_stack import LruStack
 from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker, CachedObservations
 
@@ -36,22 +35,13 @@ class _Block(msgspec.Struct, gc=False):
 
 
 class _Medium:
-    """One medium's tracked blocks by hash.
+    """One medium's tracked blocks by hash."""
 
-    Attributes:
-        blocks: Blocks that are stored.
-        removed: Blocks that were removed, the latest on top. A cache removes what was not used for
-            longest, so one that is larger by as many blocks as lie above would have the block still.
-        rate: Share of the hashes that is sampled in ``removed``.
-    """
-
-    __slots__ = ("blocks", "distances", "gaps", "idles", "lifetimes", "rate", "removed")
+    __slots__ = ("blocks", "gaps", "idles", "lifetimes")
 
     def __init__(self) -> None:
         self.blocks: dict[int, _Block] = {}
         self.lifetimes, self.idles, self.gaps = Diffusion(), Diffusion(), Diffusion()
-        self.distances = Diffusion()
-        self.removed, self.rate = LruStack(), 0.0
 
 
 def check(changes: list[CacheChange]) -> None:
@@ -127,7 +117,6 @@ class CachedBlocks(BlockTracker):
         """Drop the blocks of one medium, or of all media if ``name`` is empty."""
         named = [self._media[name]] if name in self._media else []
         for medium in named if name else self._media.values():
-            medium.removed = LruStack()
             if medium.blocks:
                 self.tracked -= len(medium.blocks)
                 medium.blocks = {}
@@ -148,12 +137,9 @@ class CachedBlocks(BlockTracker):
                 or value in blocks
             ]
         weight = self._sampling.weight(rate)
-        if rate != medium.rate:
-            medium.removed, medium.rate = LruStack(), rate
         for value in hashes:
             block = blocks.get(value)
             if block is None:
-                self._return(name, value, weight)
                 if self.tracked < self.capacity:
                     blocks[value] = _Block(now, weight)
                     self.tracked += 1
@@ -168,14 +154,6 @@ class CachedBlocks(BlockTracker):
             if before != _NEVER:
                 medium.gaps.observe(self._of(name).gaps, now - before, block.weight)
 
-    def _return(self, name: str, value: int, weight: float) -> None:
-        """Observe how much larger the cache would have had to be, if ``value`` was there before."""
-        medium = self._media[name]
-        found = medium.removed.remove(value)
-        if found is not None:
-            distance = found[0] / medium.rate + 1.0
-            medium.distances.observe(self._of(name).distances, distance, weight)
-
     def _remove(self, name: str, hashes: list[int], now: float) -> None:
         medium = self._media.get(name)
         if medium is None:
@@ -186,7 +164,6 @@ class CachedBlocks(BlockTracker):
                 continue
             block = blocks.pop(value)
             self.tracked -= 1
-            medium.removed.push(value, now)
             last = max(block.birth, block.hit)
             if now < last:
                 self._out.unknown += 1
@@ -194,8 +171,6 @@ class CachedBlocks(BlockTracker):
             observed = self._of(name)
             medium.lifetimes.observe(observed.lifetimes, now - block.birth, block.weight)
             medium.idles.observe(observed.idles, now - last, block.weight)
-        while medium.removed.counted > self.capacity:
-            medium.removed.drop_oldest()
 
     def _of(self, name: str) -> CachedObservations:
         """Return the observations of one medium."""

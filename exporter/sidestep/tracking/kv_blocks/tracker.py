@@ -8,20 +8,11 @@ from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
 
 
 class CachedObservations(msgspec.Struct, gc=False):
-    """Observations of the hashes in one medium; a hit is a hash that is stored again.
-
-    Attributes:
-        lifetimes: Store to removal.
-        idles: Last store to removal.
-        gaps: Gaps between successive hits.
-        distances: Blocks by which the cache would have had to be larger to have a hash still that is
-            stored again after its removal.
-    """
+    """Observations of the hashes in one medium; a hit is a hash that is stored again."""
 
     lifetimes: list[Observation] = []
     idles: list[Observation] = []
     gaps: list[Observation] = []
-    distances: list[Observation] = []
 
 
 class BlockObservations(msgspec.Struct, gc=False):
