@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any
@@ -155,16 +156,25 @@ class NaiveCache:
     def __init__(self, changes: list[Change]) -> None:
         self.unknown = self.unknown_removals = 0
         self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: {k: [] for k in CACHED})
+        self.stores: list[float] = []
+        self.absences: list[float] = []
+        self.removed: list[tuple[int, float]] = []
         lives: dict[tuple[str, int], list[float]] = {}
         for kind, hashes, medium, stamp in changes:
             if kind == "cleared":
+                if medium in {"", "GPU"}:
+                    self.removed = []
                 for key in [key for key in lives if medium in ("", key[0])]:
                     self._over(key[0], lives.pop(key), None)
             for key in [(medium, value) for value in hashes]:
                 if kind == "stored":
+                    if medium == "GPU" and key not in lives:
+                        self._store(key[1], stamp)
                     lives.setdefault(key, []).append(stamp)
                 elif kind == "removed" and key in lives:
                     self._over(medium, lives.pop(key), stamp)
+                    if medium == "GPU":
+                        self.removed.append((key[1], stamp))
                 elif kind == "removed":
                     self.unknown_removals += 1
         self.tracked = len(lives)
@@ -175,6 +185,19 @@ class NaiveCache:
             for medium, kinds in self.seen.items()
             if any(kinds.values())
         }
+
+    def _store(self, value: int, stamp: float) -> None:
+        hashes = [each for each, _ in self.removed]
+        if value not in hashes:
+            self.stores.append(math.inf)
+            return
+        later = hashes[hashes.index(value) + 1 :]
+        _, since = self.removed.pop(-1 - len(later))
+        self.stores.append(len(later))
+        if stamp < since:
+            self.unknown += 1
+        else:
+            self.absences.append(stamp - since)
 
     def _over(self, medium: str, life: list[float], stamp: float | None) -> None:
         birth, *stamps = life
