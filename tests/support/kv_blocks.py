@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -161,20 +162,15 @@ class NaiveCache:
         self.removed: list[tuple[int, float]] = []
         lives: dict[tuple[str, int], list[float]] = {}
         for kind, hashes, medium, stamp in changes:
+            self._note(kind, hashes, medium, stamp, lives)
             if kind == "cleared":
-                if medium in {"", "GPU"}:
-                    self.removed = []
                 for key in [key for key in lives if medium in ("", key[0])]:
                     self._over(key[0], lives.pop(key), None)
             for key in [(medium, value) for value in hashes]:
                 if kind == "stored":
-                    if medium == "GPU" and key not in lives:
-                        self._store(key[1], stamp)
                     lives.setdefault(key, []).append(stamp)
                 elif kind == "removed" and key in lives:
                     self._over(medium, lives.pop(key), stamp)
-                    if medium == "GPU":
-                        self.removed.append((key[1], stamp))
                 elif kind == "removed":
                     self.unknown_removals += 1
         self.tracked = len(lives)
@@ -185,6 +181,25 @@ class NaiveCache:
             for medium, kinds in self.seen.items()
             if any(kinds.values())
         }
+
+    def _note(
+        self,
+        kind: str,
+        hashes: list[int],
+        medium: str,
+        stamp: float,
+        resident: Iterable[tuple[str, int]],
+    ) -> None:
+        """Note what the GPU's cache stores again, before the change is made."""
+        if kind == "cleared" and medium in {"", "GPU"}:
+            self.removed = []
+        elif medium == "GPU":
+            ours = {value for name, value in resident if name == "GPU"}
+            for value in dict.fromkeys(hashes):
+                if kind == "stored" and value not in ours:
+                    self._store(value, stamp)
+                elif kind == "removed" and value in ours:
+                    self.removed.append((value, stamp))
 
     def _store(self, value: int, stamp: float) -> None:
         hashes = [each for each, _ in self.removed]
