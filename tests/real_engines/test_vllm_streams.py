@@ -7,13 +7,26 @@ import json
 import pytest
 
 from exporters import until
-from real_engines.comparison import assert_complete, assert_nothing_refused, count, parse, value
+from real_engines.comparison import (
+    Page,
+    assert_complete,
+    assert_nothing_refused,
+    count,
+    parse,
+    report,
+    value,
+)
+from real_engines.conversations import ask_in_turns, conversations
 from real_engines.load import Client
 from real_engines.processes import ExporterProcess
 from real_engines.sglang_server import Listener, free_ports
 from real_engines.sites import VllmSite
 
 pytestmark = pytest.mark.engine
+
+BLOCKS = 500
+"""Blocks of 32 tokens in the cache whose events are read, and by which the other one is larger."""
+REQUESTS = 1200
 
 
 def published(events: Listener) -> dict[str, float]:
@@ -81,3 +94,50 @@ async def test_blocks_are_counted_across_a_killed_exporter(vllm: VllmSite) -> No
     assert value(page, "sidestep_subscription_replayed_messages") > 0
     assert count(page, "sidestep_kv_cached_block_lifetime_seconds", medium="GPU") > 0
     assert_nothing_refused(page)
+
+
+async def test_removals_predict_the_stores_of_a_larger_cache(vllm: VllmSite) -> None:
+    """A cache of twice the size stores as many blocks fewer as the events of the smaller one say."""
+    smaller, larger = [await _run(vllm, size) for size in (BLOCKS, 2 * BLOCKS)]
+    stored = "sidestep_kv_cache_stored_blocks"
+    measured = 1 - value(larger, stored) / value(smaller, stored)
+    samples = smaller["sidestep_kv_cached_shortage_blocks"].samples.items()
+    (saved,) = (n for (_, labels), n in samples if dict(labels).get("le") == f"{BLOCKS:.1f}")
+    predicted = saved / value(smaller, "sidestep_kv_cached_stores")
+    report("stores saved", smaller, [], predicted=predicted, measured=measured)
+
+    assert measured > 0.1
+    assert abs(predicted - measured) <= 0.03
+
+
+async def _run(vllm: VllmSite, blocks: int) -> Page:
+    """Serve conversations with a cache of ``blocks``, and return the page once it is complete."""
+    port = free_ports(2)
+    publishing = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{port + 1}",
+    }
+    arguments = [
+        "--num-gpu-blocks-override", str(blocks + 1), "--max-num-seqs", "4",
+        "--max-num-batched-tokens", "2048", "--kv-events-config", json.dumps(publishing),
+    ]  # fmt: skip
+    subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
+    server = vllm.server(arguments, sends=False)
+    async with (
+        Listener(f"tcp://127.0.0.1:{port}") as events,
+        vllm.with_exporter(
+            server, "--subscribe", subscription, "--kv.sample-rate", "1"
+        ) as exporter,
+    ):
+        async with Client(server.base) as client:
+            answers = await ask_in_turns(client, conversations(REQUESTS, 7))
+        assert_complete(answers)
+
+        async def complete() -> bool:
+            counted = value(parse(await exporter.page()), "sidestep_kv_cache_stored_blocks")
+            return counted == published(events)["BlockStored"]
+
+        await until(complete, 30, "all blocks")
+        return parse(await exporter.page())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -155,8 +157,12 @@ class NaiveCache:
     def __init__(self, changes: list[Change]) -> None:
         self.unknown = self.unknown_removals = 0
         self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: {k: [] for k in CACHED})
+        self.stores: list[float] = []
+        self.absences: list[float] = []
+        self.removed: list[tuple[int, float]] = []
         lives: dict[tuple[str, int], list[float]] = {}
         for kind, hashes, medium, stamp in changes:
+            self._note(kind, hashes, medium, stamp, lives)
             if kind == "cleared":
                 for key in [key for key in lives if medium in ("", key[0])]:
                     self._over(key[0], lives.pop(key), None)
@@ -175,6 +181,38 @@ class NaiveCache:
             for medium, kinds in self.seen.items()
             if any(kinds.values())
         }
+
+    def _note(
+        self,
+        kind: str,
+        hashes: list[int],
+        medium: str,
+        stamp: float,
+        resident: Iterable[tuple[str, int]],
+    ) -> None:
+        """Note what the GPU's cache stores again, before the change is made."""
+        if kind == "cleared" and medium in {"", "GPU"}:
+            self.removed = []
+        elif medium == "GPU":
+            ours = {value for name, value in resident if name == "GPU"}
+            for value in dict.fromkeys(hashes):
+                if kind == "stored" and value not in ours:
+                    self._store(value, stamp)
+                elif kind == "removed" and value in ours:
+                    self.removed.append((value, stamp))
+
+    def _store(self, value: int, stamp: float) -> None:
+        hashes = [each for each, _ in self.removed]
+        if value not in hashes:
+            self.stores.append(math.inf)
+            return
+        later = hashes[hashes.index(value) + 1 :]
+        _, since = self.removed.pop(-1 - len(later))
+        self.stores.append(len(later))
+        if stamp < since:
+            self.unknown += 1
+        else:
+            self.absences.append(stamp - since)
 
     def _over(self, medium: str, life: list[float], stamp: float | None) -> None:
         birth, *stamps = life

@@ -87,7 +87,7 @@ def merged(outs: list[BlockObservations]) -> BlockObservations:
     counts = ("resets", "refused", "abandoned", "unknown")
     whole = BlockObservations(**{name: sum(getattr(out, name) for out in outs) for name in counts})
     for out in outs:
-        for kind in PHYSICAL:
+        for kind in (*PHYSICAL, "stores", "absences"):
             getattr(whole, kind).extend(getattr(out, kind))
         for name, observed in out.cached.items():
             into = whole.cached.setdefault(name, CachedObservations())
@@ -129,6 +129,8 @@ def test_cached_hashes_equal_the_definitions(changes: list[Change]) -> None:
     out = ours.apply(cache_item(changes))
 
     assert cached(out) == naive.out
+    assert [value for value, _ in out.stores] == naive.stores
+    assert [value for value, _ in out.absences] == naive.absences
     assert (ours.tracked, out.unknown) == (naive.tracked, naive.unknown)
     assert all(
         value >= 0

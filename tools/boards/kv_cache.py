@@ -37,6 +37,13 @@ CACHED = {
     "idle": Histogram(of, "sidestep_kv_cached_block_idle_seconds"),
     "reuse": Histogram(of, "sidestep_kv_cached_block_reuse_gap_seconds"),
 }
+SHORTAGE = Histogram(of, "sidestep_kv_cached_shortage_blocks")
+
+
+def saved_stores(blocks: str) -> str:
+    """Return the share of the stores that a cache larger by ``blocks`` would have saved."""
+    saved = SHORTAGE.observed_within(blocks)
+    return ratio(f"({saved})", rate(of("sidestep_kv_cached_stores_total")))
 
 
 def hit_rate(hits: str, queries: str, by: tuple[str, ...] | str = "") -> str:
@@ -344,6 +351,19 @@ CACHE_EVENTS = (
         Query(rate(of("sidestep_kv_cache_stored_blocks_total"), "medium"), "stored {{medium}}"),
         Query(rate(of("sidestep_kv_cache_removed_blocks_total"), "medium"), "removed {{medium}}"),
         unit="cps",
+    ),
+    lines(
+        "Stores that a larger cache saves",
+        (
+            "Share of the blocks stored on the GPU that a prefix cache larger by so many blocks would "
+            "still have had, from the engine's KV events."
+        ),
+        reasons.KV_EVENTS,
+        Query(saved_stores("1000.0"), "1,000 blocks more"),
+        Query(saved_stores("10000.0"), "10,000 blocks more"),
+        Query(saved_stores("100000.0"), "100,000 blocks more"),
+        unit="percentunit",
+        most=1,
     ),
     lines(
         "Resident blocks",

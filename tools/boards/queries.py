@@ -180,6 +180,15 @@ class Histogram:
         native = grouped("sum", by, self._native)
         return f"{ratio(below, rate(self._count, by))} or histogram_fraction(0, {bound}, {native})"
 
+    def observed_within(self, bound: str) -> str:
+        """Return observations per second up to ``bound``, one of the classic bounds."""
+        scope, name, matched = self._at
+        native = grouped("sum", "", self._native)
+        return (
+            f"{rate(scope(f'{name}_bucket', le=bound, **matched))}"
+            f" or histogram_fraction(0, {bound}, {native}) * histogram_count({native})"
+        )
+
     def heat(self) -> str:
         """Return observations by bucket, for a heatmap."""
         return (

@@ -23,6 +23,7 @@ WHOLE = Discontinuity(0, restarted=False, from_start=True)
 LATE = Discontinuity(0, restarted=False, from_start=False)
 LOST = Discontinuity(3, restarted=False, from_start=False)
 LIFETIMES = "sidestep_kv_cached_block_lifetime_seconds"
+SHORTAGE = "sidestep_kv_cached_shortage_blocks"
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 ABANDONED = "sidestep_kv_cached_abandoned_blocks_total"
 
@@ -117,6 +118,23 @@ def test_lifetimes_and_blocks_have_families_by_medium() -> None:
     assert stream.samples("sidestep_kv_cached_block_idle_seconds_sum") == {labels: 5.0}
     assert stream.sample("sidestep_kv_cached_tracked_blocks") == 3
     assert stream.sample("sidestep_kv_cached_sample_ratio") == 1.0
+    assert stream.fed.rejected == {}
+
+
+def test_a_page_has_how_much_too_small_the_cache_was() -> None:
+    """A store that follows a removal is observed by the blocks that were removed since."""
+    stream = Stream()
+    stream.broke(WHOLE)
+    stream.take(batch(1.0, stored(*range(500))), batch(2.0, removed(*range(150))))
+    assert stream.sample("sidestep_kv_cached_stores_total") == 500
+    stream.take(batch(5.0, stored(149, 0)), batch(6.0, removed(200), stored(700, 1)))
+
+    assert stream.sample("sidestep_kv_cached_stores_total") == 504
+    assert stream.sample(f"{SHORTAGE}_count") == 3
+    assert stream.sample(f"{SHORTAGE}_sum") == 0 + 148 + 148
+    buckets = stream.samples(f"{SHORTAGE}_bucket")
+    assert [count for labels, count in buckets.items() if 'le="100.0"' in labels] == [1]
+    assert stream.sample("sidestep_kv_cached_absence_seconds_sum") == 3 + 3 + 4
     assert stream.fed.rejected == {}
 
 

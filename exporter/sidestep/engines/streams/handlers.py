@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ class StreamHandlers(Handlers):
     HANDLED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
         "kv_refused_blocks", "kv_abandoned_blocks", "kv_unknown_events",
+        "cached_stores", "cached_shortage", "cached_absence",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -40,6 +42,9 @@ class StreamHandlers(Handlers):
         self._refused_blocks = layout.handler_slot("kv_refused_blocks")
         self._abandoned = layout.handler_slot("kv_abandoned_blocks")
         self._unknown = layout.handler_slot("kv_unknown_events")
+        self._stores, self._shortage, self._absence = (
+            layout.handler_slot(f"cached_{name}") for name in ("stores", "shortage", "absence")
+        )
         self._refused = layout.handler_slot("refused_observations")
         self.appliers = {
             CacheEvents: self._cache,
@@ -60,6 +65,12 @@ class StreamHandlers(Handlers):
             self.registry.refused_blocks[engine.id] += found.refused
         for medium, cached in found.cached.items():
             self._observe_medium(engine, medium, cached)
+        if found.stores:
+            increase(engine, self._stores, sum(count for _, count in found.stores))
+            again = [one for one in found.stores if math.isfinite(one[0])]
+            for slot, observations in ((self._shortage, again), (self._absence, found.absences)):
+                refused = engine.histogram(slot).observe_weighted(observations)
+                increase(engine, self._refused, refused)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all block hashes, since their events were folded."""

@@ -69,6 +69,28 @@ ROWS: tuple[Row, ...] = (
     _cached("lifetime", "Time from storing a sampled block's hash in a cache to its removal."),
     _cached("idle", "Time from the last store of a sampled block's hash to its removal."),
     _cached("reuse_gap", "Time between consecutive reuses of a sampled block's hash in a cache."),
+    counter(
+        "sidestep_kv_cached_stores_total",
+        Handler("cached_stores"),
+        "Stores of sampled hashes in the GPU's prefix cache, which did not have them.",
+        feature=KV_EVENTS,
+    ),
+    histogram(
+        "sidestep_kv_cached_shortage_blocks",
+        Handler("cached_shortage"),
+        "Blocks by which the GPU's prefix cache was too small to still have a sampled hash that is"
+        " stored again: a cache larger by as many would have saved the store.",
+        buckets="cache_blocks",
+        feature=KV_EVENTS,
+    ),
+    histogram(
+        "sidestep_kv_cached_absence_seconds",
+        Handler("cached_absence"),
+        "Time from the removal of a sampled hash from the GPU's prefix cache until it is stored"
+        " again.",
+        buckets="kv_cache_residency",
+        feature=KV_EVENTS,
+    ),
     gauge(
         "sidestep_kv_cached_sample_ratio",
         Computed("kv_cached_sample_ratio"),

@@ -1,12 +1,21 @@
-"""Tracking of cached KV blocks by hash, separately for each medium."""
+"""Tracking of cached KV blocks by hash, separately for each medium.
+
+An LRU cache removes blocks in the order of their last use, so one that is larger by N blocks also
+has the N blocks that were removed last (Mattson et al., 1970): the blocks that were removed after
+one that is stored again say how much larger the cache had to be to have it.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Container
 
 import msgspec
 
 from sidestep.errors import WireError
-from sidestep.protocol.block_events import MAX_HASHES, CacheChange, CacheEvents
+from sidestep.protocol.block_events import FIRST_MEDIUM, MAX_HASHES, CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_LABELS, is_printable
+from sidestep.tracking.kv_blocks.lru_stack import LruStack
 from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker, CachedObservations
 
@@ -71,6 +80,10 @@ class CachedBlocks(BlockTracker):
         super().__init__(sampling)
         self._media: dict[str, _Medium] = {}
         self._source: int | None = None
+        self._removed = LruStack()
+        """Hashes that the GPU's cache has removed; with the tracked ones at most ``capacity``."""
+        self._removed_rate = sampling.rate
+        self._stores, self._absences = Diffusion(), Diffusion()
 
     @property
     def rate(self) -> float:
@@ -88,6 +101,10 @@ class CachedBlocks(BlockTracker):
             self._source = item.source
             self._out.abandoned += self.tracked
             self._clear("")
+        if self._sampling.rate != self._removed_rate:
+            # Depths count hashes of one sample.
+            self._removed_rate = self._sampling.rate
+            self._removed = LruStack()
         for change in item.changes:
             match change.kind:
                 case "stored":
@@ -106,6 +123,7 @@ class CachedBlocks(BlockTracker):
                 medium.blocks.popitem()
                 self.tracked -= 1
                 self._out.abandoned += 1
+        self._shrink()
 
     def _check(self, changes: list[CacheChange]) -> None:
         check(changes)
@@ -120,29 +138,26 @@ class CachedBlocks(BlockTracker):
             if medium.blocks:
                 self.tracked -= len(medium.blocks)
                 medium.blocks = {}
+        if name in {"", FIRST_MEDIUM}:
+            # A larger cache would have been cleared, too.
+            self._removed = LruStack()
 
     def _store(self, name: str, hashes: list[int], now: float) -> None:
         medium = self._media.get(name)
         if medium is None:
             medium = self._media[name] = _Medium()
         blocks, rate = medium.blocks, self._sampling.rate
-        if rate < 1.0:
-            bound = int(rate * ALL)
-            # Engines' hashes can be counters, or aligned, or have less than 64 bits: they are mixed so
-            # that the top bits depend on all of theirs. Nearly all hashes end at this line.
-            hashes = [
-                value
-                for value in hashes
-                if ((first := value * FIRST + SHIFT & MASK) ^ first >> 32) * SECOND & MASK < bound
-                or value in blocks
-            ]
+        hashes = _sample(hashes, rate, blocks)
         weight = self._sampling.weight(rate)
         for value in hashes:
             block = blocks.get(value)
             if block is None:
+                if name == FIRST_MEDIUM:
+                    self._observe_store(value, now, weight)
                 if self.tracked < self.capacity:
                     blocks[value] = _Block(now, weight)
                     self.tracked += 1
+                    self._shrink()
                 else:
                     self._out.refused += 1
                 continue
@@ -159,10 +174,12 @@ class CachedBlocks(BlockTracker):
         if medium is None:
             return
         blocks = medium.blocks
+        gone = []
         for value in hashes:
             if value not in blocks:
                 continue
             block = blocks.pop(value)
+            gone.append(value)
             self.tracked -= 1
             last = max(block.birth, block.hit)
             if now < last:
@@ -171,6 +188,29 @@ class CachedBlocks(BlockTracker):
             observed = self._of(name)
             medium.lifetimes.observe(observed.lifetimes, now - block.birth, block.weight)
             medium.idles.observe(observed.idles, now - last, block.weight)
+        if name == FIRST_MEDIUM:
+            # Some may be tracked since the rate was higher.
+            for value in _sample(gone, self._removed_rate):
+                self._removed.remove(value)
+                self._removed.push(value, now)
+
+    def _observe_store(self, value: int, now: float, weight: float) -> None:
+        """Observe how much too small the GPU's cache was to have a hash that is stored."""
+        removal = self._removed.remove(value)
+        if removal is None:
+            self._stores.observe(self._out.stores, math.inf, weight)
+            return
+        later, stamp = removal
+        self._stores.observe(self._out.stores, later / self._removed_rate, weight)
+        if now < stamp:
+            self._out.unknown += 1
+        else:
+            self._absences.observe(self._out.absences, now - stamp, weight)
+
+    def _shrink(self) -> None:
+        """Forget the hashes that were removed first, where there are too many."""
+        while self._removed.counted and self.tracked + self._removed.counted > self.capacity:
+            self._removed.drop_oldest()
 
     def _of(self, name: str) -> CachedObservations:
         """Return the observations of one medium."""
@@ -178,3 +218,18 @@ class CachedBlocks(BlockTracker):
         if observed is None:
             observed = self._out.cached[name] = CachedObservations()
         return observed
+
+
+def _sample(hashes: list[int], rate: float, tracked: Container[int] = ()) -> list[int]:
+    """Return the hashes that are in the sample, or tracked."""
+    if rate >= 1.0:
+        return hashes
+    bound = int(rate * ALL)
+    # Engines' hashes can be counters, or aligned, or have less than 64 bits: they are mixed so
+    # that the top bits depend on all of theirs. Nearly all hashes end at this line.
+    return [
+        value
+        for value in hashes
+        if ((first := value * FIRST + SHIFT & MASK) ^ first >> 32) * SECOND & MASK < bound
+        or value in tracked
+    ]

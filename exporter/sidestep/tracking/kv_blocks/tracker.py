@@ -31,6 +31,9 @@ class BlockObservations(msgspec.Struct, gc=False):
         abandoned: Tracked blocks whose eviction was not seen.
         unknown: Events of blocks whose birth was not seen, and stamps before the block's last one.
         cached: Observations of hashes by medium.
+        stores: Blocks by which the GPU's cache was too small to have a hash that is stored; infinite
+            if it was not removed before.
+        absences: Seconds from the removal of a hash from the GPU's cache to its next store.
     """
 
     lifetimes: list[Observation] = []
@@ -45,6 +48,8 @@ class BlockObservations(msgspec.Struct, gc=False):
     abandoned: int = 0
     unknown: int = 0
     cached: dict[str, CachedObservations] = {}
+    stores: list[Observation] = []
+    absences: list[Observation] = []
 
 
 class BlockTracker:
