@@ -32,7 +32,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
     "first blocks go first": (reuse, "reversed(keys)", "keys"),
     "output is not stored": (
         reuse,
-        "                self._enter(key)\n            stack.push",
+        "                self._keys.add(key, self, self.most)\n            stack.push",
         "                continue\n            stack.push",
     ),
     "a clear is not noted": (reuse, "self._cleared_at = now", "pass"),
@@ -45,7 +45,11 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
     "distances are not scaled": (reuse, "used[0] * scale + 1.0", "used[0] + 1.0"),
     "a distance leaves its block out": (reuse, " * scale + 1.0", " * scale"),
     "a cleared block is cold": (reuse, "misses.cleared += weight", "misses.cold += weight"),
-    "a full sample keeps its rate": (reuse, "self.floor = max(self.floor, heap[0] + 1)", "pass"),
+    "a full sample keeps its rate": (
+        reuse,
+        "self.floor = max(self.floor, self._leave_least() + 1)",
+        "self._leave_least()",
+    ),
     "a hit has the distances of misses": (
         hit_curve,
         "lookups = self._by_result[hit]\n",

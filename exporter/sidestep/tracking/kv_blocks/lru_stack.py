@@ -52,7 +52,7 @@ class LruStack:
         self._counts = [0]
         """Counted blocks of each chunk."""
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._places
 
     def remove(self, key: int) -> tuple[int, float] | None:

@@ -8,12 +8,12 @@ released one are those that are held now, and those that were released after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 
 import msgspec
 
 from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
+from sidestep.tracking.kv_blocks.least_keys import LeastKeys
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
 ALL = 1 << 64
@@ -22,8 +22,6 @@ MAX_BLOCKS = 1 << 16
 """Blocks of the sample that are tracked at once."""
 MAX_EXTRA = 1 << 14
 """Hot blocks outside of the sample that are tracked at once."""
-SIFT = 8
-"""Keys that are sifted for each block that comes into the sample."""
 TRIM = 256
 """Blocks that leave the sample in one call after the limit was lowered."""
 
@@ -86,12 +84,8 @@ class ReuseTracker:
         self._held: dict[int, int] = {}
         """Blocks that requests hold, and how many requests do."""
         self._held_counted = 0
-        self._keys: list[int] = []
-        """Keys that came into the sample, as a heap. Some may have left it."""
-        self._unsifted: list[int] = []
-        """Such a heap from which those that have left are being sifted out."""
-        self._noted: set[int] = set()
-        """The keys of both."""
+        self._keys = LeastKeys()
+        """Keys that came into the sample."""
         self._extra: dict[int, None] = {}
         """Hot blocks outside of the sample, the latest one last."""
         self._cleared_at = -1.0
@@ -100,7 +94,7 @@ class ReuseTracker:
         """Note that the cache was emptied: what was used before would hit in no cache."""
         self._cleared_at = now
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._stack or key in self._held
 
     @property
@@ -184,7 +178,7 @@ class ReuseTracker:
             elif stack.remove(key) is None:
                 if not is_counted:
                     continue
-                self._enter(key)
+                self._keys.add(key, self, self.max_blocks)
             stack.push(key, now, counted=is_counted)
         self._shrink()
 
@@ -210,7 +204,7 @@ class ReuseTracker:
         self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)
         self._stack.push(key, now)
         if used is None:
-            self._enter(key)
+            self._keys.add(key, self, self.max_blocks)
             self._shrink()
 
     def points(self, capacities: Sequence[int]) -> list[Point]:
@@ -235,7 +229,7 @@ class ReuseTracker:
         else:
             self._held_counted += 1
             if used is None:
-                self._enter(key)
+                self._keys.add(key, self, self.max_blocks)
         return None if used is None else (used[0] + above, used[1])
 
     def _observe(
@@ -283,28 +277,6 @@ class ReuseTracker:
         else:
             misses.cleared += weight
 
-    def _enter(self, key: int) -> None:
-        """Note a block that comes into the sample."""
-        if key in self._noted:
-            return
-        self._noted.add(key)
-        heappush(self._keys, key)
-        if len(self._noted) > 2 * self.max_blocks and not self._unsifted:
-            self._unsifted, self._keys = self._keys, []
-        unsifted = self._unsifted
-        for _ in range(min(SIFT, len(unsifted))):
-            # A heap without its end is one.
-            old = unsifted.pop()
-            if old in self:
-                heappush(self._keys, old)
-            else:
-                self._noted.discard(old)
-
-    def _lower_heap(self) -> list[int]:
-        """Return the heap with the least key."""
-        keys, unsifted = self._keys, self._unsifted
-        return unsifted if unsifted and (not keys or unsifted[0] < keys[0]) else keys
-
     def _shrink(self) -> None:
         """Keep the limits on tracked blocks."""
         horizon = self.horizon
@@ -313,17 +285,15 @@ class ReuseTracker:
         for _ in range(TRIM):
             if self.tracked <= self.max_blocks:
                 break
-            heap = self._lower_heap()
-            self.floor = max(self.floor, heap[0] + 1)
-            self._leave_least(heap)
+            self.floor = max(self.floor, self._leave_least() + 1)
         while len(self._extra) > MAX_EXTRA:
             key = next(iter(self._extra))
             del self._extra[key]
             self._stack.remove(key)
 
-    def _leave_least(self, heap: list[int]) -> None:
+    def _leave_least(self) -> int:
         """Take the block with the least key out of the sample."""
-        key = heappop(heap)
-        self._noted.discard(key)
+        key = self._keys.pop()
         if self._stack.remove(key) is None and self._held.pop(key, 0):
             self._held_counted -= 1
+        return key
