@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from real_engines.comparison import Page, parse, report, settled_alone, value
+from real_engines.comparison import (
+    Page,
+    assert_nothing_refused,
+    parse,
+    report,
+    settled_alone,
+    value,
+)
 from real_engines.conversations import ask_in_turns, conversations
 from real_engines.load import Ask, Client
 from real_engines.sglang_requests import post
@@ -37,6 +44,7 @@ async def test_the_curve_of_one_size_predicts_the_others(sglang: SglangSite) -> 
     report("predicted", page, [], **{f"{size:g}x": predicted[size] for size in SIZES}, **missed)
     report("measured", page, [], **{f"{size:g}x": measured[size] for size in SIZES})
 
+    assert_nothing_refused(page)
     assert all(abs(predicted[size] - measured[size]) <= WITHIN for size in SIZES)
     assert measured[4.0] - measured[0.5] > 5 * WITHIN
     assert abs(sum(missed.values()) - missing) < 0.1 * missing

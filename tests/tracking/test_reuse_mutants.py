@@ -32,7 +32,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
     "first blocks go first": (reuse, "reversed(keys)", "keys"),
     "output is not stored": (
         reuse,
-        "                self._keys.add(key, self, self.most)\n            stack.push",
+        "                self._keys.add(key, self, self.max_blocks)\n            stack.push",
         "                continue\n            stack.push",
     ),
     "a clear is not noted": (reuse, "self._cleared_at = now", "pass"),

@@ -111,8 +111,8 @@ class LookupEvents:
         self._hot.note(head)
         hot = sum(1 for _ in takewhile(self._hot.hot.__contains__, head))
         keys = [self._key_of(one) for one in hashes[:hot:HOT_STEP]]
-        # An engine may find a part of a block: those tokens are left out.
-        tokens -= max(found - found_blocks * size, 0)
+        # An engine may find a part of a block: as far as others are in no full block, they are left out.
+        tokens = max(tokens - max(found - found_blocks * size, 0), len(hashes) * size)
         event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
         places = self._places(hashes)
         sampled = [place for place in places if place >= hot or place % HOT_STEP]
