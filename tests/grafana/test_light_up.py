@@ -164,11 +164,19 @@ def reasons(asked: PanelQuery) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_panel_has_data(scraped: Scraped, version: str, path: Path) -> None:
-    """Every query has data unless it is listed with a reason, and no listed one has."""
+    """Every query has data unless it is listed with a reason, and no listed one has.
+
+    On a slow machine the run takes more than a minute.
+    """
     dark = [asked for asked in queries(path) if not scraped.answers(version, asked.expr)]
+    listed = [
+        asked
+        for asked in queries(path)
+        if any(EMPTY[key] != LESS_THAN_A_MINUTE for key in reasons(asked))
+    ]
 
     assert [str(asked) for asked in dark if not reasons(asked)] == []
-    assert [str(a) for a in queries(path) if reasons(a) and a not in dark] == []
+    assert [str(asked) for asked in listed if asked not in dark] == []
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -350,7 +358,9 @@ def test_boards_for_all_engines_have_data_of_polled_ones(
     }
 
     dark = {key for key, has in found.items() if not has}
-    assert dark == UNLIT[instance].keys() | NEVER.keys()
+    slow = {key for key, reason in NEVER.items() if reason == LESS}
+    # On a slow machine the run takes more than a minute.
+    assert dark | slow == UNLIT[instance].keys() | NEVER.keys()
 
 
 UNRECORDED = {
