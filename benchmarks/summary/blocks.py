@@ -97,7 +97,7 @@ def run_lookups(items: Sequence[CacheLookups]) -> float:
 def lookups(count: int, rate: float) -> Sequence[CacheLookups]:
     """Return the items of ``count`` requests, of which each ends before the next begins."""
     random, known = Random(1), set[int]()
-    made = LookupEvents(BLOCK_TOKENS, CACHE, 0, lambda: (b"key", rate))
+    made = LookupEvents(BLOCK_TOKENS, 0, 0, lambda: (b"key", rate))
     prompts = [[random.randbytes(32) for _ in range(HASHES)] for _ in range(PROMPTS)]
     items: list[CacheLookups] = []
     for number in range(count):

@@ -27,6 +27,10 @@ MAX_HOT = 4096
 """About the most hot blocks; and the most blocks of a prompt among which they are looked for."""
 
 
+LEAST_SAMPLED = 1024
+"""Blocks of the cache that are in the sample at least: with fewer the curve is a guess."""
+
+
 class LookupEvents:
     """Maker of one prefix cache's items.
 
@@ -58,6 +62,7 @@ class LookupEvents:
         self._capacity = capacity
         self._block_bytes = block_bytes
         self._sampling = sampling
+        self._least_rate = min(LEAST_SAMPLED / capacity, 1.0) if capacity else 0.0
         self._key, self._rate = b"", 0.0
         self._floor = ALL
         self._below = bytes(HASH_BYTES)
@@ -182,6 +187,7 @@ class LookupEvents:
     def is_on(self) -> bool:
         """Return whether the exporter wants lookups, after taking over what it wants now."""
         key, rate = self._sampling()
+        rate = max(rate, self._least_rate) if rate else 0.0
         if (key, rate) != (self._key, self._rate):
             self._key, self._rate = key, rate
             self._floor = ALL - int(rate * ALL)

@@ -40,9 +40,9 @@ class Sampling:
         return self.key, self.rate
 
 
-def maker(rate: float = 1.0, key: bytes = KEY) -> LookupEvents:
-    """Return a maker of items."""
-    return LookupEvents(BLOCK_SIZE, PRESENT, 4096, Sampling(rate, key))
+def maker(rate: float = 1.0, key: bytes = KEY, capacity: int = 0) -> LookupEvents:
+    """Return a maker of items, of a cache of unknown size unless it has a ``capacity``."""
+    return LookupEvents(BLOCK_SIZE, capacity, 4096, Sampling(rate, key))
 
 
 def sent(events: LookupEvents, stamp: float = 1.0) -> list[CacheLookups]:
@@ -178,6 +178,18 @@ def test_the_block_of_the_last_token_cannot_be_found() -> None:
     assert (ended.key_count, len(ended.sampled)) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("capacity", "rate"), [(500, 1.0), (10_240, 0.1), (1_000_000, 0.01), (0, 0.01)]
+)
+def test_of_a_small_cache_more_is_sampled(capacity: int, rate: float) -> None:
+    """A hundredth of a few thousand blocks says nothing of them."""
+    events = maker(0.01, capacity=capacity)
+    events.looked_up(1, 1.0, chain(Random(1), [], 5), 100, 0)
+    (item,) = sent(events)
+
+    assert item.rate == pytest.approx(rate)
+
+
 def test_nothing_is_sent_that_nobody_wants() -> None:
     """Without the exporter's key, or with a sample rate of 0, there are no items."""
     for events in (maker(0.0), maker(1.0, b"")):
@@ -190,7 +202,7 @@ def test_nothing_is_sent_that_nobody_wants() -> None:
 def test_another_key_or_rate_begins_anew() -> None:
     """The source changes, and says that there were lookups before."""
     sampling = Sampling()
-    events = LookupEvents(BLOCK_SIZE, PRESENT, 0, sampling)
+    events = LookupEvents(BLOCK_SIZE, 0, 0, sampling)
     hashes = chain(Random(1), [], 5)
     sources = []
     for key, rate in ((KEY, 1.0), (b"other", 1.0), (b"other", 0.5), (b"other", 0.5)):
