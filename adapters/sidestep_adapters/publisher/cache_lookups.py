@@ -25,10 +25,10 @@ HASH_BYTES = 8
 ALL = 1 << 8 * HASH_BYTES
 MAX_HOT = 4096
 """About the most hot blocks; and the most blocks of a prompt among which they are looked for."""
-
-
 LEAST_SAMPLED = 1024
 """Blocks of the cache that are in the sample at least: with fewer the curve is a guess."""
+STEP = 4
+"""Quotient of two least rates: replicas with nearly equal caches need equal rates to share a curve."""
 
 
 class LookupEvents:
@@ -62,7 +62,7 @@ class LookupEvents:
         self._capacity = capacity
         self._block_bytes = block_bytes
         self._sampling = sampling
-        self._least_rate = min(LEAST_SAMPLED / capacity, 1.0) if capacity else 0.0
+        self._least_rate = least_rate(capacity) if capacity else 0.0
         self._key, self._rate = b"", 0.0
         self._floor = ALL
         self._below = bytes(HASH_BYTES)
@@ -203,12 +203,20 @@ class LookupEvents:
         return [place for place, one in enumerate(hashes) if one < below]
 
     def _key_of(self, one: bytes) -> int:
-        """Return the key of a block, which tells nothing of its content without the exporter's key."""
+        """Return the key of a block, from which its content cannot be recognized without the exporter's key."""
         digest = hashlib.blake2b(one, digest_size=HASH_BYTES, key=self._key).digest()
         number = int.from_bytes(digest, "big")
         if self._rate == 1.0 or one < self._below:
             return self._floor + number % (ALL - self._floor)
         return number % self._floor
+
+
+def least_rate(capacity: int) -> float:
+    """Return the least share of the blocks to sample, of a cache that can hold ``capacity`` blocks."""
+    rate = 1.0
+    while rate * capacity >= STEP * LEAST_SAMPLED:
+        rate /= STEP
+    return rate
 
 
 def _keys(event: LookupEvent) -> int:

@@ -172,7 +172,7 @@ def _has_one_tree(tree: Any) -> bool:
 
 
 def _bytes_of(pool: Any) -> int:
-    """Return the bytes of the whole KV cache on this device; 0 where the release does not tell."""
+    """Return the bytes of the whole KV cache on this device; 0 where the release does not provide them."""
     try:
         sizes: Sequence[int] = pool.get_kvcache().get_kv_size_bytes()
         return int(sum(sizes))

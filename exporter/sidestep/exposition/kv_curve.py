@@ -43,7 +43,7 @@ class EngineCurve(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         engine: What people call it.
         model: The model's name; empty if it has none.
         block_size: Tokens of a block.
-        capacity_blocks: Blocks that the cache can hold; None where the engine does not tell.
+        capacity_blocks: Blocks that the cache can hold; None where it is unknown.
         sample_ratio: Share of the blocks that is sampled.
         sampled_blocks: Sampled blocks that are tracked now.
         hit_ratio: Share of the tokens that were found in fact; None before the first lookup.

@@ -27,7 +27,7 @@ class _Request(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """The fields that tell forms apart."""
+    """The fields by which forms are distinguished."""
 
     call: msgspec.Raw = msgspec.Raw()
     events: msgspec.Raw = msgspec.Raw()

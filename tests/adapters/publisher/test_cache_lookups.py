@@ -179,7 +179,16 @@ def test_the_block_of_the_last_token_cannot_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "rate"), [(500, 1.0), (10_240, 0.1), (1_000_000, 0.01), (0, 0.01)]
+    ("capacity", "rate"),
+    [
+        (500, 1.0),
+        (4095, 1.0),
+        (4096, 0.25),
+        (29_000, 0.0625),
+        (29_100, 0.0625),
+        (1_000_000, 0.01),
+        (0, 0.01),
+    ],
 )
 def test_of_a_small_cache_more_is_sampled(capacity: int, rate: float) -> None:
     """A hundredth of a few thousand blocks says nothing of them."""

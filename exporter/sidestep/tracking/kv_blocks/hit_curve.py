@@ -5,7 +5,7 @@ in every LRU cache of at least D blocks (Mattson et al., 1970). Distances are th
 sample (SHARDS; Waldspurger et al., FAST 2015).
 
 Two things keep the error small. Hot blocks are counted one by one. And the number of all lookups
-is known, by whether they hit in fact: the sample only has to tell how the distances of those that
+is known, by whether they hit in fact: the sample is only needed for how the distances of those that
 hit are distributed, and of those that missed. The sample is divided into groups by hash, whose
 spread gives the bounds.
 """
