@@ -48,19 +48,16 @@ from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
-from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.senders import Senders
 from sidestep.requests.parts import request_log
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
-from sidestep.routers.load_publisher import LoadPublisher
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
-from sidestep.tracking.health.states import EngineState
 from sidestep.tracking.health.step_times import Thresholds
 from sidestep.tracking.kv_blocks.lookups import LookupSettings
 from sidestep.tracking.kv_blocks.sampling import Sampling
@@ -140,11 +137,6 @@ class Exporter:
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant
-        self.load_publisher = None
-        if config.publish_load is not None:
-            self.load_publisher = LoadPublisher(
-                self.registry, self.metrics, *config.publish_load, config.publish_interval
-            )
         self.passthrough = PassthroughRegistry(self.registry.names, common=config.metrics_common)
         allowed = access(config)
         watchdog = Watchdog(
@@ -163,7 +155,6 @@ class Exporter:
             limits=Thresholds(config.health_min_threshold, config.health_max_threshold),
             dialects=dialects,
             request_log=self.request_log,
-            changed=None if self.load_publisher is None else self.load_publisher.note,
         )
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
         check_forward_labels(config, layouts)
@@ -228,7 +219,6 @@ class Exporter:
                 sockets.append(listen(host, port))
                 stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
-            await stack.enter_async_context(self._publishing_load())
             snapshots = self._recover()
             senders = self._otlp_senders(snapshots)
             # As the forwarder: everything has been saved.
@@ -309,25 +299,6 @@ class Exporter:
             finally:
                 for task in background:
                     await _cancelled(task)
-
-    @contextlib.asynccontextmanager
-    async def _publishing_load(self) -> AsyncIterator[None]:
-        """Publish the load of engines while the block runs, if that is configured."""
-        publisher = self.load_publisher
-        if publisher is None:
-            yield
-            return
-        publisher.open()
-        resending = _background(publisher.run(self._is_stalled))
-        try:
-            yield
-        finally:
-            await _cancelled(resending)
-            publisher.close()
-
-    def _is_stalled(self, engine: Engine) -> bool:
-        health = self.intake.health.of(engine)
-        return health is not None and health.state is EngineState.STALLED
 
     async def _explain_absence(self) -> None:
         """Log how to connect an engine, if none has connected."""

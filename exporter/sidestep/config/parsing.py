@@ -68,17 +68,6 @@ def forward_endpoint(value: object) -> str:
     return given
 
 
-def tcp_endpoint(value: object) -> tuple[str, int] | None:
-    """Parse ``tcp://host:port``; None for an empty text."""
-    given = text(value)
-    if given and not given.startswith("tcp://"):
-        raise ValueError("must be tcp://HOST:PORT")
-    found = optional_address(given.removeprefix("tcp://"))
-    if found is not None and not (found[0] and found[1]):
-        raise ValueError("must be tcp://HOST:PORT; the host * means all addresses")
-    return found
-
-
 def optional_address(value: object) -> tuple[str, int] | None:
     """Parse ``host:port``, ``:port`` or ``[v6]:port``; None for an empty text.
 

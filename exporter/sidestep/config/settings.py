@@ -267,19 +267,6 @@ class Config:
         parsing.one_of("classic", "exponential"),
         "classic",
     )
-    publish_load: tuple[str, int] | None = option(
-        "--publish.load ENDPOINT",
-        "Endpoint such as tcp://*:5657 at which routers subscribe to the load of engines, in SGLang's form;"
-        " data-parallel rank N has the port 5657 + N. See routers.md.",
-        parsing.tcp_endpoint,
-        unset="nothing is published",
-    )
-    publish_interval: float = option(
-        "--publish.interval SECONDS",
-        "Least seconds between two messages with the load of an engine; 0: one for each step.",
-        parsing.seconds,
-        0.0,
-    )
     subscribe: tuple[Subscription, ...] = option(
         f"--subscribe {subscriptions.FORM}",
         "Stream of an engine's own publisher to read: kv-events, forward-pass or load, such"

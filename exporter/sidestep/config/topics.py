@@ -11,7 +11,6 @@ TOPICS = {
     "Engines without the plugin": ("subscribe", "scrape", "triton", "engine"),
     "Forwarding to another exporter": ("forward",),
     "OpenTelemetry": ("otlp",),
-    "Request routers": ("publish",),
     "Restarts": ("state", "shutdown"),
     "Exposed metrics": ("metrics", "histograms"),
     "Service-level objectives": ("slo",),

@@ -77,7 +77,6 @@ class Intake:
         limits: Seconds without progress after which engines count as stalled.
         dialects: Those of the registry's layouts.
         request_log: Log of the requests that end; None: there is none.
-        changed: Called with an engine after each item that was applied to it.
 
     Attributes:
         bindings: Streams and the engines that they feed.
@@ -104,12 +103,10 @@ class Intake:
         limits: Thresholds | None = None,
         dialects: Dialects = DIALECTS,
         request_log: RequestLog | None = None,
-        changed: Callable[[Engine], None] | None = None,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
         self.request_log = request_log
-        self._changed = changed
         self.receiver = Receiver(boot, settings, durable=durable)
         self.applier = Applier(registry, dialects)
         self._decode = dialects.decode
@@ -369,8 +366,6 @@ class Intake:
     def _applied(self, engine: Engine) -> None:
         engine.last_seen = self._arrived
         self.items += 1
-        if self._changed is not None:
-            self._changed(engine)
 
     def _without_oversized(
         self, frame: bytes, items: Sequence[msgspec.Raw]

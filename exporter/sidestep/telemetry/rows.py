@@ -285,11 +285,6 @@ ROWS: tuple[SelfRow, ...] = (
         " one --forward.source.",
     ),
     SelfRow(
-        "sidestep_published_load_messages_total",
-        "counter",
-        "Messages with the load of an engine that were published to routers, whether or not one subscribes.",
-    ),
-    SelfRow(
         "sidestep_otlp_requests_total",
         "counter",
         "Requests sent to OTLP receivers, by signal (metrics, traces or logs) and by status: that of HTTP,"

@@ -1,1 +1,0 @@
-"""Load of engines, published to request routers by ZeroMQ."""
