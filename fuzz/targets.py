@@ -24,7 +24,6 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmRejection, VllmSleep
 from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.text_page import render
-from sidestep.federation.messages import FORWARD_VERSION, EngineStatus, Forward, encode_forward
 from sidestep.http.config_files import WatchedFiles
 from sidestep.http.web_config import load
 from sidestep.protocol.limits import VERSION
@@ -140,19 +139,6 @@ def records(data: bytes) -> None:
     turn.check(world)
 
 
-def forwards(data: bytes) -> None:
-    """Process each chunk as a record of another exporter; its first byte selects the epoch."""
-    world = World()
-    world.be_honest()
-    for seq, chunk in enumerate(chunks(data), start=1):
-        epoch = chunk[0] % 3 + 1 if chunk else 1
-        said = Forward(
-            FORWARD_VERSION, "elsewhere", "e", epoch, 1, seq, 0, 1, chunk[1:], EngineStatus(up=True)
-        )
-        world.take(b"exporter", encode_forward(said))
-    turn.check(world)
-
-
 def snapshot(data: bytes) -> None:
     """Restore the chunks as pieces of a valid file, and the input as a file."""
     with contextlib.suppress(WireError):
@@ -240,13 +226,6 @@ def _records() -> Iterator[bytes]:
         yield from (joined(frame) for frame in folder.seal().frames)
 
 
-def _forwards() -> Iterator[bytes]:
-    for seed in _records():
-        found = chunks(seed)
-        # The first epoch has ended when its records come again.
-        yield joined([bytes([epoch]) + record for epoch in (0, 1, 0) for record in found])
-
-
 def _snapshots() -> Iterator[bytes]:
     for run in CORE_RUNS:
         for count in (3, 40):
@@ -268,7 +247,6 @@ TARGETS = (
     Target("frames", frames, _frames),
     Target("items", items, _items),
     Target("records", records, _records),
-    Target("forwards", forwards, _forwards),
     Target("snapshot", snapshot, _snapshots),
     Target("web", web, _web),
 )

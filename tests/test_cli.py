@@ -39,7 +39,6 @@ from sidestep_adapters.recording.replay import Replay
     [
         ("serve --no.such-flag", "No such option"),
         ("no-such-command", "No such command"),
-        ("poll-triton http://h:8000 --connect tcp://h:5556", "was removed: run `sidestep serve"),
         ("serve --log.level loud", "--log.level 'loud': must be one of debug, info"),
         ("serve --web.listen-address no.such.host.invalid:0", "cannot listen on"),
         ("serve --web.listen-address 192.0.2.1:0", "cannot listen on"),

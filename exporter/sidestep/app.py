@@ -25,21 +25,17 @@ from sidestep.diagnosis.own_checks import Installation, OwnChecks
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
-from sidestep.errors import ConfigError
 from sidestep.exposition import compression
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.page_cache import Hold, Pages
 from sidestep.exposition.parts import (
     access,
-    check_forward_labels,
     engine_settings,
     native_histograms,
     series_filter,
 )
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
-from sidestep.federation.counted_engines import CurrentRecords
-from sidestep.federation.sender import Forwarder
 from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
@@ -148,7 +144,6 @@ class Exporter:
             boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
-            source=forward_source(config),
             durable=bool(config.state_dir),
             settings=engine_settings(config, objectives),
             guard=PeerGuard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
@@ -157,7 +152,6 @@ class Exporter:
             request_log=self.request_log,
         )
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
-        check_forward_labels(config, layouts)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
         self._set_sample_rate()
@@ -221,12 +215,8 @@ class Exporter:
             self.addresses = [s.getsockname()[:2] for s in sockets]
             snapshots = self._recover()
             senders = self._otlp_senders(snapshots)
-            # As the forwarder: everything has been saved.
+            # Everything has been saved then.
             stack.push_async_callback(senders.finish_metrics)
-            forwarder = self._forwarder(snapshots)
-            if forwarder is not None:
-                # Runs after the last snapshot and acknowledgement, so everything may be forwarded.
-                stack.push_async_callback(forwarder.close)
             stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
@@ -238,8 +228,7 @@ class Exporter:
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
             sources = plugins.sources(self.config, self.intake, self.passthrough)
-            cut = (lambda: None) if forwarder is None else forwarder.reconnect
-            self.ingest.open(self.config.ingest_endpoint, sources, cut)
+            self.ingest.open(self.config.ingest_endpoint, sources)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
             lines = StatsLog(self.registry, self.intake.health.of).run(
@@ -249,9 +238,6 @@ class Exporter:
             stack.callback(_background(self._explain_absence()).cancel)
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
-            if forwarder is not None:
-                forwarding = _background(forwarder.run(self.config.forward_interval))
-                stack.push_async_callback(_cancelled, forwarding)
             for work in senders.work(self.config.otlp_interval):
                 stack.push_async_callback(_cancelled, _background(work))
             yield self
@@ -322,14 +308,6 @@ class Exporter:
             otlp_interval=config.otlp_interval,
         )
 
-    def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:
-        config = self.config
-        if not config.forward:
-            return None
-        records = CurrentRecords() if snapshots is None else snapshots.records
-        labels = dict(config.forward_label)
-        return Forwarder(self.intake.federation, self.metrics, config.forward, records, labels)
-
     def _otlp_senders(self, snapshots: Snapshots | None) -> Senders:
         """Return the senders to OTLP receivers.
 
@@ -372,20 +350,6 @@ class Exporter:
                 self.registry.hide_tenant(name)
         self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
-
-
-def forward_source(config: Config) -> str:
-    """Return the name under which the exporter forwards; empty if it does not.
-
-    Raises:
-        ConfigError: None is set, and the host's name is not unique.
-    """
-    if not config.forward:
-        return ""
-    source = config.forward_source or socket.gethostname()
-    if source.partition(".")[0] in ("", "localhost"):
-        raise ConfigError("--forward.source: this host has no unique name; set one")
-    return source
 
 
 def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

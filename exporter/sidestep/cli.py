@@ -21,7 +21,6 @@ from sidestep.config.settings import (
     Setting,
     default_endpoint,
     read,
-    refuse_removed,
 )
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
@@ -30,10 +29,6 @@ from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-REMOVED_COMMANDS = {
-    "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
-}
-"""Commands of earlier versions, and what to use instead."""
 DEMO_LOG_LEVEL = "warning"
 DEMO_STATS_INTERVAL = "0"
 """The demo shows a status line of its own."""
@@ -67,20 +62,6 @@ ACCESS = (
 """Options of web requests, as curl has them."""
 
 
-class _Commands(click.Group):
-    """Command group that names the replacement of removed commands."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name.
-
-        Raises:
-            UsageError: The command was removed.
-        """
-        if cmd_name in REMOVED_COMMANDS:
-            raise click.UsageError(f"{cmd_name} was removed: {REMOVED_COMMANDS[cmd_name]}")
-        return super().get_command(ctx, cmd_name)
-
-
 class _Settings(click.Command):
     """Command whose help groups the options of settings by topic."""
 
@@ -98,7 +79,6 @@ class _Settings(click.Command):
 
 
 @click.group(
-    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -514,11 +494,7 @@ def _endpoint(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
     try:
-        try:
-            code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
-        except click.NoSuchOption as error:
-            refuse_removed(error.option_name.removeprefix("--"), error.option_name)
-            raise
+        code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
     except click.ClickException as error:
         _die(error.format_message(), 2)
     except ConfigError as error:

@@ -34,7 +34,6 @@ from sidestep.tracking.health.step_times import Thresholds
         ("health.min-threshold", "2.9", "must be a number of seconds, 3 to 86400"),
         ("health.min-threshold", "nan", "must be a number of seconds, 3 to 86400"),
         ("health.max-threshold", "0", "must be a number of seconds above 0"),
-        ("forward.interval", "11", "must be 10 seconds at most"),
         ("intervals.scheduled", "middle", "must be one of first, last"),
         ("intervals.inter-token", "both", "must be one of output, token"),
         ("limits.memory-hard", "-1", "must be a whole number"),

@@ -15,11 +15,8 @@ from charts import CHART, ENGINE, LIBRARY, VALUES, rendered
 from manifests import (
     ROOT,
     Resource,
-    assert_known,
     named,
     pods,
-    resources,
-    sidesteps,
     template,
     tool,
 )
@@ -66,19 +63,6 @@ def test_charts_have_this_releases_version() -> None:
         described = values(chart / "Chart.yaml")
         assert (described["version"], described["appVersion"]) == (__version__, __version__)
     assert values(LIBRARY / "values.yaml")["image"]["tag"] == __version__
-    assert values(CHART / "values.yaml")["aggregator"]["image"]["tag"] == __version__
-
-
-@pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
-def test_every_flag_and_variable_exists(file: Path) -> None:
-    """All flags and variables in the chart are known to the command."""
-    found = [
-        one for given in rendered(CHART, file) for _, pod in pods(given) for one in sidesteps(pod)
-    ]
-
-    assert len(found) == ("aggregator" in values(file))
-    for one in found:
-        assert_known(one)
 
 
 def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
@@ -91,26 +75,6 @@ def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
     validate(found, tmp_path)
     assert pod.pop("terminationGracePeriodSeconds") == 48
     assert pod == template()
-
-
-def test_the_library_forwards_as_the_component_does(tmp_path: Path) -> None:
-    """With an endpoint to forward to, both inject the same, and the keys come before the exporter."""
-    file = tmp_path / "values.yaml"
-    endpoint = "tcp://sidestep-aggregator:9858"
-    file.write_text(yaml.safe_dump({"sidestep-lib": {"forward": {"endpoint": endpoint}}}))
-    ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
-    expected = template("forward")
-    for container in pod["initContainers"]:
-        assert container.pop("imagePullPolicy") == "IfNotPresent"
-    names = [one["name"] for one in pod["initContainers"]]
-
-    assert names.index("sidestep-keys") < names.index("sidestep")
-    del pod["terminationGracePeriodSeconds"]
-    for key in ("initContainers", "volumes"):
-        assert {one["name"]: one for one in pod.pop(key)} == {
-            one["name"]: one for one in expected.pop(key)
-        }
-    assert pod == expected
 
 
 def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Path) -> None:
@@ -141,25 +105,6 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
     assert pod == before
     assert probe == documented["readinessProbe"]
     assert probe["httpGet"]["port"] == port["containerPort"]
-
-
-def test_the_library_refuses_to_probe_a_pod_without_a_page(tmp_path: Path) -> None:
-    """A pod that forwards has no page, so its engine would never be ready."""
-    file = tmp_path / "values.yaml"
-    both = {
-        "readinessProbe": {"enabled": True},
-        "forward": {"endpoint": "tcp://sidestep-aggregator:9858"},
-    }
-    file.write_text(yaml.safe_dump({"sidestep-lib": both}))
-    done = subprocess.run(
-        [tool("helm-render"), "-name=release", f"-library={LIBRARY}", ENGINE, file],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode != 0
-    assert "has no page to probe" in done.stderr
 
 
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
@@ -197,84 +142,6 @@ def test_schemas_of_values_refuse_unknown_keys(chart: Path, tmp_path: Path) -> N
     assert set(defaults) == set(described) - {"global"}
 
 
-def test_an_aggregator_needs_its_keys(tmp_path: Path) -> None:
-    """Schema and template both refuse an aggregator without a secret for its keys."""
-    file = tmp_path / "values.yaml"
-    file.write_text("aggregator: {enabled: true}")
-    defaults = values(CHART / "values.yaml")
-    asked = {**defaults, "aggregator": {**defaults["aggregator"], "enabled": True}}
-    done = subprocess.run(
-        [tool("helm-render"), CHART, file], capture_output=True, text=True, check=False
-    )
-
-    assert schema_exit_code(asked, CHART / "values.schema.json", tmp_path) == 1
-    assert (done.returncode, "aggregator.keySecret: name the secret" in done.stderr) == (1, True)
-
-
-def test_the_chart_runs_the_aggregator_that_kustomize_runs() -> None:
-    """The aggregator of chart and kustomization are equal, except for the release's labels."""
-    found = rendered(CHART, CHART / "ci" / "forward-values.yaml", name="sidestep")
-    plain = resources((ROOT / "deploy/kustomize/aggregator/aggregator.yaml").read_text())
-    ours = {one["kind"]: one for one in plain}
-    theirs = {
-        one["kind"]: without_release(one)
-        for one in found
-        if one["metadata"]["name"] == "sidestep-aggregator"
-    }
-    monitor = theirs.pop("PodMonitor")
-
-    assert theirs == ours
-    (example,) = resources((ROOT / "deploy/examples/podmonitor-aggregator.yaml").read_text())
-    assert monitor["spec"]["podMetricsEndpoints"][0].pop("scrapeTimeout")
-    assert {**monitor, "metadata": None} == {**example, "metadata": None}
-
-
-def without_release(given: Any) -> Any:
-    """Remove from a resource what a release adds to it."""
-    added = {"namespace", "imagePullPolicy", "annotations"} | {
-        f"app.kubernetes.io/{name}" for name in ("instance", "version", "managed-by")
-    }
-    if isinstance(given, list):
-        return [without_release(one) for one in given]
-    if isinstance(given, dict):
-        return {key: without_release(one) for key, one in given.items() if key not in added}
-    return given
-
-
-@pytest.mark.parametrize(
-    ("asked", "claims", "volume"),
-    [
-        ({}, 0, {"emptyDir": {"medium": "Memory", "sizeLimit": "128Mi"}}),
-        (
-            {"persistence": {"size": "2Gi", "storageClassName": "fast"}},
-            1,
-            {"persistentVolumeClaim": {"claimName": "release-sidestep-aggregator"}},
-        ),
-        (
-            {"existingClaim": "mine", "persistence": {"size": "2Gi"}},
-            0,
-            {"persistentVolumeClaim": {"claimName": "mine"}},
-        ),
-    ],
-    ids=["memory", "claim", "existing"],
-)
-def test_the_aggregators_state_is_on_the_chosen_volume(
-    asked: dict[str, Any], claims: int, volume: Resource, tmp_path: Path
-) -> None:
-    """State is in memory, on a claim that outlives the release, or on an existing claim."""
-    file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"aggregator": asked}))
-    found = rendered(CHART, CHART / "ci" / "least-values.yaml", file)
-    made = of_kind(found, "PersistentVolumeClaim")
-    ((_, pod),) = pods(of_kind(found, "Deployment")[0])
-
-    assert len(made) == claims
-    for one in made:
-        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-        assert one["spec"]["storageClassName"] == "fast"
-    assert named(pod["volumes"], "state") == {"name": "state", **volume}
-
-
 def test_dashboards_and_rules_are_rendered_unchanged() -> None:
     """Dashboards and rules are rendered unchanged, braces included, and Grafana's folder is named."""
     found = rendered(CHART, CHART / "ci" / "default-values.yaml")
@@ -300,9 +167,7 @@ def test_dashboards_and_rules_are_rendered_unchanged() -> None:
 
 def test_the_network_policy_restricts_only_the_exporters_port() -> None:
     """The policy restricts the exporter's port, and leaves all other ports of an engine open."""
-    policy, aggregator = of_kind(
-        rendered(CHART, CHART / "ci" / "aggregator-values.yaml"), "NetworkPolicy"
-    )
+    (policy,) = of_kind(rendered(CHART, CHART / "ci" / "options-values.yaml"), "NetworkPolicy")
     ours, others = policy["spec"]["ingress"]
     open_ports = {
         (rule["protocol"], port)
@@ -314,16 +179,3 @@ def test_the_network_policy_restricts_only_the_exporters_port() -> None:
     assert ours["ports"] == [{"port": 9857, "protocol": "TCP"}]
     everything = {(kind, port) for kind in ("TCP", "UDP", "SCTP") for port in range(1, 65536)}
     assert everything - open_ports == {("TCP", 9857)}
-    assert aggregator["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-
-
-def test_the_monitor_of_engines_does_not_select_the_aggregator() -> None:
-    """The monitor of engines does not select the aggregator, which would double every sum."""
-    found = rendered(CHART, CHART / "ci" / "aggregator-values.yaml")
-    (monitor,) = of_kind(found, "PodMonitor")
-    (deployment,) = of_kind(found, "Deployment")
-    ((_, pod),) = pods(deployment)
-    scraped = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
-
-    assert scraped & {one["name"] for one in pod["containers"][0]["ports"]} == set()
-    assert scraped == {named(template()["initContainers"], "sidestep")["ports"][0]["name"]}

@@ -40,14 +40,13 @@ def plain_and_injected(
     return plain(directory, file), built(directory, component, file.name)
 
 
-@pytest.mark.parametrize("component", ["component", "forward"])
 @pytest.mark.parametrize(
     "file", [one for one in FILES if one not in KSERVE], ids=lambda path: path.stem
 )
-def test_only_engines_are_changed(file: Path, component: str, tmp_path: Path) -> None:
+def test_only_engines_are_changed(file: Path, tmp_path: Path) -> None:
     """Every engine gets all of the component; other resources and fields stay unchanged."""
-    before, after = plain_and_injected(tmp_path, file, component)
-    whole = template(component)
+    before, after = plain_and_injected(tmp_path, file, "component")
+    whole = template()
 
     assert len(before) == len(after)
     for was, now in zip(before, after, strict=True):
@@ -94,14 +93,14 @@ def test_a_completely_injected_service_has_no_annotation(tmp_path: Path) -> None
         assert "annotations" not in built(tmp_path, "kserve", file.name)[0]["metadata"]
 
 
-@pytest.mark.parametrize("component", ["component", "forward"])
-def test_injected_resources_are_valid(component: str, tmp_path: Path) -> None:
+def test_injected_resources_are_valid(tmp_path: Path) -> None:
     """Injected resources are valid by the schemas of Kubernetes and the operators."""
     found: list[Resource] = []
     for file in FILES:
         directory = tmp_path / file.stem
         directory.mkdir()
-        found += plain_and_injected(directory, file, "kserve" if file in KSERVE else component)[1]
+        component = "kserve" if file in KSERVE else "component"
+        found += plain_and_injected(directory, file, component)[1]
 
     validate(found, tmp_path)
 
@@ -109,7 +108,7 @@ def test_injected_resources_are_valid(component: str, tmp_path: Path) -> None:
 def test_images_and_prefixes_apply_to_what_is_injected(tmp_path: Path) -> None:
     """``images``, ``namespace`` and ``namePrefix`` of a kustomization apply to what is injected."""
     for name, component in (
-        ("leader_and_workers.yaml", "forward"),
+        ("leader_and_workers.yaml", "component"),
         ("inference_service.yaml", "kserve"),
     ):
         directory = tmp_path / component

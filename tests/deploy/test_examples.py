@@ -20,7 +20,6 @@ RESOURCES = (
     "keda.yaml",
     "keda-saturation.yaml",
     "podmonitor.yaml",
-    "podmonitor-aggregator.yaml",
 )
 FAMILIES = {row.name for dialect in DIALECTS.values() for row in dialect.rows}
 PORT = template()["initContainers"][1]["ports"][0]

@@ -8,13 +8,13 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manifests import ROOT, Resource, environ, named, template
+from manifests import KUSTOMIZE, ROOT, Resource, kustomized, named, template
 from ports import free_port
 from sidestep import __version__
 from sidestep.transport import keys
@@ -107,10 +107,14 @@ def container_command(
 
 @contextlib.contextmanager
 def running(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], manifest: Resource
+    root: Path,
+    config: dict[str, Any],
+    volumes: dict[str, Path],
+    manifest: Resource,
+    more: Mapping[Path, str] = {},
 ) -> Iterator[tuple[subprocess.Popen[bytes], float, str]]:
     """Run the sidecar of a manifest on a free port; yield its process, the seconds until ready, and its URL."""
-    mounts = {volumes[name]: path for name, path in MOUNTS.items()}
+    mounts = {**{volumes[name]: path for name, path in MOUNTS.items()}, **more}
     command = [*config["Entrypoint"], *manifest.get("args", config["Cmd"])]
     port = free_port()
     environ = [*config["Env"], f"SIDESTEP_WEB_LISTEN_ADDRESS=127.0.0.1:{port}"]
@@ -241,59 +245,45 @@ def test_keys_of_a_secret_are_copied(
     root: Path, config: dict[str, Any], volumes: dict[str, Path], tmp_path: Path
 ) -> None:
     """Keys of a secret are usable once copied, and refused as they are mounted."""
-    copying, leaf = (
-        named(template("forward")["initContainers"], name) for name in ("sidestep-keys", "sidestep")
-    )
+    (group,) = kustomized(KUSTOMIZE / "overlays" / "leaderworkerset-tcp")
+    pod = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    copying, leader = (named(pod["initContainers"], name) for name in ("sidestep-keys", "sidestep"))
     secret, copied = tmp_path / "secret", tmp_path / "copied"
     secret.mkdir()
     copied.mkdir()
     copied.chmod(0o777)
-    for name in ("exporter", "sidecar"):
+    for name in ("exporter", "worker"):
         keys.generate(secret, name)
     for path in secret.iterdir():
-        path.chmod(
-            named(template("forward")["volumes"], "sidestep-forward")["secret"]["defaultMode"]
-        )
+        path.chmod(named(pod["volumes"], "sidestep-key")["secret"]["defaultMode"])
     places = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
     # The image lacks the mount points, which a runtime would create, so others serve for them.
-    mounted, ours = places["sidestep-forward"], places["sidestep-keys"]
     sources = {secret: "/mnt", copied: "/media"}
 
-    def here(text: str) -> str:
-        return text.replace(mounted, "/mnt").replace(ours, "/media")
+    def here(text: str, ours: str = "/media") -> str:
+        found = text.replace(places["sidestep-key"], "/mnt").replace(places["sidestep-keys"], ours)
+        return found.replace("tcp://*:9858", f"tcp://127.0.0.1:{free_port()}")
 
     copy = [here(one) for one in copying["command"]]
     subprocess.run(container_command(root, config, sources, copy), check=True)
     modes = {
         path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in copied.iterdir()
     }
-    fields = {"metadata.namespace": "llm", "metadata.name": "pod-0"}
-    variables = environ(leaf, fields)
-    mounts = {copied: "/media", **{volumes[name]: path for name, path in MOUNTS.items()}}
-    started = {**config, "Env": [*config["Env"], *(f"{k}={here(v)}" for k, v in variables.items())]}
-    command = [*config["Entrypoint"], *leaf["args"]]
-    probe = leaf["startupProbe"]["exec"]["command"]
-    process = subprocess.Popen(container_command(root, started, mounts, command))
-    try:
-        until = time.monotonic() + 60
-        while subprocess.run(
-            container_command(root, config, mounts, probe), check=False
-        ).returncode:
-            assert process.poll() is None
-            assert time.monotonic() < until
-    finally:
+    started = {"args": [here(one) for one in leader["args"]]}
+    with running(root, config, volumes, started, {copied: "/media"}) as (process, _, _):
         process.terminate()
-    code = process.wait(20)
-    wrong = [one.replace("/media", "/mnt") for one in started["Env"]]
+        code = process.wait(20)
+    command = [*config["Entrypoint"], *(here(one, "/mnt") for one in leader["args"])]
+    mounts = {secret: "/mnt", **{volumes[name]: path for name, path in MOUNTS.items()}}
     refused = subprocess.run(
-        container_command(root, {**config, "Env": wrong}, {**mounts, secret: "/mnt"}, command),
+        container_command(root, config, mounts, command),
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
 
-    assert modes == {"exporter.pub": (65532, 0o400), "sidecar.key": (65532, 0o400)}
+    assert modes == {"exporter.key": (65532, 0o400), "worker.pub": (65532, 0o400)}
     assert code == 0
     assert refused.returncode == 2
     assert "this secret key is accessible to other users" in refused.stderr

@@ -119,12 +119,6 @@ async def test_a_subscription_is_not_connected(start: Start) -> None:
         assert "127.0.0.1:9" in (await found(exporter, "SD126"))["subject"]
 
 
-async def test_the_upstream_exporter_is_away(start: Start) -> None:
-    """--forward without a peer."""
-    async with start(forward="tcp://127.0.0.1:9", forward_source="here") as exporter:
-        await found(exporter, "SD128")
-
-
 async def test_an_invalid_web_configuration(start: Start, tmp_path: Path) -> None:
     """The file was changed after the start."""
     path = tmp_path / "web.yml"

@@ -108,6 +108,18 @@ def host_network(spec: Resource) -> Resource:
     return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
 
 
+def shared_claim(spec: Resource) -> Resource:
+    """Give two replicas one claim for their state."""
+    volumes = [
+        {"name": one["name"], "persistentVolumeClaim": {"claimName": "state"}}
+        if one["name"] == "sidestep-state"
+        else one
+        for one in spec["template"]["spec"]["volumes"]
+    ]
+    pod = {**spec["template"]["spec"], "volumes": volumes}
+    return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
+
+
 FAULTS = [
     Fault("SD501", f"{ENGINE}.env.0.value", 8000),
     Fault("SD501", f"{ENGINE}.volumeMounts", {}),
@@ -174,7 +186,6 @@ FAULTS = [
     Fault("SD544", "PodMonitor: spec.podMetricsEndpoints.0.port", "metrics", "monitored"),
     Fault("SD544", "ServiceMonitor: spec.endpoints.0.port", "sidestep", "service"),
     Fault("SD544", "Service: spec.ports.0.targetPort", "sidecar", "service"),
-    Fault("SD544", "PodMonitor: spec.podMetricsEndpoints.0.port", "sidestep", "aggregator"),
     Fault("SD545", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/engine", "monitored"),
     Fault("SD546", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored"),
     Fault(
@@ -186,12 +197,10 @@ FAULTS = [
     Fault("SD546", METADATA, annotated(8000), "monitored"),
     Fault("SD546", METADATA, annotated(9857), "monitored"),
     Fault("SD548", "PodMonitor: spec.podMetricsEndpoints.0.honorLabels", True, "monitored"),
-    Fault("SD548", "PodMonitor: spec.podMetricsEndpoints.0.honorLabels", GONE, "aggregator"),
     Fault("SD549", METADATA, annotated(8000)),
     Fault("SD550", "NetworkPolicy: spec.ingress.0", GONE, "monitored"),
     Fault("SD550", "NetworkPolicy: spec.ingress.1", GONE, "monitored"),
     Fault("SD550", "NetworkPolicy: spec.ingress", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress.1", GONE, "aggregator"),
     Fault("SD550", "NetworkPolicy: spec.ingress.0.ports.0.protocol", "UDP", "monitored"),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
     Fault("SD555", f"{SIDECAR}.startupProbe.httpGet.port", "http"),
@@ -204,9 +213,7 @@ FAULTS = [
     Fault("SD561", f"{SIDECAR}.args.[--limits.memory-hard=192]", GONE),
     Fault("SD561", f"{SIDECAR}.resources.limits.memory", "128Mi"),
     Fault("SD562", f"{TEMPLATE}.volumes.[sidestep-state].emptyDir", {}),
-    Fault(
-        "SD564", "Deployment: spec.replicas", 2, "leaderworkerset-forward"
-    ),
+    Fault("SD564", "Deployment: spec", shared_claim),
     Fault("SD566", "Deployment: spec", host_network),
 ]  # fmt: skip
 
@@ -245,9 +252,6 @@ def good(name: str) -> list[Resource]:
     """Return the rendered manifests of an overlay, or one of them with what scrapes it."""
     if name in OVERLAYS:
         return kustomized(KUSTOMIZE / "overlays" / name)
-    if name == "aggregator":
-        added = (EXAMPLES / "podmonitor-aggregator.yaml").read_text()
-        return [*good("leaderworkerset-forward"), *resources(added)]
     podmonitor = (EXAMPLES / "podmonitor.yaml").read_text()
     added = {"monitored": f"{podmonitor}\n---{POLICY}", "service": SERVICE}[name]
     found = copy.deepcopy([*good("vllm"), *resources(added)])
@@ -385,28 +389,26 @@ def test_each_code_has_a_fault() -> None:
     assert {each.code for each in CODES} - {each.code for each in FAULTS} == {"SD502"}
 
 
-@pytest.mark.parametrize("overlay", [*OVERLAYS, "monitored", "service", "aggregator"])
+@pytest.mark.parametrize("overlay", [*OVERLAYS, "monitored", "service"])
 def test_our_manifests_are_good(overlay: str, tmp_path: Path) -> None:
     """Nothing is wrong with the examples of this repository."""
     assert found_in(tmp_path / "all.yaml", good(overlay)) == []
 
 
-@pytest.mark.parametrize("component", ["component", "forward"])
 @pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda path: path.stem)
-def test_injected_deployments_are_good(file: Path, component: str, tmp_path: Path) -> None:
+def test_injected_deployments_are_good(file: Path, tmp_path: Path) -> None:
     """What the components make of other projects' deployments has no error and no warning.
 
     The component injects into the first container only, and not into replica sets.
     """
-    if file.stem.endswith("inference_service"):
-        component = "kserve"
+    component = "kserve" if file.stem.endswith("inference_service") else "component"
     (tmp_path / file.name).write_text(file.read_text())
     found = found_in(tmp_path / "all.yaml", built(tmp_path, component, file.name))
     expected = {
         "two_engines": {"SD520"},
         "other_kinds": {"SD510"},
-        # Its annotation names the engine's port; a downstream exporter has none.
-        "init_containers": {"SD549"} if component == "component" else set(),
+        # Its annotation names the engine's port.
+        "init_containers": {"SD549"},
     }.get(file.stem, set())
 
     assert {each.code for each in found if each.severity != "info"} == expected

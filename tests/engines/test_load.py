@@ -48,26 +48,6 @@ async def test_every_page_has_the_ratio_of_overloaded_engines(start: Start) -> N
     assert pod == [max(both)] != [first]
 
 
-async def test_the_ratio_is_forwarded(start: Start, tmp_path: Path) -> None:
-    """The exporter that receives the items computes it; upstream exposes the same value."""
-    path = f"ipc://{tmp_path}/root/i.ipc"
-    leaf_flags = {"forward": path, "forward_interval": "0.05", "web_listen_address": ("",)}
-    async with start(ingest_endpoint=(path,)) as root, start(**leaf_flags) as leaf:
-        await overload(leaf)
-        (engine,) = leaf.registry.engines.values()
-        assert engine.saturation is not None
-        wanted = engine.saturation.ratio
-        await until(lambda: any(e.computed for e in root.registry.engines.values()))
-        await until(
-            lambda: (
-                [e.computed.get("saturation") for e in root.registry.engines.values()] == [wanted]
-            )
-        )
-        (shown,) = await ratio(root.url)
-
-    assert shown == wanted
-
-
 async def test_a_new_exporter_has_no_ratio(start: Start, tmp_path: Path) -> None:
     """Even with the counters of a snapshot: no series is better than a wrong one."""
     async with start(state_dir=str(tmp_path / "state")) as exporter:
@@ -226,14 +206,6 @@ def test_many_engines_are_updated_in_batches() -> None:
 
     assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
     loads.update(1.0 + INTERVAL)
-
-
-def test_federated_engines_are_not_tracked(fed: Bench) -> None:
-    """Their own exporter sends the ratio."""
-    fed.engines["0"].federated = True
-    looked(fed, seconds=200)
-
-    assert fed.engines["0"].saturation is None
 
 
 def test_triton_and_streams_have_no_ratio() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intakes import discard
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import ENGINE_LABELS
@@ -177,7 +178,7 @@ def test_a_snapshot_holds_the_last_page(process: int) -> None:
     polled.poll(page(5, {"stop": 2}, (1, 0, 0), process=process))
     engine = polled.registry.engines["e"]
     record = decode_record(encode_record(engine, totals_of(engine)))
-    later.registry.discard(later.registry.engines["e"])
+    discard(later.registry, later.registry.engines["e"])
     later.registry.retired["e"] = restore_engine(later.registry, record)
     later.registry.register(INFO)
     later.poll(page(8, {"stop": 3}, (1, 1, 0), process=process))

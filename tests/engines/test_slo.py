@@ -325,19 +325,3 @@ async def test_engines_receive_the_objectives(start: Start) -> None:
     assert [(one.name, tuple(one.families), one.threshold) for one in said] == [
         ("ttft", TTFT, 0.35)
     ]
-
-
-async def test_an_upstream_exporter_exposes_downstream_counters(
-    start: Start, tmp_path: Path
-) -> None:
-    """Over sockets, whatever its own objectives are."""
-    endpoint = f"ipc://{tmp_path}/root/i.ipc"
-    leaf: dict[str, Any] = {"forward": endpoint, "forward_interval": "0.05", "slo": ("ttft=350ms",)}
-    async with start(ingest_endpoint=(endpoint,), slo=("ttft=9s", "e2e=1s")) as root:
-        async with start(**leaf) as last:
-            with closing(publisher(last.endpoints[0])) as engine:
-                engine.push(first_tokens(0.1, 0.4, 5.0))
-                await results(root.url, (1, 2))
-        found = slo_counts(parse(await get(root.url)))
-
-    assert found == {("ttft", "good"): 1, ("ttft", "bad"): 2}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import metric_families
+from intakes import discard
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
@@ -289,7 +290,7 @@ class World:
         if engine.id.endswith(STAYS):
             return
         if self.random.random() < 0.3:
-            self.registry.discard(engine)
+            discard(self.registry, engine)
             return
         self.now += ENGINE_EXPIRES_SECONDS
         for other in self.registry.engines.values():

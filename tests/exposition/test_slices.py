@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import metric_families
-from intakes import Fed
+from intakes import Fed, discard
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Kind
@@ -88,7 +88,7 @@ def test_the_exporters_own_families_equal_those_of_a_new_page(form: Format) -> N
         fed.send_hello(f"s{number}", [info(number)])
     assert same()
     for number in range(5, PER_SLICE + 10):
-        fed.intake.registry.discard(fed.intake.registry.engines[f"e{number}"])
+        discard(fed.intake.registry, fed.intake.registry.engines[f"e{number}"])
     assert same()
     fed.intake.registry.engines["e1"].labels["model_name"] = "other"
     fed.intake.registry.engines["e1"].renew_label_version()
@@ -109,7 +109,7 @@ def test_the_exporters_own_families_have_a_sample_for_each_engine() -> None:
     assert named() == {("0", "m"), ("1", "m")}
     fed.send_hello("other", [info(7)])
     assert named() == {("0", "m"), ("1", "m"), ("7", "m")}
-    registry.discard(registry.engines["e0"])
+    discard(registry, registry.engines["e0"])
     registry.engines["e1"].labels["model_name"] = "other"
     registry.engines["e1"].renew_label_version()
     assert named() == {("1", "other"), ("7", "m")}
@@ -137,7 +137,7 @@ def test_the_series_of_unchanged_engines_are_not_counted_again() -> None:
 
     assert again.count < first.count / 3
     assert total() == grown > wanted
-    registry.discard(registry.engines["e3"])
+    discard(registry, registry.engines["e3"])
     assert total() == grown - series_of(fleet(1).intake.registry.engines["e0"]) - (grown - wanted)
 
 

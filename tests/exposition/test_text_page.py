@@ -22,20 +22,15 @@ from exporters import Start
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format, protobuf_page, protobuf_samples
+from sidestep.exposition import json_format, protobuf_samples
 from sidestep.exposition.compression import MAX_INLINE_BYTES, Body, compress, pack
 from sidestep.exposition.families import families
 from sidestep.exposition.label_cache import MAX_LABEL_SETS, LabelCache
 from sidestep.exposition.own_families import OwnFamilies
 from sidestep.exposition.text_page import TextPage, render
-from sidestep.federation.aggregate import Aggregate
 from sidestep.http.chunked_response import PIECE, pieces
-from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
 LAYOUTS = {
@@ -248,28 +243,3 @@ def test_histograms_without_a_common_bound_are_aggregated() -> None:
         (f"{name}_count", None): 2.0,
         (f"{name}_sum", None): 3.0,
     }
-
-
-def test_a_federated_engine_renames_a_label() -> None:
-    """Its cached labels are replaced with its series."""
-    name, own = "sglang:prompt_tokens_total", ["is_streaming"]
-    info = EngineInfo("e", "sglang", LABELS["sglang"])
-    registry = Registry(LAYOUTS, {}, native=NativeSettings({}, lambda: 0.0))
-    engine = registry.register(info)
-    texts = TextPage(registry)
-    for label in ("tenant", "customer"):
-        counting = Registry(LAYOUTS, {})
-        counted = counting.register(info)
-        sample = Sample(["true", "x"], 3)
-        family = Family(name, "counter", [*own, label], [sample])
-        add_samples(counting, counted, Samples(0, 0.0, [family]))
-        record = decode_record(encode_record(counted, totals_of(counted)))
-        total = Aggregate(registry, engine)
-        for _ in total.add(record):
-            pass
-        assert total.publish(registry, engine) is None
-        page = joined(texts.pieces())
-        assert page == render(registry)
-        assert f'{label}="x"'.encode() in page
-        binary = b"".join(b"".join(piece) for piece in protobuf_page.pieces(registry))
-        assert label.encode() in binary

@@ -381,14 +381,14 @@ def test_series_of_one_target_name_their_pod(path: Path) -> None:
 def test_pods_behind_one_exporter_are_separate(
     tmp_path: Path, board: str, title: str, family: str
 ) -> None:
-    """Engines that forward to one aggregator differ only in the labels of their pods."""
+    """Engines whose pods have labels differ in these alone."""
     (expr,) = {
         filled(asked.expr)
         for asked in queries(GRAFANA / f"{board}.json")
         if asked.panel == title and family in families(asked.expr)
     }
     series = {
-        f'{family}{{job="j",instance="aggregator",namespace="{space}",pod="{pod}",engine="0",model_name="m"}}': "1+0x4"
+        f'{family}{{job="j",instance="exporter",namespace="{space}",pod="{pod}",engine="0",model_name="m"}}': "1+0x4"
         for space, pod in (("llm", "a"), ("llm", "b"), ("canary", "a"))
     }
     counted = expr if expr.startswith("count") else f"count ({expr})"

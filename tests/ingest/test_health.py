@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from downstream import downstream
 from exporters import DATA
 from intakes import Fed
-from nodes import Node, refresh
 from sidestep.engines.items import encode_item
 from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.engines.vllm.wire import VllmStep
@@ -307,7 +305,7 @@ def test_a_snapshot_holds_no_progress() -> None:
 
 def test_a_snapshot_of_an_earlier_release_is_read() -> None:
     """Its engines are expected like those of any other snapshot."""
-    packed = (DATA / "snapshot_before_0012.gz").read_bytes()
+    packed = (DATA / "snapshot_before_1.0.gz").read_bytes()
     fed = Fed(boot=2, now=5000.0)
     restore(fed.intake, verified(gzip.decompress(packed)), 5000.0)
     fed.advance(2.0)
@@ -449,18 +447,6 @@ def test_all_engines_are_evaluated_in_a_second() -> None:
 
     states = [found.state for _, found in fed.intake.health]
     assert states == [EngineState.IDLE] * 1024
-
-
-def test_federated_engines_have_no_health() -> None:
-    """Their own exporter knows it."""
-    leaf, root = downstream(), Node("root", 9)
-    refresh(leaf, root)
-    root.advance(2.0)
-
-    (engine,) = root.intake.registry.engines.values()
-    assert engine.federated
-    assert samples(root, "sidestep_engine_state") == {}
-    assert list(root.intake.health) == []
 
 
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intakes import CORE_RUNS, Fed, steps
-from nodes import Node, samples
+from intakes import CORE_RUNS, Fed, samples, steps
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.objectives import parse
 from sidestep.engines.dialects import DIALECTS
@@ -564,48 +563,6 @@ def test_availability_of_sglang_never_decreases() -> None:
     assert seen[0] == {}
     assert [one["availability", "good"] for one in seen[1:]] == [5, 5, 6]
     assert [one["availability", "bad"] for one in seen[1:]] == [0, 2, 2]
-
-
-def test_upstream_exporter_exposes_the_counts_of_the_source() -> None:
-    """Its own objectives apply only to engines that it counts itself."""
-    slo = objectives("ttft=350ms", "availability")
-    downstream, bare = Node("downstream", slo=slo), Node("bare")
-    upstream = Node("upstream", slo=objectives("ttft=1s", "e2e=1s"))
-    for node in (downstream, bare, upstream):
-        name = node.name
-        node.send_hello("s", [EngineInfo(name, "vllm", {"engine": name, "model_name": "m"})])
-        node.items("s", [step([0.1, 0.5, 5.0]), encode_item(ended(0, 3))])
-    for node in (downstream, bare):
-        node.forward_to(upstream)
-
-    found = {
-        series: value
-        for series, value in samples(upstream.page).items()
-        if series.startswith(SLO_REQUESTS)
-    }
-    at_upstream = {
-        series: value for series, value in found.items() if 'engine="upstream"' in series
-    }
-    assert {s: v for s, v in found.items() if s not in at_upstream} == {
-        series: value
-        for series, value in samples(downstream.page).items()
-        if series.startswith(SLO_REQUESTS)
-    }
-    assert counted("\n".join(f"{s} {v}" for s, v in at_upstream.items())) == {
-        ("ttft", "good"): 2, ("ttft", "bad"): 1, ("e2e", "good"): 0, ("e2e", "bad"): 0,
-    }  # fmt: skip
-
-
-def test_counters_add_up_over_epochs_of_a_source() -> None:
-    """Nothing decreases upstream."""
-    upstream = Node("upstream")
-    for boot, found in ((1, [0.1, 0.5]), (2, [0.2])):
-        downstream = Node("downstream", boot, slo=objectives("ttft=350ms"))
-        downstream.send_hello("s", [VLLM])
-        downstream.items("s", [step(found)])
-        downstream.forward_to(upstream)
-
-    assert counted(upstream.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
 
 
 def test_record_cannot_add_objectives() -> None:

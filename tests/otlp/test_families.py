@@ -271,7 +271,8 @@ def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, 
         if what == "return":
             # It is the last one now, so that another one has its place.
             registry.retire(engine)
-            registry.restore(engine)
+            del registry.retired[engine.id]
+            registry.expose(engine)
         if what == "describe":
             observed = [0.5, 3.0]
             family = Family(

@@ -42,7 +42,7 @@ from sidestep.tracking.requests.rules import Rules
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family",
-    "ended_epoch", "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
+    "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip
 HONEST = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "honest"})

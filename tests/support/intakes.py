@@ -13,8 +13,9 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
+from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import TOTALS_EXPIRE_SECONDS, Registry
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Aggregate,
@@ -62,7 +63,6 @@ class Fed:
         wall: float = 1.0,
         now: float = 0.0,
         slo: Iterable[Objective] = (),
-        source: str = "",
     ) -> None:
         self.now = now
         layouts = DIALECTS.layouts(legacy=legacy, common=common)
@@ -74,7 +74,6 @@ class Fed:
             boot=boot,
             clock=lambda: self.now,
             wall=lambda: wall + self.now - now,
-            source=source,
         )
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
@@ -186,3 +185,15 @@ def lines(page: str, *without: str) -> list[str]:
         for line in page.splitlines()
         if not line.startswith("#") and not line.startswith(without)
     ]
+
+
+def samples(page: str) -> dict[str, float]:
+    """Return values by series, as the page writes it."""
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines(page))}
+
+
+def discard(registry: Registry, engine: Engine) -> None:
+    """Delete ``engine``, as after a day of silence."""
+    registry.retire(engine)
+    engine.seen_at = -TOTALS_EXPIRE_SECONDS
+    registry.expire(0.0)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,17 +35,11 @@ PODS = {
 
 OURS = frozenset(
     {
-        "sidestep", "sidestep-plugin", "sidestep-keys", "sidestep-socket", "sidestep-state", "sidestep-forward",
+        "sidestep", "sidestep-plugin", "sidestep-keys", "sidestep-socket", "sidestep-state",
         "SIDESTEP_ENDPOINT", "SIDESTEP_NAMESPACE",
     }
 )  # fmt: skip
 """Names of everything that is injected, except PYTHONPATH, which an engine may set itself."""
-COMPONENTS = {
-    "component": (),
-    "forward": ("parts/forward",),
-}
-"""Components for vLLM and SGLang, with the parts that change the template."""
-
 Resource = dict[str, Any]
 
 
@@ -119,34 +110,21 @@ def settings(container: Resource, environ: Mapping[str, str]) -> Config:
     command, *flags = container["args"]
     assert command == "serve"
     known = {f"--{setting.flag}": setting for setting in SETTINGS}
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
     for flag in flags:
         name, equals, value = flag.partition("=")
         setting = known[name]
         assert equals or not setting.metavar, flag
-        given[setting.key] = [value] if setting.repeatable else value or not equals
+        if setting.repeatable:
+            given.setdefault(setting.key, []).append(value)
+        else:
+            given[setting.key] = value or not equals
     return read(given, environ)
 
 
-def template(component: str = "component") -> Resource:
-    """Return the pod specification that contains everything a component injects."""
-    if not COMPONENTS[component]:
-        (found,) = resources((KUSTOMIZE / "parts" / "pod" / "pod.yaml").read_text())
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            parts = [KUSTOMIZE / part for part in ("parts/pod", *COMPONENTS[component])]
-            shown = {
-                "components": [os.path.relpath(part, Path(name).resolve()) for part in parts],
-                # A resource with this annotation is not part of the output.
-                "patches": [
-                    {
-                        "target": {"kind": "PodTemplate"},
-                        "patch": "- {op: remove, path: /metadata/annotations}",
-                    }
-                ],
-            }
-            Path(name, "kustomization.yaml").write_text(json.dumps(shown))
-            (found,) = kustomized(Path(name))
+def template() -> Resource:
+    """Return the pod specification that contains everything the component injects."""
+    (found,) = resources((KUSTOMIZE / "parts" / "pod" / "pod.yaml").read_text())
     specification: Resource = found["template"]["spec"]
     return specification
 

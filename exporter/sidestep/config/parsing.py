@@ -13,7 +13,6 @@ from collections.abc import Callable
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
 DAY = 86400.0
-MAX_FORWARD_INTERVAL = 10.0
 MAX_TENANTS = 120
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
@@ -40,32 +39,6 @@ def path(value: object) -> str:
 def is_label_name(name: str) -> bool:
     """Return whether an operator may give a label this name."""
     return _LABEL.fullmatch(name) is not None
-
-
-def label_pair(value: object) -> tuple[str, str]:
-    """Parse ``NAME=VALUE``."""
-    name, equals, label_value = text(value).partition("=")
-    if not equals or not label_value or not is_label_name(name):
-        raise ValueError("must be NAME=VALUE, with the name of a label")
-    if len(label_value) > MAX_LABEL_CHARS or not is_printable(label_value):
-        raise ValueError(f"must have a printable value, {MAX_LABEL_CHARS} characters at most")
-    return name, label_value
-
-
-def source(value: object) -> str:
-    """Accept the name of an exporter; empty for the host name."""
-    given = text(value)
-    if len(given) > MAX_LABEL_CHARS // 2 or not is_printable(given):
-        raise ValueError(f"must be printable, {MAX_LABEL_CHARS // 2} characters at most")
-    return given
-
-
-def forward_endpoint(value: object) -> str:
-    """Accept the endpoint of another exporter; empty for none."""
-    given = text(value)
-    if given and not given.startswith(("ipc://", "tcp://")):
-        raise ValueError("must begin with ipc:// or tcp://")
-    return given
 
 
 def optional_address(value: object) -> tuple[str, int] | None:
@@ -127,17 +100,6 @@ def min_threshold(value: object) -> float:
     Processes report it every second, and a busy machine may delay reports for as long.
     """
     return number(value, 3.0, DAY, "a number of seconds")
-
-
-def forward_interval(value: object) -> float:
-    """Parse an interval below the 30 s after which a silent source counts as gone."""
-    found = positive_seconds(value)
-    if found > MAX_FORWARD_INTERVAL:
-        raise ValueError(
-            f"must be {MAX_FORWARD_INTERVAL:g} seconds at most: a source that is silent for 30"
-            " counts as gone"
-        )
-    return found
 
 
 def share(value: object) -> float:

@@ -30,12 +30,6 @@ from sidestep.config.subscriptions import Subscription
 from sidestep.config.topics import topic_of
 from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError
-from sidestep.transport.addresses import is_reached
-
-REMOVED = {
-    "forward.merge": "engines of different exporters are separate; sum them in PromQL",
-}
-"""Settings of earlier releases, and what to use instead."""
 
 
 def default_endpoint() -> str:
@@ -126,7 +120,7 @@ class Config:
     web_listen_address: tuple[tuple[str, int], ...] = option(
         "--web.listen-address HOST:PORT",
         "Address to serve metrics on; repeatable. An empty host means all addresses; an empty value"
-        " disables the HTTP server, for an exporter that only forwards or pushes.",
+        " disables the HTTP server, for an exporter that only pushes.",
         parsing.optional_address,
         ("127.0.0.1:9857",),
         collect=lambda addresses: tuple(filter(None, addresses)),
@@ -182,33 +176,6 @@ class Config:
         "--ingest.ipc-group GROUP",
         "Group that may also connect to ipc:// paths; their directory is created with mode 2770.",
         unset="only the exporter's own user may connect",
-    )
-    forward: str = option(
-        "--forward ENDPOINT",
-        "Ingest endpoint of an upstream exporter to forward all metrics to. See forwarding.md.",
-        parsing.forward_endpoint,
-        unset="metrics are not forwarded",
-    )
-    forward_interval: float = option(
-        "--forward.interval SECONDS",
-        "Seconds between forwards of changed metrics, at most 10.",
-        parsing.forward_interval,
-        1.0,
-    )
-    forward_label: tuple[tuple[str, str], ...] = option(
-        "--forward.label NAME=VALUE",
-        "Label to add to all forwarded series; repeatable, space-separated in the variable.",
-        parsing.label_pair,
-        (),
-        separator=None,
-        unset="none",
-    )
-    forward_source: str = option(
-        "--forward.source NAME",
-        "Name of this exporter, unique among those that forward to the same upstream and stable over"
-        " restarts.",
-        parsing.source,
-        unset="the host name",
     )
     otlp_endpoint: str = option(
         "--otlp.endpoint URL",
@@ -601,10 +568,6 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     Raises:
         ConfigError: One line that names the setting, where it came from and what is wrong.
     """
-    for flag in REMOVED:
-        variable = Setting(f"--{flag}", "").variable
-        if environ.get(variable):
-            refuse_removed(flag, variable)
     settings = (*SETTINGS, CONFIG_FILE)
     if found := variables.unknown(environ, [setting.variable for setting in settings]):
         raise ConfigError(variables.description(found))
@@ -612,7 +575,6 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     file, tables = read_file(file_name) if file_name else ({}, {})
     known = {setting.flag for setting in SETTINGS}
     for key in file:
-        refuse_removed(key, f"{file_name}: {key}")
         if key not in known:
             raise ConfigError(
                 f"{file_name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
@@ -621,21 +583,11 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         setting.key: _parsed(setting, *_find(setting, flags, environ, file, file_name))
         for setting in SETTINGS
     }
-    _check_forwarding(values)
+    _check_outputs(values)
     _check_otlp(values)
     _check_records(values)
     _check_thresholds(values)
     return Config(**values, **tables)
-
-
-def refuse_removed(flag: str, source: str) -> None:
-    """Reject a setting that earlier releases had, given in ``source``.
-
-    Raises:
-        ConfigError: ``flag`` was removed; the text names the replacement.
-    """
-    if flag in REMOVED:
-        raise ConfigError(f"{source} was removed: {REMOVED[flag]}")
 
 
 def _find(
@@ -720,22 +672,13 @@ def _check_records(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_forwarding(values: Mapping[str, Any]) -> None:
-    """Check the forwarding settings together.
+def _check_outputs(values: Mapping[str, Any]) -> None:
+    """Check that metrics are served or sent.
 
     Raises:
-        ConfigError: Metrics are neither served nor forwarded, or the exporter forwards to itself.
+        ConfigError: They are neither.
     """
-    endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
-    if not endpoint:
-        if not values["web_listen_address"] and not values["otlp_endpoint"]:
-            raise ConfigError(
-                "metrics are neither served nor sent: set --web.listen-address, --forward or"
-                " --otlp.endpoint"
-            )
-        if names:
-            raise ConfigError("--forward.label: requires --forward")
-    if any(is_reached(endpoint, bound) for bound in values["ingest_endpoint"]):
-        raise ConfigError(f"--forward {endpoint}: this is the exporter's own ingest endpoint")
-    if len(set(names)) < len(names):
-        raise ConfigError("--forward.label: give each label once")
+    if not values["web_listen_address"] and not values["otlp_endpoint"]:
+        raise ConfigError(
+            "metrics are neither served nor sent: set --web.listen-address or --otlp.endpoint"
+        )

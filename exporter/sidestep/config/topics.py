@@ -9,7 +9,6 @@ TOPICS = {
     "HTTP server": ("web",),
     "Connections of engines": ("ingest",),
     "Engines without the plugin": ("subscribe", "scrape", "triton", "engine"),
-    "Forwarding to another exporter": ("forward",),
     "OpenTelemetry": ("otlp",),
     "Restarts": ("state", "shutdown"),
     "Exposed metrics": ("metrics", "histograms"),

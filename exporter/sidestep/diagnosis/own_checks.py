@@ -48,8 +48,6 @@ COUNTERS: Mapping[str, Code] = {
     "sidestep_series_limited_total": codes.SERIES_LIMIT,
     "sidestep_rebinds_total": codes.REBOUND,
     "sidestep_subscription_lost_messages_total": codes.STREAM_LOST,
-    "sidestep_forward_conflicts_total": codes.FORWARD_CONFLICT,
-    "sidestep_forward_errors_total": codes.FORWARD_REFUSED,
     "sidestep_collector_errors_total": codes.COLLECTOR,
     "sidestep_otlp_rejected_points_total": codes.OTLP_REJECTED,
     "sidestep_otlp_rejected_spans_total": codes.OTLP_REJECTED,
@@ -62,7 +60,6 @@ EXPECTED: Mapping[str, Code] = {
     "sidestep_web_config_current": codes.WEB_CONFIG,
     "sidestep_zap_up": codes.ZAP_DOWN,
     "sidestep_subscription_connected": codes.SUBSCRIPTION,
-    "sidestep_forward_connected": codes.FORWARD_DOWN,
 }
 """Gauges that are 1 while all is well."""
 GAUGES = (

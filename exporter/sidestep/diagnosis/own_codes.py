@@ -210,27 +210,6 @@ STREAM_LOST = Code(
     "There were gaps, and no replay endpoint that still had the messages.",
     "Configure `replay=` for the subscription and a replay endpoint in the engine; see streams.md.",
 )
-FORWARD_DOWN = Code(
-    "SD128",
-    "error",
-    "The upstream exporter is not connected",
-    "--forward does not reach its endpoint: it is away, its address is wrong, or a key is.",
-    "Run `sidestep doctor --endpoint ENDPOINT` on this host.",
-)
-FORWARD_CONFLICT = Code(
-    "SD129",
-    "error",
-    "Two downstream exporters have one name",
-    "Two processes use one --forward.source, so records of one of them are refused.",
-    "Give each exporter a --forward.source of its own.",
-)
-FORWARD_REFUSED = Code(
-    "SD130",
-    "warning",
-    "Records were not forwarded",
-    "The upstream exporter did not accept records, or a label of --forward.label is the engine's own.",
-    "sidestep_forward_errors_total has the reason; see forwarding.md.",
-)
 LOOP_LAG = Code(
     "SD131",
     "warning",
@@ -301,9 +280,6 @@ CODES = (
     TARGET_LINES,
     SUBSCRIPTION,
     STREAM_LOST,
-    FORWARD_DOWN,
-    FORWARD_CONFLICT,
-    FORWARD_REFUSED,
     LOOP_LAG,
     COLLECTOR,
     OTLP_DOWN,

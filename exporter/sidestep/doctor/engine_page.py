@@ -91,8 +91,7 @@ SAME_ENGINE = Code(
     "An engine is on the page twice",
     "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal"
     " values it is one engine with two sources; otherwise two replicas have the same labels.",
-    "Remove one source, or give each replica a SIDESTEP_NAMESPACE, each forwarding exporter a"
-    " --forward.label.",
+    "Remove one source, or give each replica a SIDESTEP_NAMESPACE.",
 )
 TWO_PAGES = Code(
     "SD210",

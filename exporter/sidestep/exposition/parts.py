@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from sidestep.catalog import slo
-from sidestep.catalog.layout import Layout
 from sidestep.config.settings import Config
-from sidestep.errors import ConfigError
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
@@ -66,16 +63,3 @@ def engine_settings(config: Config, objectives: Iterable[slo.Objective]) -> Sett
         [Objective(o.name, list(o.families), o.threshold) for o in objectives if o.families],
         secrets.token_bytes(LOOKUP_KEY_BYTES) if config.kv_curve_half_life else b"",
     )
-
-
-def check_forward_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
-    """Check that no series has a label that forwarding adds.
-
-    Raises:
-        ConfigError: A label of that name exists.
-    """
-    for name, _ in config.forward_label:
-        if name in (ORIGIN, "le", "quantile") or any(
-            name in layout.own_labels | layout.required_labels for layout in layouts.values()
-        ):
-            raise ConfigError(f"--forward.label {name}: engines' series have a label of that name")

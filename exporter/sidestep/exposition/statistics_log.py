@@ -161,9 +161,8 @@ class StatsLog:
             counted = increase([then.sample, totals.sample], LATENCIES)
             health = self._health(engine)
             row = engine_row(engine, name, totals.sample, counted, health, wall=self._wall())
-            if not engine.federated:
-                engine.computed["prompt_throughput"] = row.prompt_tokens_per_second or 0.0
-                engine.computed["generation_throughput"] = row.generation_tokens_per_second or 0.0
+            engine.computed["prompt_throughput"] = row.prompt_tokens_per_second or 0.0
+            engine.computed["generation_throughput"] = row.generation_tokens_per_second or 0.0
             if not engine.live or not _has_numbers(row):
                 continue
             # A stream's engine usually pushes its own statistics, too.

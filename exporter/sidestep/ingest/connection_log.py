@@ -94,7 +94,7 @@ class ConnectionLog:
         for engine in self._registry.engines.values():
             known = self._known.get(engine.id)
             before = frozenset() if known is None else known.streams.keys()
-            if engine.streams != before and not (engine.federated or engine.absent):
+            if engine.streams != before and not engine.absent:
                 self._changed(engine, known)
         for name in self._known.keys() - self._registry.engines.keys():
             if name not in self._registry:

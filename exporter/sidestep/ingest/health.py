@@ -96,10 +96,7 @@ class _Streams:
 
 
 class HealthMonitor:
-    """Follows the health of the engines that are counted here.
-
-    Federated engines have none: their own exporter knows it. Nor have engines that a polled server
-    no longer has.
+    """Follows the health of all engines but those that a polled server no longer has.
 
     Args:
         limits: Least and most seconds without progress.
@@ -283,7 +280,7 @@ class HealthMonitor:
 
 
 def _has_health(engine: Engine) -> bool:
-    return not (engine.federated or engine.absent)
+    return not engine.absent
 
 
 def _frame(text: str) -> str:

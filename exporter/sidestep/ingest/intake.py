@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -19,9 +19,6 @@ from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
 from sidestep.errors import WireError
-from sidestep.federation.messages import is_forward, new_epoch
-from sidestep.federation.receiver import RecordReceiver, Replies
-from sidestep.federation.store import OwnSource, Store
 from sidestep.ingest.bindings import EngineBindings, Work
 from sidestep.ingest.connection_log import ConnectionLog
 from sidestep.ingest.engine_metrics import read_metrics
@@ -33,6 +30,7 @@ from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import (
+    FromExporter,
     FromSender,
     Heartbeat,
     Hello,
@@ -49,6 +47,9 @@ from sidestep.tracking.health.step_times import Thresholds
 from sidestep.transport.guard import PeerGuard
 
 log = logging.getLogger(__name__)
+
+Replies = list[tuple[bytes, FromExporter]]
+"""Messages to send, each with its connection."""
 
 BUFFERED_ITEMS = 4
 """Items per engine in one frame from which buffering their observations pays off."""
@@ -70,7 +71,6 @@ class Intake:
 
     Args:
         wall: Unix time, for display only.
-        source: Name under which this exporter forwards; empty if it does not.
         durable: Whether snapshots are written, so that senders hold their frames until then.
         settings: Settings by which senders fold.
         guard: Authorization and throttling of peers; by default everything is allowed.
@@ -80,7 +80,6 @@ class Intake:
 
     Attributes:
         bindings: Streams and the engines that they feed.
-        federation: Engines that other exporters count.
         loads: Saturation of the engines that are counted here.
         curves: Hit ratios of prefix caches of other sizes.
         health: Health of these engines.
@@ -96,7 +95,6 @@ class Intake:
         boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        source: str = "",
         durable: bool = False,
         settings: Settings | None = None,
         guard: PeerGuard | None = None,
@@ -112,10 +110,8 @@ class Intake:
         self._decode = dialects.decode
         self.guard = guard or PeerGuard(metrics, clock)
         self.refused = self.items = 0
-        self.federation = Store(registry, OwnSource(source, new_epoch(wall(), boot)))
         self.loads = LoadTracker(registry)
         self.curves = CurveTracker(registry)
-        self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
         self._wall = wall
         self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()
@@ -127,7 +123,6 @@ class Intake:
         self._connections = ConnectionLog(registry, self.receiver, clock)
         self.health = HealthMonitor(registry, self.receiver, limits or Thresholds(), clock)
         read_metrics(metrics, registry, self.receiver, self.health)
-        metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
 
     @property
@@ -155,8 +150,6 @@ class Intake:
     def _accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
             return self._refuse("multipart")
-        if is_forward(frames[0]):
-            return self._accept_forward(peer, frames[0], now, key)
         try:
             self.guard.check(key)
             message = decode_from_sender(frames[0])
@@ -222,28 +215,6 @@ class Intake:
         if reports:
             self.health.report(stream, reports, now)
 
-    def _accept_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
-        try:
-            steps = self._records.accept(self.guard, peer, frame, now, key)
-        except WireError as error:
-            return self._refuse(error.reason)
-        if steps is not None:
-            self._enqueue_steps(steps)
-        return []
-
-    def rejections(self) -> Replies:
-        """Return and clear the queued rejections of records from other exporters."""
-        return self._records.rejections()
-
-    def _enqueue_steps(self, steps: Iterator[None]) -> None:
-        """Queue work that runs in ``steps``; later work waits until all steps are done."""
-        self._work.append(partial(self._run_step, steps))
-
-    def _run_step(self, steps: Iterator[None]) -> None:
-        for _ in steps:
-            self._work.appendleft(partial(self._run_step, steps))
-            return
-
     def work(self) -> None:
         """Run one slice of work: apply an item or several small ones, run a step or bind an engine.
 
@@ -303,7 +274,6 @@ class Intake:
         """Expire silent streams, sources and engines; call about once a second."""
         self.bindings.expire(now)
         self._connections.update()
-        self.federation.expire(now)
         self.registry.expire(now)
         self._log_refused_blocks()
 

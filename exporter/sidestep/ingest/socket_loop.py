@@ -61,18 +61,12 @@ class Ingest:
         """The bound ingest endpoints; port 0 is replaced by the actual port."""
         return [] if self._listener is None else self._listener.endpoints
 
-    def open(
-        self,
-        endpoints: Iterable[str],
-        sources: Iterable[Source] = (),
-        cut: Callable[[], None] = lambda: None,
-    ) -> None:
+    def open(self, endpoints: Iterable[str], sources: Iterable[Source] = ()) -> None:
         """Bind the socket, and drain it and ``sources`` in the running event loop.
 
         Args:
             endpoints: Endpoints that engines connect to.
             sources: Sources that run in this process and feed engines.
-            cut: Frees the memory of other connections when the hard memory limit is reached.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
@@ -84,12 +78,7 @@ class Ingest:
             self._access,
             lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
         )
-
-        def cut_all() -> None:
-            self._sources.cut()
-            cut()
-
-        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, cut_all)
+        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, self._sources.cut)
         self._watch(self._listener)
         self._sources.open(self._drain)
         loop = asyncio.get_running_loop()
@@ -119,7 +108,6 @@ class Ingest:
         """Send the final acknowledgements and unbind."""
         if self._listener is None:
             return
-        self._reply(self.intake.rejections())
         self._reply(self.intake.receiver.acks(float("inf")))
         # libzmq still holds the final acknowledgements: give it time to send them.
         self._listener.close(linger=200)
@@ -159,8 +147,7 @@ class Ingest:
             self._drain()
 
     def acknowledge(self) -> None:
-        """Send due acknowledgements and rejections now instead of at the next tick."""
-        self._reply(self.intake.rejections())
+        """Send due acknowledgements now instead of at the next tick."""
         self._reply(self.intake.receiver.acks(self._clock()))
 
     def _on_tick(self, expected: float) -> None:

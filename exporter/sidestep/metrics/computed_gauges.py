@@ -54,11 +54,6 @@ COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
 
 
 def computed_gauge(engine: Engine, name: str) -> float | None:
-    """Return the gauge ``name`` of ``engine``; None: no sample.
-
-    Those of a federated engine were computed by the exporter that counts it.
-    """
-    compute = None
-    if not engine.federated:
-        compute = COMPUTED_GAUGES.get(name) or engine.layout.tables.computed.get(name)
+    """Return the gauge ``name`` of ``engine``; None: no sample."""
+    compute = COMPUTED_GAUGES.get(name) or engine.layout.tables.computed.get(name)
     return engine.computed.get(name) if compute is None else compute(engine)

@@ -122,7 +122,6 @@ class Engine:
         front_ends: Streams of front ends that send what users waited, or have sent it until recently.
         live: Whether gauges are exposed; they expire soon after the last stream detaches.
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
-        federated: Whether another exporter counts the engine; no items are applied to it here.
         version: The registry's version when this engine last changed.
     """
 
@@ -134,7 +133,6 @@ class Engine:
         "created",
         "description",
         "exposed_paths",
-        "federated",
         "front_ends",
         "gauge_stamp",
         "health",
@@ -200,7 +198,7 @@ class Engine:
         self.lost_cores: set[str] = set()
         self.front_ends: set[str] = set()
         self.live = True
-        self.absent = self.federated = False
+        self.absent = False
         self.update(info, overrides)
 
     def clear_series(self) -> None:

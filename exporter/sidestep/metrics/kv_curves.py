@@ -47,7 +47,7 @@ class CurveTracker:
             return
         engine = self._due.pop()
         slot = _slot(engine)
-        if slot is None or engine.federated:
+        if slot is None:
             return
         tracker = engine.lookups
         if tracker is not None:

@@ -21,10 +21,7 @@ LoadReader = Callable[[Engine], Load | None]
 
 
 class LoadTracker:
-    """Updates the saturation of the engines of a registry.
-
-    Federated engines are excluded: their own exporter sends the ratio.
-    """
+    """Updates the saturation of the engines of a registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -48,7 +45,7 @@ class LoadTracker:
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and not engine.federated and reader is not None:
+        if engine.live and reader is not None:
             load = reader(engine)
         before = _gauges(engine)
         if load is None:

@@ -1,4 +1,4 @@
-"""Addition of a record to an engine: from a sender that folded items, a snapshot or another exporter.
+"""Addition of a record to an engine: from a sender that folded items, or a snapshot.
 
 Counters and buckets add up, and a newer gauge replaces an older one. Adding a record to an engine
 without series restores the engine.

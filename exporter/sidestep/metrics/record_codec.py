@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from sidestep.catalog.dialect import DialectTables, Polled
 from sidestep.errors import WireError
@@ -17,17 +16,12 @@ from sidestep.metrics.engine import Engine, Number, OpenFamily
 from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow
-from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 from sidestep.protocol.records import (
-    MAX_KEYED,
-    MAX_OPEN,
-    MAX_PLACES,
     TOTAL_LIMIT,
     Amount,
     Buckets,
     Child,
-    Children,
     EncodedRecord,
     Head,
     Hits,
@@ -36,43 +30,11 @@ from sidestep.protocol.records import (
     Totals,
 )
 
-MAX_FIELDS = 64
-"""Most fields of the totals; later releases may have more fields than this one."""
 DecodedType = TypeVar("DecodedType")
-ResultType = TypeVar("ResultType")
-
-
-class _RawRecord(msgspec.Struct, array_like=True, gc=False):
-    """A record whose parts are not decoded yet."""
-
-    head: msgspec.Raw
-    totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_FIELDS)]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_raw_decoder: msgspec.msgpack.Decoder[_RawRecord] = msgspec.msgpack.Decoder(_RawRecord)
-_head_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
-_totals_decoder: msgspec.msgpack.Decoder[Totals] = msgspec.msgpack.Decoder(Totals)
-
-
-def _raws_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
-    return msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=most)])
-
-
-_LARGE_FIELDS: Mapping[
-    str, tuple[msgspec.msgpack.Decoder[list[msgspec.Raw]], msgspec.msgpack.Decoder[Any]]
-] = {
-    "histograms": (_raws_decoder(MAX_PLACES), msgspec.msgpack.Decoder(Buckets | None)),
-    "keyed": (_raws_decoder(MAX_KEYED), msgspec.msgpack.Decoder(Children)),
-    "open": (_raws_decoder(MAX_OPEN), msgspec.msgpack.Decoder(OpenTotals)),
-}
-"""Fields of the totals that make a record large, with decoders of the list and of one entry."""
-_POSITIONS = {Totals.__struct_fields__.index(name): name for name in _LARGE_FIELDS}
-CHECK_BATCH = 2048
-"""Bucket counts that are checked between two pauses."""
-PART_BYTES = 16 << 10
-"""Bytes of a record that are decoded between two pauses; most records are smaller."""
 INT_LIMIT = 1 << 63
 MAX_DIGITS = 64
 
@@ -93,75 +55,12 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
     Raises:
         WireError: The record is malformed or contradicts itself.
     """
-    return run(decode_in_parts(raw))
-
-
-def run(steps: Generator[None, None, ResultType]) -> ResultType:
-    """Run all ``steps`` and return their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: ResultType = end.value
-            return result
-
-
-def decode_in_parts(raw: bytes | msgspec.Raw) -> Generator[None, None, Record]:
-    """Decode the record in ``raw`` with pauses for other tasks; return it at the end.
-
-    Raises:
-        WireError: The record is malformed or contradicts itself.
-    """
-    if len(raw) <= PART_BYTES:
-        record = _decode(_decoder, raw)
-    else:
-        record = yield from _decode_large(raw)
+    record = _decode(_decoder, raw)
     _check_columns(record)
-    done = 0
     for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
         if buckets is not None:
             check_buckets(buckets, bounds)
-            done += len(buckets.counts)
-            if done > CHECK_BATCH:
-                done = 0
-                yield
     return record
-
-
-def _decode_large(raw: bytes | msgspec.Raw) -> Generator[None, None, Record]:
-    """Decode the record in ``raw`` with a pause after every ``PART_BYTES``."""
-    found = _decode(_raw_decoder, raw)
-    totals = found.totals
-    if len(found.head) > MAX_ITEM_BYTES:
-        raise WireError("over_limit", "an engine's description is too large")
-    yield
-    large = {_POSITIONS[at]: each for at, each in enumerate(totals) if at in _POSITIONS}
-    # All other fields are small: they are decoded together, with the large ones replaced by [].
-    bare = [msgspec.Raw(b"\x90") if at in _POSITIONS else each for at, each in enumerate(totals)]
-    record = Record(
-        _decode(_head_decoder, found.head),
-        _decode(_totals_decoder, _encoder.encode(bare)),
-    )
-    yield
-    for name, field in large.items():
-        raws_decoder, entry_decoder = _LARGE_FIELDS[name]
-        raws = _decode(raws_decoder, field)
-        setattr(record.totals, name, (yield from _decode_each(entry_decoder, raws)))
-    return record
-
-
-def _decode_each(
-    decoder: msgspec.msgpack.Decoder[DecodedType], raws: Sequence[msgspec.Raw]
-) -> Generator[None, None, list[DecodedType]]:
-    found: list[DecodedType] = []
-    size = 0
-    for raw in raws:
-        found.append(_decode(decoder, raw))
-        size += len(raw)
-        if size > PART_BYTES:
-            size = 0
-            yield
-    return found
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[DecodedType], raw: bytes | msgspec.Raw) -> DecodedType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -16,7 +15,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import ORIGIN, Engine, Key, Number
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
-from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
 from sidestep.tracking.kv_blocks.sampling import Sampling
@@ -158,9 +157,7 @@ class Registry:
         if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
         known = self.find(info.id)
-        if known is None or known.federated:
-            return
-        if known.streams and known.layout is not layout:
+        if known is not None and known.streams and known.layout is not layout:
             # Its streams would keep updating an engine that is no longer exposed.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
@@ -171,7 +168,6 @@ class Registry:
             WireError: See ``check``.
         """
         self.check(info)
-        self._rename_federated(info.id)
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.retired.pop(info.id, None)
         if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
@@ -188,17 +184,6 @@ class Registry:
             self.expose(engine)
         self.touch(engine)
         return engine
-
-    def _rename_federated(self, name: str) -> None:
-        """Free the identity ``name`` if a federated engine has it: that engine gets another one."""
-        engine = self.find(name)
-        if engine is None or not engine.federated:
-            return
-        free = (f"{name[: MAX_LABEL_CHARS - 8]}/{number}" for number in itertools.count(2))
-        engine.id = next(name for name in free if name not in self)
-        for engines in (self.engines, self.retired):
-            if engines.pop(name, None) is not None:
-                engines[engine.id] = engine
 
     def expose(self, engine: Engine) -> None:
         """Expose ``engine``; add the label ``origin`` if another engine has the same labels."""
@@ -225,21 +210,6 @@ class Registry:
         self._hide(engine)
         self.retired[engine.id] = engine
         self.touch(engine)
-
-    def restore(self, engine: Engine) -> None:
-        """Expose ``engine`` again, if it is retired."""
-        if self.retired.pop(engine.id, None) is not None:
-            self.expose(engine)
-            self.touch(engine)
-
-    def discard(self, engine: Engine) -> None:
-        """Delete ``engine``, whether exposed or retired."""
-        if self.engines.get(engine.id) is engine:
-            self._hide(engine)
-        if self.retired.get(engine.id) is engine:
-            del self.retired[engine.id]
-        self._forget(engine)
-        self.version += 1
 
     def names(self) -> list[AbstractSet[str]]:
         """Return the names that other exporters' families must not have, exposed now or not."""
@@ -292,12 +262,11 @@ class Registry:
                 self.touch(engine)
             silence = 0.0 if engine.streams else now - engine.seen_at
             if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.streams):
-                if not engine.federated:
-                    engine.detach_core()
+                engine.detach_core()
                 self.retire(engine)
         # Engines that a polled server no longer has are deleted first, since their names may change
-        # every second; then federated engines, whose own exporters keep their totals.
-        for engine in sorted(self.retired.values(), key=lambda e: (not e.absent, not e.federated)):
+        # every second.
+        for engine in sorted(self.retired.values(), key=lambda e: not e.absent):
             if now - engine.seen_at >= TOTALS_EXPIRE_SECONDS or len(self.retired) > MAX_ENGINES:
                 del self.retired[engine.id]
                 self._forget(engine)
@@ -359,7 +328,7 @@ class Registry:
     def requests_by_tenant(self) -> Counter[str]:
         """Return the requests that ended by tenant, as the series of engines that are counted here have them."""
         found: Counter[str] = Counter()
-        for engine in self._counted():
+        for engine in self:
             if TENANT_REQUESTS in engine.layout.handled:
                 (slot,) = engine.layout.handled[TENANT_REQUESTS].slots
                 for (name,), count in engine.keyed[slot].items():
@@ -368,7 +337,7 @@ class Registry:
 
     def hide_tenant(self, name: str) -> None:
         """Count from now on under ``__other__`` what was counted for a tenant."""
-        for engine in self._counted():
+        for engine in self:
             for children in _by_tenant(engine):
                 if (name,) in children:
                     children[(OTHER,)] = children.get((OTHER,), 0) + children.pop((name,))
@@ -376,13 +345,9 @@ class Registry:
 
     def drop_tenants(self) -> None:
         """Delete all series by tenant, since tenants are not counted any more."""
-        for engine in self._counted():
+        for engine in self:
             for children in _by_tenant(engine):
                 children.clear()
-
-    def _counted(self) -> Iterator[Engine]:
-        """Yield the engines whose items are applied here."""
-        return (engine for engine in self if not engine.federated)
 
     def over_limit(self, limit: str, detail: str) -> WireError:
         """Count a refusal by ``limit`` and return its error."""

@@ -1,8 +1,8 @@
-"""Validation of records from senders and other exporters, which are untrusted input."""
+"""Validation of records from senders, which are untrusted input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from sidestep.errors import WireError
@@ -18,8 +18,6 @@ numbers over all sequence numbers still fit into a float and a snapshot."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
 """Most children of one family; a family with two labels may have twice the values."""
 
-BATCH = 96
-"""Histograms or children that are checked between two pauses."""
 TOO_LARGE = "a number that is too large"
 
 Name = TypeVar("Name", str, tuple[str, str])
@@ -32,16 +30,6 @@ def check_record(engine: Engine, record: Record) -> None:
         WireError: A number is too large, a series occurs twice, or there are more children than an
             engine may have; nothing of the record may be added.
     """
-    for _ in check_in_parts(engine, record):
-        pass
-
-
-def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
-    """Check ``record`` like ``check_record``, with pauses for other tasks.
-
-    Raises:
-        WireError: See ``check_record``.
-    """
     head, totals = record.head, record.totals
     _check_unique(head.scalars)
     _check_unique(head.histograms)
@@ -52,17 +40,9 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
     if sum(sizes) > MAX_OBSERVATIONS or max(sizes, default=0) > MAX_CHILDREN:
         raise WireError("over_limit", "more children than an engine has")
     _check_numbers(value for value in totals.scalars if value is not None)
-    for at in range(0, len(totals.histograms), BATCH):
-        _check_histograms(totals.histograms[at : at + BATCH])
-        if at:
-            yield
-    checked = 0
+    _check_histograms(totals.histograms)
     for children in families:
         _check_children(children)
-        checked += len(children)
-        if checked > BATCH:
-            checked = 0
-            yield
     check_slots(engine, record)
 
 

@@ -204,17 +204,9 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
 
 
 NACK_CODES = frozenset(
-    [
-        "need_hello",
-        "unauthorised",
-        "id_conflict",
-        "over_limit",
-        "bad_schema",
-        "version",
-        "ended_epoch",
-    ]
+    ["need_hello", "unauthorised", "id_conflict", "over_limit", "bad_schema", "version"]
 )
-"""Codes of a Nack; ``ended_epoch`` is for forwarding exporters: another of the name started later."""
+"""Codes of a Nack."""
 
 
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):

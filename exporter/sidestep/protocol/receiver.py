@@ -372,7 +372,7 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_CODES = ("version", "unauthorised", "over_limit", "ended_epoch")
+_CODES = ("version", "unauthorised", "over_limit")
 """Reasons that have a code of their own in a Nack."""
 _CONFLICT = (
     "another process, or a second instance of the plugin, has this stream id;"

@@ -6,18 +6,12 @@ include sampled KV block lifetimes, whose tracking starts again after a restart.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from sidestep import __version__
 from sidestep.errors import WireError
-from sidestep.federation.counted_engines import counted_engines
-from sidestep.federation.federated_engine import FederatedEngine, SourceRecord
-from sidestep.federation.messages import EPOCH_BITS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.merge import restore_engine
@@ -62,29 +56,11 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
 
 
 class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
-    """An engine that another exporter counts; see ``federation.federated_engine``.
-
-    Attributes:
-        name: Id of the engine in this exporter.
-        is_exposed: Whether the engine was exposed; else it was retired.
-        has_origin: Whether the engine had the label ``origin``.
-        key: Key that owns the source's name; None where no key is required.
-    """
-
-    base: bytes
-    records: Annotated[list[SourceRecord], Meta(min_length=1, max_length=2)]
-    name: str
-    is_exposed: bool
-    has_origin: bool
-    key: str | None = None
-
-
-class ObsoleteEngines(msgspec.Struct, array_like=True, gc=False, tag="w"):
-    """Engines of other exporters in the format of earlier releases; ignored."""
+    """An engine that another exporter counted, in a snapshot of before 1.0; ignored."""
 
 
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
-    """The exporter's own counters, when they began, and its epoch as a source of records."""
+    """The exporter's own counters, and when they began; ``epoch`` and ``run`` are not used any more."""
 
     release: str
     items: int
@@ -103,9 +79,7 @@ class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
 
 
 State = tuple[int, int, int]
-SavedPart = (
-    SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | ObsoleteEngines | SavedProcess
-)
+SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | SavedProcess
 Piece = SavedPart | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
@@ -126,7 +100,6 @@ class Capture:
         self._taken: State = (-1, -1, -1)
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
-        self._saved_pieces: EnginePieces = {}
 
     @property
     def state(self) -> State:
@@ -135,27 +108,10 @@ class Capture:
         taken = 0 if records is None else records.taken
         return self._intake.registry.version, self._intake.receiver.changes, taken
 
-    @property
-    def has_saved(self) -> bool:
-        """True if this process has written a snapshot."""
-        return self.saved[0] >= 0
-
     def mark_saved(self) -> None:
         """Mark the last snapshot as written: senders may free the frames that it includes."""
         self.saved = self._taken
-        self._saved_pieces = self._pieces
         self._intake.receiver.mark_durable(self._marks)
-
-    def version(self, engine: Engine) -> int | None:
-        """Return the version of ``engine`` in the last written snapshot, or None."""
-        found = self._saved_pieces.get(engine.id)
-        return None if found is None else found[0]
-
-    def record(self, engine: Engine) -> bytes:
-        """Return the record of ``engine`` in the last written snapshot, which must include it."""
-        piece = _decoder.decode(self._saved_pieces[engine.id][1][0])
-        assert isinstance(piece, SavedEngine)
-        return bytes(piece.record)
 
     def pieces(self) -> Iterator[bytes]:
         """Encode a snapshot; the caller must apply nothing until the last piece is read."""
@@ -165,7 +121,7 @@ class Capture:
         for stream in intake.receiver.streams.values():
             yield _encoder.encode(_saved_stream(stream))
         known, self._pieces = self._pieces, {}
-        for engine in counted_engines(registry):
+        for engine in registry:
             version, pieces = known.get(engine.id, (-1, []))
             if version != engine.version:
                 pieces = []
@@ -175,8 +131,6 @@ class Capture:
             else:
                 yield from pieces
             self._pieces[engine.id] = engine.version, pieces
-        for federated in intake.federation:
-            yield _encoder.encode(self._federated_piece(federated))
         groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
         yield from map(_encoder.encode, groups)
         if intake.request_log is not None:
@@ -185,15 +139,12 @@ class Capture:
                     yield _encoder.encode(SavedRecords(lines, queue.output))
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
-        own = intake.federation.own
         process = SavedProcess(
             __version__,
             intake.items,
             limited,
             counters,
-            own.epoch,
-            own.run,
-            intake.metrics.created,
+            created=intake.metrics.created,
         )
         yield _encoder.encode(process)
 
@@ -206,17 +157,6 @@ class Capture:
                 _encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests)
             )
 
-    def _federated_piece(self, federated: FederatedEngine) -> SavedFederatedEngine:
-        engine = federated.engine
-        return SavedFederatedEngine(
-            federated.base,
-            federated.records,
-            engine.id,
-            engine.id in self._intake.registry.engines,
-            ORIGIN in engine.labels,
-            self._intake.guard.owner(federated.current.source),
-        )
-
 
 def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
     """Restore the state that a previous process captured in ``pieces``.
@@ -228,7 +168,6 @@ def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
         _restore(intake, [_decoder.decode(piece) for piece in pieces], now)
     except (*DECODE_ERRORS, WireError, LookupError, ValueError) as error:
         intake.registry.clear()
-        intake.federation.clear()
         raise WireError("unreadable", str(error)) from None
 
 
@@ -236,14 +175,10 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
     groups: list[GroupState] = []
-    own = intake.federation.own
-    epoch, run = own.epoch, own.run
     for piece in pieces:
         match piece:
             case SavedEngine():
                 _restore_engine(registry, piece, now)
-            case SavedFederatedEngine():
-                _restore_federated(intake, piece, now)
             case TrackerState() | RequestsState():
                 inflight_state.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case GroupState():
@@ -254,13 +189,9 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters, piece.created)
-                if piece.epoch:
-                    # The maximum also covers an earlier process that restored a later snapshot.
-                    epoch, run = piece.epoch, max(piece.run + 1, own.epoch >> EPOCH_BITS)
     _restore_requests(registry, groups)
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
-    own.epoch, own.run = epoch, run
     _restore_records(intake, pieces)
 
 
@@ -285,21 +216,6 @@ def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
         registry.expose(engine)
     else:
         registry.retired[engine.id] = engine
-
-
-def _restore_federated(intake: Intake, piece: SavedFederatedEngine, now: float) -> None:
-    if piece.key is not None:
-        intake.guard.restore_owner(piece.key, piece.records[-1].source)
-    # An engine that can no longer be registered must not fail the restore; its source resends it.
-    with contextlib.suppress(WireError):
-        intake.federation.restore(
-            piece.base,
-            piece.records,
-            piece.name,
-            has_origin=piece.has_origin,
-            is_exposed=piece.is_exposed,
-            now=now,
-        )
 
 
 def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.errors import WireError
-from sidestep.federation.counted_engines import CurrentRecords
 from sidestep.ingest.socket_loop import Ingest
-from sidestep.metrics.engine import Engine
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry.cooperative import collect_in_slices
@@ -27,34 +25,6 @@ RETRY = 1.0
 """Seconds between attempts while the directory cannot be written."""
 PATIENCE = 4.0
 """Seconds that a page waits for a snapshot: less than a scrape timeout."""
-
-
-class SavedRecords:
-    """Engine records from the last written snapshot, so that forwarded counters never decrease.
-
-    While the directory cannot be written, the current records; they would then be lost with this
-    process, as the series on its own page would.
-    """
-
-    delay = 0.0
-
-    def __init__(self, capture: Capture, is_healthy: Callable[[], bool]) -> None:
-        self._capture = capture
-        self._is_healthy = is_healthy
-        self._current = CurrentRecords()
-
-    def version(self, engine: Engine) -> int | None:
-        """Return the version of the record of ``engine``, or None if there is no record yet."""
-        # Until the first snapshot is written, a successor would not know of anything sent.
-        if self._is_healthy() or not self._capture.has_saved:
-            return self._capture.version(engine)
-        return self._current.version(engine)
-
-    def record(self, engine: Engine) -> bytes:
-        """Return the encoded record of ``engine``."""
-        if self._is_healthy():
-            return self._capture.record(engine)
-        return self._current.record(engine)
 
 
 class Snapshots:
@@ -132,11 +102,6 @@ class Snapshots:
                 self._directory.path,
                 PATIENCE,
             )
-
-    @property
-    def records(self) -> SavedRecords:
-        """Engine records of the last written snapshot."""
-        return SavedRecords(self._capture, lambda: self._healthy)
 
     async def close(self) -> None:
         """Write the last snapshot and release the directory."""

@@ -255,36 +255,6 @@ ROWS: tuple[SelfRow, ...] = (
         ("target",),
     ),
     SelfRow(
-        "sidestep_forward_connected",
-        "gauge",
-        "1 while the exporter is connected to the upstream exporter; no sample without --forward.",
-    ),
-    SelfRow(
-        "sidestep_forward_lag_seconds",
-        "gauge",
-        "Age of the oldest data not yet forwarded; no sample without --forward.",
-    ),
-    SelfRow("sidestep_forward_records_total", "counter", "Records of engines forwarded."),
-    SelfRow("sidestep_forward_bytes_total", "counter", "Bytes forwarded."),
-    SelfRow(
-        "sidestep_forward_errors_total",
-        "counter",
-        "Records that were not forwarded or not accepted, by reason; label means that an engine already"
-        " has a label of --forward.label, and keeps its own value.",
-        ("reason",),
-    ),
-    SelfRow(
-        "sidestep_forward_sources",
-        "gauge",
-        "Downstream exporters that forward to this one and were received from within the last 30 s.",
-    ),
-    SelfRow(
-        "sidestep_forward_conflicts_total",
-        "counter",
-        "Records that were refused because their source has begun a later epoch: two processes use"
-        " one --forward.source.",
-    ),
-    SelfRow(
         "sidestep_otlp_requests_total",
         "counter",
         "Requests sent to OTLP receivers, by signal (metrics, traces or logs) and by status: that of HTTP,"

@@ -86,32 +86,6 @@ class PeerGuard:
             engines = [engine.id for engine in hello.engines]
             self._owners.claim(key, hello.stream, engines, self._keys.engines(key))
 
-    def admit_source(self, key: str, source: str, engine: str, *, known: bool) -> None:
-        """Admit a record of another exporter.
-
-        Args:
-            key: Key of the connection.
-            source: Name of the other exporter.
-            engine: Identity of the engine there.
-            known: Whether ``source`` has sent records of this engine before.
-
-        Raises:
-            WireError: The name belongs to another key, or memory is too low for new sources.
-        """
-        if self._is_full() and not known:
-            raise WireError("over_limit", "no memory for new sources")
-        if self._keys is not None:
-            self._owners.claim_source(key, source, engine, self._keys.engines(key))
-
-    def owner(self, source: str) -> str | None:
-        """Return the key that owns the name of an exporter, or None."""
-        return self._owners.owner(source)
-
-    def restore_owner(self, key: str, source: str) -> None:
-        """Restore ``key`` as the owner of the exporter name ``source``, if it may still connect."""
-        if self._keys is not None and (key == LOCAL or key in self._keys):
-            self._owners.restore_owner(key, source)
-
     def count_invalid(self, peer: bytes, key: str, now: float) -> None:
         """Count an invalid message, and start to ignore the peer at the limit."""
         if self._throttle.count_invalid(key or peer, now):

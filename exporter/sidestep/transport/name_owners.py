@@ -9,14 +9,12 @@ from sidestep.errors import WireError
 
 LOCAL = ""
 """Stands for the key of peers over an ipc path, which file permissions authorize."""
-SOURCE = "forwarded by "
-"""Prefix of the names of exporters, which no stream id has."""
 MAX_NAMES = 2048
 """Maximum number of streams and engines of one key."""
 
 
 class NameOwners:
-    """Owners of stream and engine ids; after a restart only the owners of exporter names are restored."""
+    """Owners of stream and engine ids."""
 
     def __init__(self) -> None:
         self._streams: dict[str, str] = {}
@@ -55,29 +53,6 @@ class NameOwners:
         self._held[key] = held
         self._streams[stream] = key
         self._engines.update(dict.fromkeys(new, key))
-
-    def claim_source(self, key: str, source: str, engine: str, allowed: Sequence[str] = ()) -> None:
-        """Assign the name of an exporter that forwards ``engine`` to ``key``.
-
-        Engines of a forwarding exporter are separate from all others, so only its name is owned.
-
-        Raises:
-            WireError: See ``claim``.
-        """
-        if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
-            raise WireError("unauthorised", f"this key may not forward engine {engine}")
-        self.claim(key, f"{SOURCE}{source}", ())
-
-    def owner(self, source: str) -> str | None:
-        """Return the key that owns the name of an exporter, or None."""
-        return self._streams.get(f"{SOURCE}{source}")
-
-    def restore_owner(self, key: str, source: str) -> None:
-        """Restore the owner of an exporter's name after a restart."""
-        name = f"{SOURCE}{source}"
-        if name not in self._streams:
-            self._streams[name] = key
-            self._held[key] = self._held.get(key, 0) + 1
 
     def release(self, key: str) -> None:
         """Release all names of ``key``, which is no longer authorized."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from intakes import Fed
+from intakes import Fed, discard
 from sidestep.engines.items import encode_item
 from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
@@ -254,7 +254,7 @@ def test_engines_come_and_go() -> None:
     fed.round()
     fed.step("b", 0.3, 0.3)
     fed.round()
-    fed.intake.registry.discard(fed.intake.registry.engines["0"])
+    discard(fed.intake.registry, fed.intake.registry.engines["0"])
     fed.round()
     found = fed.history()
 
@@ -264,7 +264,7 @@ def test_engines_come_and_go() -> None:
     assert found.series["generation_tokens_per_second"] == [2.0, 0.0, 2.0, 0.0]
     assert [sum(row) for row in fed.heat("ttft").counts] == [1, 0, 2, 0]
     assert len(fed.history("1").times) == 2
-    fed.intake.registry.discard(fed.intake.registry.engines["1"])
+    discard(fed.intake.registry, fed.intake.registry.engines["1"])
     fed.round()
     assert fed.live.total is None
     assert fed.live.verdict.text == "no engine is connected"
@@ -278,7 +278,7 @@ def test_another_engine_of_the_same_name_has_a_history_of_its_own() -> None:
     fed.round()
     fed.step("s", 0.3)
     fed.round()
-    fed.intake.registry.discard(fed.intake.registry.engines["0"])
+    discard(fed.intake.registry, fed.intake.registry.engines["0"])
     fed.restart("s")
     fed.send_hello("s", [info()])
 

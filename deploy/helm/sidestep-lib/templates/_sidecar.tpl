@@ -40,23 +40,6 @@ seccompProfile:
     - name: sidestep-plugin
       mountPath: /plugin
 {{- end }}
-{{- if $sidestep.forward.endpoint }}
-- name: sidestep-keys
-  image: {{ include "sidestep.image" . }}
-  imagePullPolicy: {{ $sidestep.image.pullPolicy }}
-  command: [install, -m, "0400", -t, /run/sidestep-keys, /etc/sidestep/forward/exporter.pub, /etc/sidestep/forward/sidecar.key]
-  securityContext:
-    {{- include "sidestep.securityContext" . | nindent 4 }}
-  resources:
-    requests: {cpu: 250m, memory: 64Mi}
-    limits: {cpu: 250m, memory: 64Mi}
-  volumeMounts:
-    - name: sidestep-keys
-      mountPath: /run/sidestep-keys
-    - name: sidestep-forward
-      mountPath: /etc/sidestep/forward
-      readOnly: true
-{{- end }}
 - name: sidestep
   image: {{ include "sidestep.image" . }}
   imagePullPolicy: {{ $sidestep.image.pullPolicy }}
@@ -69,46 +52,13 @@ seccompProfile:
     - --shutdown.linger={{ $sidestep.lingerSeconds }}
     - --limits.memory-soft={{ $sidestep.memory.soft }}
     - --limits.memory-hard={{ $sidestep.memory.hard }}
-    {{- if $sidestep.forward.endpoint }}
-    - --web.listen-address=
-    {{- end }}
     {{- range $sidestep.extraArgs }}
     - {{ . | quote }}
     {{- end }}
-  {{- if or $sidestep.forward.endpoint $sidestep.extraEnv }}
+  {{- with $sidestep.extraEnv }}
   env:
-    {{- if $sidestep.forward.endpoint }}
-    - name: SIDESTEP_FORWARD
-      value: {{ $sidestep.forward.endpoint | quote }}
-    - name: POD_NAMESPACE
-      valueFrom:
-        fieldRef:
-          fieldPath: metadata.namespace
-    - name: POD_NAME
-      valueFrom:
-        fieldRef:
-          fieldPath: metadata.name
-    - name: SIDESTEP_FORWARD_SOURCE
-      value: $(POD_NAMESPACE)/$(POD_NAME)
-    - name: SIDESTEP_FORWARD_LABEL
-      value: namespace=$(POD_NAMESPACE) pod=$(POD_NAME)
-    - name: SIDESTEP_SERVER_KEY
-      value: /run/sidestep-keys/exporter.pub
-    - name: SIDESTEP_CLIENT_KEY
-      value: /run/sidestep-keys/sidecar.key
-    {{- end }}
-    {{- with $sidestep.extraEnv }}
     {{- toYaml . | nindent 4 }}
-    {{- end }}
   {{- end }}
-  {{- if $sidestep.forward.endpoint }}
-  startupProbe:
-    exec:
-      command: [test, -S, /run/sidestep/ingest/ingest.ipc]
-    periodSeconds: 1
-    timeoutSeconds: 5
-    failureThreshold: 60
-  {{- else }}
   ports:
     - name: sidestep
       containerPort: 9857
@@ -121,7 +71,6 @@ seccompProfile:
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
-  {{- end }}
   securityContext:
     {{- include "sidestep.securityContext" . | nindent 4 }}
   resources:
@@ -131,11 +80,6 @@ seccompProfile:
       mountPath: /run/sidestep
     - name: sidestep-state
       mountPath: /var/lib/sidestep
-    {{- if $sidestep.forward.endpoint }}
-    - name: sidestep-keys
-      mountPath: /run/sidestep-keys
-      readOnly: true
-    {{- end }}
 {{- end -}}
 
 {{- define "sidestep.volumes" -}}
@@ -153,16 +97,6 @@ seccompProfile:
   emptyDir:
     medium: Memory
     sizeLimit: 64Mi
-{{- if $sidestep.forward.endpoint }}
-- name: sidestep-keys
-  emptyDir:
-    medium: Memory
-    sizeLimit: 1Mi
-- name: sidestep-forward
-  secret:
-    secretName: {{ required "sidestep-lib.forward.secret: name the secret with exporter.pub and sidecar.key" $sidestep.forward.secret }}
-    defaultMode: 0444
-{{- end }}
 {{- end -}}
 
 {{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away. */}}
@@ -189,9 +123,6 @@ seccompProfile:
 {{- define "sidestep.readinessProbe" -}}
 {{- $sidestep := index .Values "sidestep-lib" -}}
 {{- if $sidestep.readinessProbe.enabled -}}
-{{- if $sidestep.forward.endpoint -}}
-{{- fail "sidestep-lib.readinessProbe.enabled: a pod that forwards has no page to probe" -}}
-{{- end -}}
 readinessProbe:
   httpGet: {path: "/-/engines?ready", port: 9857}
   periodSeconds: {{ $sidestep.readinessProbe.periodSeconds }}

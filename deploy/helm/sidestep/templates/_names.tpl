@@ -8,12 +8,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{- define "sidestep.aggregator.selector" -}}
-app.kubernetes.io/name: sidestep
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: aggregator
-{{- end -}}
-
 {{- define "sidestep.fullname" -}}
 {{- if contains "sidestep" .Release.Name -}}
 {{ .Release.Name | trunc 40 | trimSuffix "-" }}

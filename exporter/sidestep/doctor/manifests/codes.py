@@ -96,7 +96,7 @@ NOT_SELECTED = Code(
 NO_SUCH_PORT = Code(
     "SD544", "error", "A monitor names a port that the exporter does not have",
     "The monitor selects the pod, and its port is none of the exporter's page: Prometheus has no such target.",
-    "Set the monitor's `port` to the name of the exporter's port (`sidestep`; `metrics` for the aggregator).",
+    "Set the monitor's `port` to the name of the exporter's port (`sidestep`).",
 )
 NO_SUCH_PATH = Code(
     "SD545", "error", "A monitor scrapes a path that the exporter does not have",
@@ -110,8 +110,8 @@ TWICE = Code(
 )
 LABELS = Code(
     "SD548", "warning", "honorLabels does not fit the exporter",
-    "Series of forwarding exporters have labels `namespace` and `pod` of their own, which Prometheus renames without honorLabels; those of a sidecar have none.",
-    "Set `honorLabels: true` for an aggregator, and omit it for sidecars.",
+    "The series of a sidecar have no labels `namespace` and `pod` of their own that Prometheus should keep.",
+    "Omit `honorLabels` for sidecars.",
 )
 ANNOTATION = Code(
     "SD549", "warning", "The scrape annotation names another port",

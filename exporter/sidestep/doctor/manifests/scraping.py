@@ -36,14 +36,13 @@ def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
     endpoints = [found for each in monitors for found in _endpoints(each, pods, resources)]
     used = {each.monitor.subject for each in endpoints if each.ports & _pages(each.pod)}
     ours = used | {each.subject for each in monitors if "sidestep" in str(each.value)}
-    forwards = any(e.settings and e.settings.forward_label for pod in pods for e in pod.exporters)
     for pod in pods:
         yield from _closed(pod, resources)
         if not (pages := _pages(pod)):
             continue
         here = [each for each in endpoints if each.pod is pod]
         hits = [each for each in here if each.ports & pages]
-        yield from _wrong(pod, hits, forwards=forwards)
+        yield from _wrong(pod, hits)
         annotated = _annotated(pod)
         if hits or annotated in pages:
             yield from _twice(pod, here, hits, annotated)
@@ -52,7 +51,7 @@ def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
             text = f"prometheus.io/port is {annotated}, the exporter's is {min(pages)}"
             yield codes.ANNOTATION.on(pod.subject, text)
             continue
-        # A monitor of sidecars may select an aggregator, whose port has another name.
+        # A monitor of sidecars may select an exporter of its own, whose port has another name.
         missed = [e for e in here if e.monitor.subject in (ours if pod.engines else ours - used)]
         for each in missed:
             text = f"port {each.settings.get('port')} is not the exporter's in {pod.subject}"
@@ -81,16 +80,15 @@ def _pages(pod: Pod) -> set[int]:
     return set().union(*(each.page_ports for each in pod.exporters))
 
 
-def _wrong(pod: Pod, hits: list[Endpoint], *, forwards: bool) -> Iterator[Finding]:
+def _wrong(pod: Pod, hits: list[Endpoint]) -> Iterator[Finding]:
     pages = [e.settings.web_telemetry_path for e in pod.exporters if e.settings and e.page_ports]
     known = {*pages, *(f"{page.rstrip('/')}/pod" for page in pages)}
     for each in hits:
-        subject, honors = each.monitor.subject, bool(each.settings.get("honorLabels"))
+        subject = each.monitor.subject
         if each.path not in known:
             yield codes.NO_SUCH_PATH.on(subject, f"path {each.path} is not {pages[0]}")
-        if honors if pod.engines else forwards and not honors:
-            text = f"honorLabels is {str(honors).lower()} for {pod.subject}"
-            yield codes.LABELS.on(subject, text)
+        if pod.engines and each.settings.get("honorLabels"):
+            yield codes.LABELS.on(subject, f"honorLabels is true for {pod.subject}")
 
 
 def _annotated(pod: Pod) -> int | None:

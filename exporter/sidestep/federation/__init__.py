@@ -1,1 +1,0 @@
-"""Federation: records that downstream exporters send to an upstream exporter, per source and engine."""
