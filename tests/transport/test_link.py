@@ -187,7 +187,14 @@ def test_failures_to_connect_are_described(tmp_path: Path) -> None:
     }.items():
         ended = opened(endpoint).ended
         assert why in ended or "name resolution" in ended
-    for endpoint in ("http://x", "tcp://x", "tcp://x:port", "tcp://:1", "tcp://x:99999"):
+    for endpoint in (
+        "http://x",
+        "tcp://x",
+        "tcp://x:port",
+        "tcp://:1",
+        "tcp://x:99999",
+        "tcp://a..b:1",
+    ):
         with pytest.raises(ConfigError, match="endpoint"):
             PlainConnection(endpoint, 0.0)
 

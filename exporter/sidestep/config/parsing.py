@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
+from sidestep.transport.addresses import checked_endpoint, is_host
 
 DAY = 86400.0
 MAX_FORWARD_INTERVAL = 10.0
@@ -60,12 +61,17 @@ def source(value: object) -> str:
     return given
 
 
+def ingest_endpoint(value: object) -> str:
+    """Accept an endpoint whose host, if it has one, can be looked up; it is checked further where it is bound."""
+    return checked_endpoint(text(value))
+
+
 def forward_endpoint(value: object) -> str:
     """Accept the endpoint of another exporter; empty for none."""
     given = text(value)
     if given and not given.startswith(("ipc://", "tcp://")):
         raise ValueError("must begin with ipc:// or tcp://")
-    return given
+    return checked_endpoint(given)
 
 
 def tcp_endpoint(value: object) -> tuple[str, int] | None:
@@ -74,7 +80,7 @@ def tcp_endpoint(value: object) -> tuple[str, int] | None:
     if given and not given.startswith("tcp://"):
         raise ValueError("must be tcp://HOST:PORT")
     found = optional_address(given.removeprefix("tcp://"))
-    if found is not None and not (found[0] and found[1]):
+    if found is not None and not (is_host(found[0]) and found[1]):
         raise ValueError("must be tcp://HOST:PORT; the host * means all addresses")
     return found
 

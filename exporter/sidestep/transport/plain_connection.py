@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.addresses import IPC, TCP, is_host
 from sidestep.transport.connect_problems import (
     HANDSHAKE_FAILED,
     KEYS,
@@ -253,6 +253,7 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
 
 def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+    host = host.strip("[]")
+    if not is_host(host) or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
-    return host.strip("[]"), int(port)
+    return host, int(port)
