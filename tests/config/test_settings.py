@@ -192,18 +192,19 @@ def test_several_listen_addresses() -> None:
 
 @pytest.mark.parametrize(("count", "fits"), [(50, True), (255, False), (400, False)])
 async def test_bounds_that_no_engine_would_accept_are_refused_at_start(
-    count: int, fits: bool, start: Start
+    count: int, fits: bool, start: Start, tmp_path: Path
 ) -> None:
     """The answer to each Hello has them, and an engine accepts one of 64 KiB."""
-    bounds = tuple(float(number) for number in range(count))
     families = list(DEFAULTS) if count < MAX_BOUNDS else list(DEFAULTS)[:1]
-    buckets = dict.fromkeys(families, bounds)
+    lines = (f"{family} = {list(map(float, range(count)))}" for family in families)
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[buckets]\n" + "\n".join(lines))
     if not fits:
         with pytest.raises(ConfigError, match=r"bounds of \[buckets\]"):
-            async with start(buckets=buckets):
+            async with start(config_file=str(file)):
                 pass
         return
-    async with start(buckets=buckets) as exporter, connect(exporter) as peer:
+    async with start(config_file=str(file)) as exporter, connect(exporter) as peer:
         answer = await peer.send_hello()
         assert answer.settings is not None
         assert set(answer.settings.buckets) == set(families)
