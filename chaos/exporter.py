@@ -58,12 +58,21 @@ class ExporterProcess:
             RuntimeError: It has ended, or is not ready in time.
         """
         started = self.begin()
+        self.await_ready()
+        return started
+
+    def await_ready(self) -> None:
+        """Wait until the process that was begun is ready.
+
+        Raises:
+            RuntimeError: It has ended, or is not ready in time.
+        """
+        deadline = time.monotonic() + START
         while not self.ready():
-            if not self.running or time.monotonic() > started + START:
+            if not self.running or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"the exporter does not start: {self.said()[-600:]}")
             time.sleep(PAUSE)
-        return started
 
     def begin(self) -> float:
         """Start a process without waiting for it; return the monotonic time."""

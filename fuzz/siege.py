@@ -60,13 +60,23 @@ class Honest:
 class Siege:
     """An exporter on a path and a port, with its honest engine.
 
+    Args:
+        folder: For its path and its log.
+        flags: Of ``sidestep serve``.
+        pod: In which the exporter is started.
+
     Attributes:
         lag: Longest that its event loop was late, by its own account.
         late: Longest that the watching thread was late meanwhile: what the machine did to both.
         descriptors: Most that it had open.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str] = LIMITS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        flags: Sequence[str] = LIMITS,
+        pod: contextlib.AbstractContextManager[None] = contextlib.nullcontext(),  # noqa: B008
+    ) -> None:
         self.path = folder / "ingest.ipc"
         self.port = free_port()
         self.lag = self.late = 0.0
@@ -74,7 +84,9 @@ class Siege:
         endpoints = (f"ipc://{self.path}", f"tcp://127.0.0.1:{self.port}")
         named = [part for endpoint in endpoints for part in ("--ingest.endpoint", endpoint)]
         self.process = ExporterProcess(folder, [*named, *flags])
-        self.process.start()
+        with pod:
+            self.process.begin()
+        self.process.await_ready()
         self.honest = Honest(endpoints[0])
         self._stop = threading.Event()
         self._watch = threading.Thread(target=self._look)

@@ -99,15 +99,15 @@ def listen(address: Address) -> socket.socket:
     return door
 
 
-def welcome(peer: socket.socket) -> None:
-    """Shake hands as an exporter's ROUTER, over an accepted connection.
+def welcome(peer: socket.socket, kind: bytes = b"ROUTER") -> None:
+    """Shake hands as a socket of ``kind``, by default an exporter's, over an accepted connection.
 
     Raises:
         OSError: The other end leaves, or does not answer.
     """
     peer.settimeout(TIMEOUT)
     peer.sendall(greeting())
-    peer.sendall(ready(b"ROUTER", b""))
+    peer.sendall(ready(kind, b""))
     _await_ready(peer)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__
+from sidestep.config.parsing import forward_endpoint
 from sidestep.config.settings import (
     CONFIG_FILE,
     SETTINGS,
@@ -486,9 +487,10 @@ def hash_password() -> None:
 
 
 def _endpoint(text: str) -> str:
-    if not text.startswith(("ipc://", "tcp://")):
-        raise ConfigError(f"endpoint {text!r}: must begin with ipc:// or tcp://")
-    return text
+    try:
+        return forward_endpoint(text)
+    except ValueError as error:
+        raise ConfigError(f"endpoint {text!r}: {error}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from exporters import Start
+from sidestep.catalog.buckets import DEFAULTS
 from sidestep.cli import serve
 from sidestep.config.settings import SETTINGS, Config, read
 from sidestep.errors import ConfigError
+from sidestep.protocol.limits import MAX_BOUNDS
 from sidestep.tracking.health.step_times import Thresholds
+from socket_peers import connect
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,14 @@ from sidestep.tracking.health.step_times import Thresholds
     [
         ("web.listen-address", "nonsense", "must be host:port"),
         ("web.listen-address", "127.0.0.1:99999", "must be host:port"),
+        ("ingest.endpoint", "tcp://a..b:1", "'a..b' is no name or address of a host"),
+        ("ingest.endpoint", f"tcp://{'x' * 64}:1", f"'{'x' * 64}' is no name or address"),
+        ("forward", "tcp://a..b:1", "'a..b' is no name or address of a host"),
+        ("publish.load", "tcp://a..b:1", "must be tcp://HOST:PORT"),
+        ("subscribe", "load=tcp://a..b:1", "'a..b' is no name or address of a host"),
+        ("scrape", "http://a..b/metrics", "'a..b' is no name"),
+        ("triton", "grpc://a..b:8001", "'a..b' is no name"),
+        ("engine", "llamacpp=http://a..b:8080", "'a..b' is no name"),
         ("web.telemetry-path", "metrics", "must begin with /"),
         ("web.telemetry-path", "/", "must be a path of its own"),
         ("web.telemetry-path", "/-/healthy", "must be a path of its own"),
@@ -175,3 +187,23 @@ def test_several_listen_addresses() -> None:
     flags: dict[str, Any] = {"web_listen_address": (":9000", "[::1]:9001", "10.0.0.1:9002")}
 
     assert read(flags, {}).web_listen_address == (("", 9000), ("::1", 9001), ("10.0.0.1", 9002))
+
+
+@pytest.mark.parametrize(("count", "fits"), [(50, True), (255, False), (400, False)])
+async def test_bounds_that_no_engine_would_accept_are_refused_at_start(
+    count: int, fits: bool, start: Start, tmp_path: Path
+) -> None:
+    """The answer to each Hello has them, and an engine accepts one of 64 KiB."""
+    families = list(DEFAULTS) if count < MAX_BOUNDS else list(DEFAULTS)[:1]
+    lines = (f"{family} = {list(map(float, range(count)))}" for family in families)
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[buckets]\n" + "\n".join(lines))
+    if not fits:
+        with pytest.raises(ConfigError, match=r"bounds of \[buckets\]"):
+            async with start(config_file=str(file)):
+                pass
+        return
+    async with start(config_file=str(file)) as exporter, connect(exporter) as peer:
+        answer = await peer.send_hello()
+        assert answer.settings is not None
+        assert set(answer.settings.buckets) == set(families)

@@ -13,6 +13,8 @@ from sidestep.config.settings import SETTINGS
 
 SIDECAR = named(template()["initContainers"], "sidestep")
 PLUGIN = named(template()["initContainers"], "sidestep-plugin")
+ROOM = 192
+"""MiB that peers can add until the exporter notices: nearly twice what was measured."""
 ENGINE = named(template()["containers"], "engine")
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
@@ -96,11 +98,11 @@ def test_an_engines_pod_stays_guaranteed(container: Resource) -> None:
 
 
 def test_the_memory_limit_is_below_the_containers() -> None:
-    """The exporter's memory limit leaves a quarter of the container's."""
+    """The exporter's memory limit leaves the room that floods need until it notices them."""
     config = settings(SIDECAR, defaults())
     limit = mebibytes(SIDECAR["resources"]["limits"]["memory"])
 
-    assert config.limits_memory_soft < config.limits_memory_hard <= limit * 3 / 4
+    assert config.limits_memory_soft < config.limits_memory_hard <= limit - ROOM
 
 
 def test_the_sidecar_starts_before_the_engine_and_ends_after_it() -> None:

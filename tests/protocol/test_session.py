@@ -123,6 +123,17 @@ def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
     assert isinstance(decode_from_sender(lost), Batch)
 
 
+def test_a_connection_that_takes_nothing_is_reopened() -> None:
+    """Though no frame is in flight that an answer could be missing for."""
+    one = sender()
+    Link(one, Receiver(boot=1)).run(0.0)
+    one.add([item(1)])
+    assert one.next_frame(0.1) is not None
+    assert one.next_frame(0.1 + ACK_TIMEOUT / 2) is not None
+    assert one.next_frame(0.1 + ACK_TIMEOUT) is None
+    assert one.reopen
+
+
 def test_hellos_are_repeated_with_backoff() -> None:
     """The pause doubles up to five seconds, with jitter (S6)."""
     one = sender()

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,11 @@ from fuzz.hostile_exporter import hostile_exporter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from key_ring import Ring
 from sidestep.errors import ConfigError, WireError
+from sidestep.transport import keys
+from sidestep.transport.client_keys import Keys
+from sidestep.transport.curve_connection import CurveConnection
 from sidestep.transport.link import LASTING, PAUSE, PENALTY, Link
 from sidestep.transport.peer_limits import (
     BYTES,
@@ -57,6 +62,13 @@ def opened(endpoint: str) -> PlainConnection:
 
     until(advanced)
     return connection
+
+
+def keyed(endpoint: str, ring: Ring) -> CurveConnection:
+    """Return a connection with keys."""
+    secret = keys.read_secret(ring.engine("engine"))
+    server = keys.read_public(ring.public).text.encode()
+    return CurveConnection(endpoint, Keys(server, keys.public_of(secret), secret), time.monotonic())
 
 
 @pytest.fixture(params=["ipc", "tcp", "tcp6"])
@@ -175,7 +187,14 @@ def test_failures_to_connect_are_described(tmp_path: Path) -> None:
     }.items():
         ended = opened(endpoint).ended
         assert why in ended or "name resolution" in ended
-    for endpoint in ("http://x", "tcp://x", "tcp://x:port", "tcp://:1", "tcp://x:99999"):
+    for endpoint in (
+        "http://x",
+        "tcp://x",
+        "tcp://x:port",
+        "tcp://:1",
+        "tcp://x:99999",
+        "tcp://a..b:1",
+    ):
         with pytest.raises(ConfigError, match="endpoint"):
             PlainConnection(endpoint, 0.0)
 
@@ -189,6 +208,30 @@ def test_an_unanswered_handshake_times_out(tmp_path: Path) -> None:
         connection.advance(10.0)
 
     assert "handshake" in connection.ended
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, -0.001, -1.0, -1e6])
+@pytest.mark.parametrize("has_keys", [False, True], ids=["plain", "keys"])
+def test_a_wait_in_the_past_ends_at_once(has_keys: bool, seconds: float, tmp_path: Path) -> None:
+    """A negative time is endless for poll() and for libzmq's linger."""
+
+    def stay(peer: socket.socket, _: int) -> None:
+        if not has_keys:
+            raw.welcome(peer)
+        while peer.recv(1 << 16):
+            pass
+
+    with hostile_exporter(("127.0.0.1", 0), stay) as one:
+        connection = keyed(one.endpoint, Ring(tmp_path)) if has_keys else opened(one.endpoint)
+
+        def wait_and_close() -> None:
+            connection.wait(seconds)
+            connection.close(seconds)
+
+        waiting = threading.Thread(target=wait_and_close, daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive()
 
 
 def test_an_allowance_is_a_token_bucket() -> None:

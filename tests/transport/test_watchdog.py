@@ -70,6 +70,21 @@ def test_the_exporters_own_state_over_the_limit_is_logged_once(
     assert watchdog.must_cut()
 
 
+def test_a_peer_that_fills_the_memory_again_and_again_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line of each kind a minute."""
+    memory = Memory()
+    watchdog = Watchdog(100, 200, memory)
+    for _ in range(100):
+        memory.used = 300
+        assert watchdog.must_cut()
+        memory.used = 50
+        watchdog.check_after_cut()
+
+    assert len(caplog.records) == 2
+
+
 def test_the_socket_is_closed_once_if_that_frees_nothing(tmp_path: Path) -> None:
     """A socket whose closing frees no memory is closed once, and stays bound afterwards."""
     metrics = SelfMetrics()

@@ -14,6 +14,7 @@ from sidestep import __version__
 from sidestep.config import variables
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import VERSIONS
+from sidestep.transport.addresses import checked_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ def usable_endpoint() -> bool:
         log.warning("sidestep: %s", variables.description(found))
     if endpoint() and not endpoint().startswith(("ipc://", "tcp://")):
         log.error("SIDESTEP_ENDPOINT=%s: must begin with ipc:// or tcp://", endpoint())
+        return False
+    try:
+        checked_endpoint(endpoint())
+    except ValueError as error:
+        log.error("SIDESTEP_ENDPOINT=%s: %s", printable(endpoint()), error)  # noqa: TRY400
         return False
     return bool(endpoint())
 

@@ -327,17 +327,19 @@ class Publisher:
             self._sender.describe(self._engines)
 
     def _pump(self, link: Link) -> None:
-        """Send and receive until there is no progress in either direction."""
+        """Send and receive until there is no progress in either direction, or the time is up.
+
+        A peer that answers without end must not keep the thread here, which encodes as well.
+        """
         self._send_description()
         deadline = time.monotonic() + FLUSH_INTERVAL
         has_progress = True
-        while has_progress:
+        while has_progress and (now := time.monotonic()) < deadline:
             has_progress = False
-            now = time.monotonic()
             while (frame := self._sender.next_frame(now)) is not None:
                 if not link.send(frame):
                     # The kernel's buffer is full, or the link is not connected.
-                    has_progress = link.ready and now < deadline
+                    has_progress = link.ready
                     break
                 self._sender.sent(now)
             while (reply := link.receive(now)) is not None:
@@ -380,8 +382,8 @@ class Publisher:
             time.sleep(0.005)
         if self.connected and link.send(self._sender.bye("closed")):
             # The exporter's answer confirms the Bye.
-            link.wait(max(0.0, self._deadline - time.monotonic()))
-            link.close(max(0.0, self._deadline - time.monotonic()))
+            link.wait(self._deadline - time.monotonic())
+            link.close(self._deadline - time.monotonic())
 
     def _warn(self, text: str, *args: object, exc_info: bool = False) -> None:
         now = time.monotonic()

@@ -9,6 +9,7 @@ may be compressed with gzip.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -31,6 +32,10 @@ from sidestep_adapters.vllm.description import Description, served_name
 MAGIC = b"sidestep recording 1\n"
 _LENGTH = struct.Struct(">I")
 _GZIP = b"\x1f\x8b"
+MAX_LINE = 8 << 20
+"""Longest line that is read."""
+MAX_SECONDS = 1e9
+"""Longest recording that can be replayed."""
 
 
 class StreamStart(msgspec.Struct, array_like=True, gc=False, tag="G"):
@@ -92,40 +97,69 @@ def read(path: Path) -> Iterator[StreamStart | Items] | Iterator[Call]:
     Raises:
         ConfigError: The file is unreadable or no recording; names the line or the offset.
     """
+    with opened(path) as file:
+        first = file.readline(MAX_LINE)
+        if first == MAGIC:
+            yield from _read_frames(path, file)
+        elif first.lstrip()[:1] == b"{":
+            yield from _calls(path, lines(path, file, first))
+        else:
+            raise ConfigError(
+                f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls"
+            )
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, which may be a pipe, and decompress what is compressed with gzip.
+
+    Raises:
+        ConfigError: It cannot be read, or not decompressed, now or in the block.
+    """
     try:
-        data = path.read_bytes()
-        if data.startswith(_GZIP):
-            data = gzip.decompress(data)
+        with path.open("rb") as plain:
+            is_gzip = plain.peek(2).startswith(_GZIP)
+            yield io.BufferedReader(gzip.GzipFile(fileobj=plain)) if is_gzip else plain
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error):
-        raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
-    if data.startswith(MAGIC):
-        return _read_frames(path, memoryview(data)[len(MAGIC) :])
-    if data.lstrip()[:1] == b"{":
-        return _calls(path, io.BytesIO(data))
-    raise ConfigError(f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls")
 
 
-def _read_frames(path: Path, data: memoryview) -> Iterator[StreamStart | Items]:
-    offset = 0
-    while offset < len(data):
-        length = data[offset : offset + _LENGTH.size]
+def lines(path: Path, file: BinaryIO, first: bytes = b"") -> Iterator[bytes]:
+    """Yield the lines of an open file, behind ``first``, which was read from it.
+
+    Raises:
+        ConfigError: A line is longer than ``MAX_LINE``.
+    """
+    line, number = first or file.readline(MAX_LINE), 1
+    while line:
+        if len(line) == MAX_LINE:
+            raise ConfigError(f"{path}: line {number} is longer than {MAX_LINE >> 20} MiB")
+        yield line
+        line, number = file.readline(MAX_LINE), number + 1
+
+
+def _read_frames(path: Path, file: BinaryIO) -> Iterator[StreamStart | Items]:
+    offset = len(MAGIC)
+    while length := file.read(_LENGTH.size):
         size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else -1
-        body = data[offset + _LENGTH.size : offset + _LENGTH.size + max(size, 0)]
-        if not 0 <= size <= 2 * MAX_FRAME_BYTES or len(body) != size:
-            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + offset}")
+        body = file.read(size) if 0 <= size <= 2 * MAX_FRAME_BYTES else b""
+        if len(body) != size:
+            raise ConfigError(f"{path}: cut short at byte {offset}")
         try:
-            yield _decoder.decode(body)
+            record = _decoder.decode(body)
         except DECODE_ERRORS as error:
-            at = len(MAGIC) + offset
-            raise ConfigError(f"{path}: damaged at byte {at}: {printable(error)}") from None
+            raise ConfigError(f"{path}: damaged at byte {offset}: {printable(error)}") from None
+        if not 0.0 <= record.at <= MAX_SECONDS:
+            raise ConfigError(f"{path}: damaged at byte {offset}: its time is {record.at}")
+        yield record
         offset += _LENGTH.size + size
 
 
-def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
+def _calls(path: Path, found: Iterable[bytes]) -> Iterator[Call]:
     start: float | None = None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(found, start=1):
         if not line.strip():
             continue
         try:
@@ -142,7 +176,10 @@ def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
         ) as error:
             raise ConfigError(f"{path}: line {number} is no stat-logger call: {error!r}") from None
         start = at if start is None else start
-        yield Call(max(at - start, 0.0), str(fields.pop("instance", "")), name, fields)
+        since = max(at - start, 0.0)
+        if not since <= MAX_SECONDS:
+            raise ConfigError(f"{path}: line {number} is no stat-logger call: its time is {at}")
+        yield Call(since, str(fields.pop("instance", "")), name, fields)
 
 
 def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> Description:

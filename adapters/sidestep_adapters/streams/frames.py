@@ -23,6 +23,30 @@ _OPTIONS = (
 Socket = zmq.Socket[bytes]
 
 
+class SharedContext:
+    """The ZeroMQ context of several sockets, which ends with the last of its users.
+
+    libzmq frees what waits in a closed socket some time later, but before the context ends. The watchdog
+    must not take it for the exporter's own state.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+
+    def acquire(self) -> zmq.Context[Socket]:
+        """Return the context for a further user; a new one for the first."""
+        if not self._users:
+            self.current: zmq.Context[Socket] = zmq.Context()
+        self._users += 1
+        return self.current
+
+    def release(self) -> None:
+        """End the context if this user, whose sockets are closed, was the last one."""
+        self._users -= 1
+        if not self._users:
+            self.current.term()
+
+
 def make_socket(context: zmq.Context[Socket], kind: int) -> Socket:
     """Return a socket of ``kind`` that connects to engines."""
     socket = context.socket(kind)

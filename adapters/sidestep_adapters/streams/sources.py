@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import zmq
-
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import RankFeed
+from sidestep_adapters.streams.frames import SharedContext
 from sidestep_adapters.streams.readers import READERS
 from sidestep_adapters.streams.subscriber import Subscriber
 
@@ -17,22 +16,12 @@ from sidestep_adapters.streams.subscriber import Subscriber
 def sources(config: Config, intake: Intake, _: object) -> Sequence[Subscriber]:
     """Return one subscriber for each ``--subscribe``.
 
-    All share one ZeroMQ context, which ends when the last of them closes.
-
     Raises:
         ConfigError: The labels of a subscription cannot be an engine's.
     """
     if not config.subscribe:
         return []
-    context = zmq.Context()
-    open_subscribers = len(config.subscribe)
-
-    def on_closed() -> None:
-        nonlocal open_subscribers
-        open_subscribers -= 1
-        if not open_subscribers:
-            context.term()
-
+    context = SharedContext()
     subscribers: list[Subscriber] = []
     for subscription in config.subscribe:
         reader = READERS[subscription.kind]
@@ -41,7 +30,7 @@ def sources(config: Config, intake: Intake, _: object) -> Sequence[Subscriber]:
             feed.check()
         except WireError as error:
             raise ConfigError(f"--subscribe {subscription.name}: {error}") from None
-        subscribers.append(Subscriber(feed, reader(feed), context, on_closed))
+        subscribers.append(Subscriber(feed, reader(feed), context))
     intake.metrics.read(
         "sidestep_subscription_connected",
         lambda: [((each.subscription.name,), float(each.connected)) for each in subscribers],

@@ -15,7 +15,7 @@ from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.connection_monitor import ConnectionMonitor
-from sidestep_adapters.streams.frames import Frames, Socket, make_socket
+from sidestep_adapters.streams.frames import Frames, SharedContext, make_socket
 from sidestep_adapters.streams.readers import LOST, Reader
 from sidestep_adapters.streams.sequence import (
     CHECKSUM_MASK,
@@ -44,22 +44,19 @@ class Subscriber:
     Args:
         feed: The ingest side of the stream.
         reader: Decodes and applies the messages.
-        context: Context of the sockets.
-        on_closed: Called after the sockets are closed.
+        context: Context of the sockets, which all subscribers share.
     """
 
     def __init__(
         self,
         feed: RankFeed,
         reader: Reader,
-        context: zmq.Context[Socket],
-        on_closed: Callable[[], None],
+        context: SharedContext,
     ) -> None:
         self.subscription = one = feed.subscription
         self._feed = feed
         self._reader = reader
         self._context = context
-        self._on_closed = on_closed
         position = Position(feed.seq, feed.mark[0] & CHECKSUM_MASK) if feed.mark else None
         self._sequencer = Sequencer(replays=bool(self.subscription.replay), position=position)
         self._counted = (0, 0, 0)
@@ -93,7 +90,7 @@ class Subscriber:
         """
         self._wake = wake
         one = self.subscription
-        socket = make_socket(self._context, zmq.SUB)
+        socket = make_socket(self._context.acquire(), zmq.SUB)
         self._monitor = ConnectionMonitor(socket, one.endpoint, "is it a stream of ZeroMQ?")
         self._live = Frames(socket)
         socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
@@ -128,6 +125,8 @@ class Subscriber:
 
     def tick(self, now: float) -> None:
         """Report the publisher as present, reconnect if necessary, and end a replay that takes too long."""
+        if self._live is None:
+            self.open(self._wake)
         self._read_monitor()
         self._connected_at = min(self._connected_at, now)
         if self.connected:
@@ -136,20 +135,19 @@ class Subscriber:
             self._peer_log.connected(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
-            self.cut()
+            self._disconnect()
+            self.open(self._wake)
         if self._monitor is not None and not self.connected:
             self._peer_log.absent(now, self._monitor.problem)
         self._apply(self._sequencer.expire(now), now)
 
     def cut(self) -> None:
-        """Discard everything that waits in the sockets, and reconnect."""
+        """Discard everything that waits in the sockets; ``tick`` connects again."""
         self._disconnect()
-        self.open(self._wake)
 
     def close(self) -> None:
         """Disconnect."""
         self._disconnect()
-        self._on_closed()
 
     async def wait_closed(self) -> None:
         """Return at once: ``close`` closes the sockets."""
@@ -164,6 +162,8 @@ class Subscriber:
         self._monitor.close()
         self._live.socket.close()
         self._live = self._monitor = None
+        self._is_reconnected = False
+        self._context.release()
 
     def _read_monitor(self) -> None:
         """Update the connection state from the socket's monitor."""
@@ -223,7 +223,8 @@ class Subscriber:
     def _handle_discontinuity(self, found: Discontinuity) -> None:
         self._count("lost_messages", found.lost)
         if found.restarted:
-            log.info("%s: the publisher has restarted", self.subscription.name)
+            text = "%s: the publisher has restarted"
+            self._lines.info("restarted", text, self.subscription.name)
             for engine in self._feed.engines:
                 engine.restarts += 1
         if found.lost:
@@ -240,7 +241,7 @@ class Subscriber:
         self._requests_sent = sequencer.replay_requests
         # A new socket: responses to an earlier request must not be taken for this one's.
         self._close_replay()
-        socket = make_socket(self._context, zmq.DEALER)
+        socket = make_socket(self._context.current, zmq.DEALER)
         socket.connect(self.subscription.replay)
         self._replay = Frames(socket)
         asyncio.get_running_loop().add_reader(socket.fileno(), self._wake)

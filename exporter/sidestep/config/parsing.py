@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
+from sidestep.transport.addresses import checked_endpoint
 
 DAY = 86400.0
 MAX_TENANTS = 120
@@ -39,6 +40,11 @@ def path(value: object) -> str:
 def is_label_name(name: str) -> bool:
     """Return whether an operator may give a label this name."""
     return _LABEL.fullmatch(name) is not None
+
+
+def ingest_endpoint(value: object) -> str:
+    """Accept an endpoint whose host, if it has one, can be looked up; it is checked further where it is bound."""
+    return checked_endpoint(text(value))
 
 
 def optional_address(value: object) -> tuple[str, int] | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from sidestep.config import options, parsing
 from sidestep.protocol.limits import MAX_LABEL_CHARS
+from sidestep.transport.addresses import is_host
 
 FORM = "URL[,option=value...]"
 COMMON = ("interval", "timeout", "ca", "cert", "key", "keepalive")
@@ -159,6 +160,8 @@ def address(text: str, form: Form) -> str:
         raise ValueError(complaint)
     if len(text) > MAX_LABEL_CHARS - len(form.path):
         raise ValueError(f"a URL has {MAX_LABEL_CHARS - len(form.path)} characters at most")
+    if not is_host(parts.hostname or ""):
+        raise ValueError(f"{parts.hostname!r} is no name or address of a host")
     whole = parts._replace(netloc=parts.netloc.lower(), path=parts.path or form.path, fragment="")
     return whole.geturl()
 

@@ -151,6 +151,7 @@ class Config:
     ingest_endpoint: tuple[str, ...] = option(
         "--ingest.endpoint ENDPOINT",
         "Endpoint that engines connect to, ipc:// or tcp://; repeatable.",
+        parsing.ingest_endpoint,
         default=(),
         collect=lambda endpoints: endpoints or (default_endpoint(),),
         unset="ipc://$XDG_RUNTIME_DIR/sidestep/ingest.ipc; without that variable,"

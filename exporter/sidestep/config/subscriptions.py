@@ -7,6 +7,7 @@ import re
 
 from sidestep.catalog.model import ENGINE_LABELS
 from sidestep.config import options, parsing
+from sidestep.transport.addresses import checked_endpoint
 
 FORM = "KIND=ENDPOINT[,option=value...]"
 KINDS = ("kv-events", "forward-pass", "load")
@@ -119,4 +120,4 @@ def _endpoint(text: str) -> str:
         raise ValueError(f"{text!r} is longer than the {MAX_ENDPOINT} bytes that a socket takes")
     if port is not None and not 0 < int(port[2]) <= MAX_PORT:
         raise ValueError(f"{text!r}: a port is 1 to {MAX_PORT}")
-    return text
+    return checked_endpoint(text)

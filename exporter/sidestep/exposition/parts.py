@@ -8,10 +8,13 @@ from collections.abc import Iterable
 
 from sidestep.catalog import slo
 from sidestep.config.settings import Config
+from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.protocol.messages import Objective, Settings
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import Ack, Objective, Settings, decode_from_exporter, encode
 from sidestep.transport.access import Access
+from sidestep.transport.peer_limits import MAX_ANSWER_BYTES
 
 LOOKUP_KEY_BYTES = 16
 
@@ -49,8 +52,12 @@ def native_histograms(config: Config) -> NativeSettings | None:
 
 
 def engine_settings(config: Config, objectives: Iterable[slo.Objective]) -> Settings:
-    """Return the settings that the exporter sends to engines."""
-    return Settings(
+    """Return the settings that the exporter sends to engines.
+
+    Raises:
+        ConfigError: An engine would not accept the answer that has them.
+    """
+    settings = Settings(
         {family: list(bounds) for family, bounds in config.buckets.items()},
         config.intervals_scheduled,
         config.intervals_inter_token,
@@ -63,3 +70,15 @@ def engine_settings(config: Config, objectives: Iterable[slo.Objective]) -> Sett
         [Objective(o.name, list(o.families), o.threshold) for o in objectives if o.families],
         secrets.token_bytes(LOOKUP_KEY_BYTES) if config.kv_curve_half_life else b"",
     )
+    largest = 1 << 62
+    answer = encode(Ack(VERSION, largest, largest, largest, largest, largest, 1.0, settings))
+    what = "the bounds of [buckets] and the objectives of --slo"
+    if len(answer) > MAX_ANSWER_BYTES:
+        raise ConfigError(
+            f"{what} take {len(answer)} bytes, and engines accept {MAX_ANSWER_BYTES}: give fewer"
+        )
+    try:
+        decode_from_exporter(answer)
+    except WireError as error:
+        raise ConfigError(f"engines cannot read {what}: {error}") from None
+    return settings

@@ -30,7 +30,7 @@ REMEDIES = {
 }
 """Remedy of a refusal, by its reason; the text of other refusals contains it."""
 
-REFUSED_SENDERS = 16
+REFUSED_SENDERS = 9
 """Senders and reasons with lines of their own; a sender may name itself as it likes."""
 NEW = "its counters start at 0"
 SAVED = "its counters go on from the saved state"

@@ -132,6 +132,8 @@ class Ingest:
 
     def _again(self) -> None:
         self._scheduled = False
+        # With a backlog the memory fills, and a starved loop's next tick may be late.
+        self._keep_up(self._clock())
         self._drain()
 
     @contextlib.asynccontextmanager

@@ -189,6 +189,8 @@ class Sender:
         if self._ring.next is None:
             self._fill_ring()
         if self._ring.next is not None:
+            # Before it is sent, too: a connection that takes nothing is as silent as one without answers.
+            self._deadline = min(self._deadline, now + ACK_TIMEOUT)
             return self._ring.next.frame
         if now >= self._beat_at or self._reported != self.dropped + self.errors:
             return encode(self._heartbeat())
@@ -201,7 +203,6 @@ class Sender:
             self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
         elif self._ring.next is not None:
             self._ring.mark_sent()
-            self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
             self._beat_sent_at = now
             self._beat_at = now + HEARTBEAT

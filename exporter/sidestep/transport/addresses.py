@@ -9,3 +9,24 @@ def host_and_port(endpoint: str) -> tuple[str, str]:
     """Return host and port; a source address before a semicolon is dropped."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(";")[2].rpartition(":")
     return host.strip("[]"), port
+
+
+def is_host(text: str) -> bool:
+    """Return whether ``text`` can be looked up as a host's name: its labels are neither empty nor too long."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(text) and "\0" not in text
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Return ``endpoint`` if its host can be looked up, or it has none.
+
+    Raises:
+        ValueError: It cannot; completes an error line.
+    """
+    host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""
+    if host and not is_host(host):
+        raise ValueError(f"{host!r} is no name or address of a host")
+    return endpoint

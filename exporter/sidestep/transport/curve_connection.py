@@ -100,9 +100,10 @@ class CurveConnection:
             self._refuse()
 
     def wait(self, seconds: float) -> None:
-        """Return once there may be something to receive, after ``seconds`` at the latest."""
+        """Return once there may be something to receive, after ``seconds`` at the latest; at once if negative."""
         if not self.ended:
-            self._socket.poll(int(seconds * 1000))
+            # Of libzmq's poll and linger, a negative time is endless.
+            self._socket.poll(max(int(seconds * 1000), 0))
 
     def close(self, seconds: float = 0.0) -> None:
         """End the connection; ``seconds`` is how long unsent frames may take to leave."""
@@ -110,7 +111,7 @@ class CurveConnection:
             return
         self.ended = self.ended or "closed"
         self._monitor.close()
-        self._socket.close(linger=int(seconds * 1000))
+        self._socket.close(linger=max(int(seconds * 1000), 0))
         self._context.term()
 
     def _refuse(self) -> None:

@@ -83,7 +83,7 @@ class Link:
         return None if self._connection is None else self._connection.receive(now)
 
     def wait(self, seconds: float) -> None:
-        """Return once the connection can go on, after ``seconds`` at the latest."""
+        """Return once the connection can go on, after ``seconds`` at the latest; at once if negative."""
         if self._connection is not None:
             self._connection.wait(seconds)
 

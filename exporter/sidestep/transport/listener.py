@@ -169,8 +169,8 @@ class IngestListener:
     def _skip(self, socket: Socket) -> Arrival | None:
         """Skip the rest of a message with too many parts, and return the message after it."""
         for _ in range(SKIPPED):
-            socket.recv(zmq.NOBLOCK)
-            if not socket.getsockopt(zmq.RCVMORE):
+            # Not copied: libzmq's thread takes in more meanwhile.
+            if not socket.recv(zmq.NOBLOCK, copy=False).more:
                 self._skipping = False
                 return self.receive()
         return SKIPPING

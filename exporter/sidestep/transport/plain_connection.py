@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.addresses import IPC, TCP, is_host
 from sidestep.transport.connect_problems import (
     HANDSHAKE_FAILED,
     KEYS,
@@ -108,20 +108,21 @@ class PlainConnection:
             self._end(UNANSWERED)
 
     def wait(self, seconds: float) -> None:
-        """Return once the connection can go on, after ``seconds`` at the latest."""
+        """Return once the connection can go on, after ``seconds`` at the latest; at once if negative."""
         if self._socket is None:
             return
         is_sending = not self._connected or bool(self._unsent)
         with contextlib.suppress(OSError, ValueError):
             poller = select.poll()
             poller.register(self._socket, select.POLLIN | (select.POLLOUT if is_sending else 0))
-            poller.poll(seconds * 1000)
+            # A negative timeout of poll() is endless.
+            poller.poll(max(seconds, 0.0) * 1000)
 
     def close(self, seconds: float = 0.0) -> None:
         """End the connection; ``seconds`` is how long unsent bytes may take to leave."""
         if self._socket is None:
             return
-        if self._unsent and seconds:
+        if self._unsent and seconds > 0:
             self._socket.settimeout(seconds)
             with contextlib.suppress(OSError):
                 self._socket.sendall(self._unsent)
@@ -252,6 +253,7 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
 
 def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+    host = host.strip("[]")
+    if not is_host(host) or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
         raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
-    return host.strip("[]"), int(port)
+    return host, int(port)

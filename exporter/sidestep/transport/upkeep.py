@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
@@ -46,6 +47,7 @@ class Upkeep:
         self._watchdog = watchdog
         self._metrics = metrics
         self._cut = cut
+        self._lines = RateLimitedLog(log)
         self._reason = ""
         self._least_descriptors = 0
         self._bound_at = self._checked_at = self._trimmed_at = float("-inf")
@@ -90,8 +92,9 @@ class Upkeep:
         elif self._reason == "descriptors":
             self._note_descriptors()
         elif self._reason:
-            log.warning(
-                "the socket file of an ingest path was replaced or removed: binding it again"
+            self._lines.warning(
+                "stolen",
+                "the socket file of an ingest path was replaced or removed: binding it again",
             )
         self._reason = ""
         if now >= self._bound_at + PAUSE:
@@ -103,10 +106,16 @@ class Upkeep:
 
     def _note_descriptors(self) -> None:
         """Log that all connections were closed; raise the limit if that freed too few descriptors."""
-        log.warning("over %d files were open: all connections are closed", self._max_descriptors())
+        self._lines.warning(
+            "descriptors",
+            "over %d files were open: all connections are closed",
+            self._max_descriptors(),
+        )
         left = lowest_free_descriptor()
         if left >= self._max_descriptors():
             self._least_descriptors = left + (open_files_limit() - left) // 2
-            log.error(
-                "%d files are open without any connection; raise the limit of open files", left
+            self._lines.error(
+                "own files",
+                "%d files are open without any connection; raise the limit of open files",
+                left,
             )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from sidestep.errors import ConfigError
+from sidestep.telemetry.logs import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Watchdog:
         self._soft = soft
         self._hard = self._limit = hard
         self._read = read
+        self._lines = RateLimitedLog(log)
 
     def must_cut(self) -> bool:
         """Read the memory in use, and return whether to close the socket now."""
@@ -51,14 +53,16 @@ class Watchdog:
         self._note(resident)
         if resident < self._hard:
             self._limit = self._hard
-            log.warning(
+            self._lines.warning(
+                "hard",
                 "memory reached limits.memory-hard, all connections were closed; %d MiB are in use now",
                 resident // MIB,
             )
             return
         # Closing the socket again would free as little, so raise the limit.
         self._limit = resident + self._hard // MARGIN
-        log.error(
+        self._lines.error(
+            "own state",
             "%d MiB are in use without any connection, more than limits.memory-hard: that is the"
             " exporter's own state; raise the limit, or connect fewer engines",
             resident // MIB,
@@ -67,7 +71,8 @@ class Watchdog:
     def _note(self, resident: int) -> None:
         full = bool(self._soft) and resident >= self._soft
         if full and not self.full:
-            log.warning(
+            self._lines.warning(
+                "soft",
                 "%d MiB are in use, more than limits.memory-soft: new streams are rejected",
                 resident // MIB,
             )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +9,8 @@ import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep.whatif.kv_events import read_batch
+from sidestep_adapters.recording.format import lines, opened
 
-MAX_LINE = 8 << 20
-"""Most bytes of a line, so that a file that is none of ours takes little memory."""
-_GZIP = b"\x1f\x8b"
 _RECORDING = b"sidestep recording"
 Blocks = list[int]
 
@@ -72,20 +67,8 @@ class Trace:
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines; the file is opened once, so that it may be a pipe."""
-        try:
-            with self._path.open("rb") as plain:
-                is_gzip = plain.peek(2).startswith(_GZIP)
-                lines = io.BufferedReader(gzip.GzipFile(fileobj=plain)) if is_gzip else plain
-                number = 0
-                while line := lines.readline(MAX_LINE):
-                    number += 1
-                    if len(line) == MAX_LINE:
-                        raise ConfigError(f"{self._path}: line {number} is longer than 8 MiB")
-                    yield line
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise ConfigError(f"{self._path}: the gzip data is cut short or damaged") from None
-        except OSError as error:
-            raise ConfigError(f"cannot read {self._path}: {error.strerror or error}") from None
+        with opened(self._path) as file:
+            yield from lines(self._path, file)
 
     def _is_trace(self, line: bytes) -> bool:
         """Return whether the first line is that of a trace, rather than of a capture."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from python_programs import run_python
+from sidestep_adapters.publisher import environment
 
 VLLM = """
     import importlib, logging, sys, pytest, fake_vllm
@@ -58,3 +59,20 @@ def test_an_unknown_variable_is_logged_once(engine: str, name: str, named: str) 
 def test_variables_that_others_read_are_not_logged(engine: str) -> None:
     """The containers of a pod may share a list of variables."""
     assert run_python(engine, **KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "why"), [("http://h:1", "must begin with"), ("tcp://a..b:1", "is no name or address")]
+)
+def test_an_endpoint_that_cannot_be_used_is_logged_once(
+    given: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine runs without a publisher, which would try it again each second."""
+    monkeypatch.setenv("SIDESTEP_ENDPOINT", given)
+    environment.usable_endpoint.cache_clear()
+    assert not any(environment.usable_endpoint() for _ in range(5))
+    environment.usable_endpoint.cache_clear()
+    (record,) = caplog.records
+
+    assert why in record.getMessage()
+    assert record.exc_info is None

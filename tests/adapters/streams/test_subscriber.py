@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +12,8 @@ from random import Random
 import msgspec
 import pytest
 import zmq
+from fuzz.hostile_exporter import hostile_exporter
+from fuzz.hostile_publisher import gaps_without_end, parts_without_end, restarts_without_end
 
 from exporters import Start, until
 from publishers import Publisher
@@ -18,12 +21,14 @@ from recorded import read
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
 from sidestep.telemetry import peer_log
+from sidestep.transport.process import resident, trim
 from sidestep_adapters.streams import sequence, subscriber
 from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
 REMOVED = "sidestep_kv_cache_removed_blocks_total"
+FLOOD = 256 << 20
 LIVES = "sidestep_kv_cached_block_lifetime_seconds_count"
 
 
@@ -420,3 +425,35 @@ async def test_lines_name_the_publisher_and_why_it_is_absent(
         f"kv-events {endpoint}: no connection to the publisher for 1 s: No such"
     )
     assert connected.startswith(f"kv-events {endpoint}: connected to the publisher, after ")
+
+
+async def test_a_publisher_cannot_fill_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of its messages looks like that of another process, or follows a gap."""
+    caplog.set_level("INFO")
+    for behaviour in (restarts_without_end, gaps_without_end):
+        with hostile_exporter(("127.0.0.1", 0), behaviour) as hostile:
+            one = f"kv-events={hostile.endpoint}"
+            async with start(subscribe=(one,)) as exporter:
+                name = "restarts" if behaviour is restarts_without_end else "lost_messages"
+                family = f"sidestep_subscription_{name}_total"
+                label = one.replace("=", " ")
+                await until(lambda: exporter.metrics.value(family, label) > 100)  # noqa: B023
+    lines = Counter(record.msg for record in caplog.records)
+
+    assert lines["%s: the publisher has restarted"] == 1
+    assert max(lines.values()) <= 2
+
+
+async def test_a_cut_frees_what_waits_before_it_returns(start: Start) -> None:
+    """The watchdog would take it for the exporter's own state, and raise its limit."""
+    with hostile_exporter(("127.0.0.1", 0), parts_without_end) as hostile:
+        endpoint = f"kv-events={hostile.endpoint}"
+        async with start(subscribe=(endpoint, endpoint.replace("127.0.0.1", "localhost"))) as one:
+            before = resident()
+            await until(lambda: resident() > before + FLOOD)
+            one.ingest._sources.cut()
+            trim()
+            assert resident() < before + FLOOD // 2
+            await until(lambda: hostile.connections > 2)

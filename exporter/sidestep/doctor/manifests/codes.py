@@ -141,7 +141,7 @@ NO_TIME = Code(
 OUT_OF_MEMORY = Code(
     "SD561", "warning", "The container's memory limit is below --limits.memory-hard",
     "Kubernetes kills the exporter before it limits its own memory.",
-    "Set --limits.memory-hard to three quarters of the container's limit, and --limits.memory-soft below it.",
+    "Set --limits.memory-hard to 192 MiB less than the container's limit, and --limits.memory-soft below it.",
 )
 STATE = Code(
     "SD562", "warning", "The state directory is not on a volume in memory or on a claim",
