@@ -19,6 +19,7 @@ from sidestep import __version__
 from sidestep.config.scrape_targets import HEADER_TEXT, Header, Target
 from sidestep.errors import ConfigError, PollError, drop_frames
 from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
+from sidestep.transport.http_response import BoundedResponse
 
 CONNECT_SECONDS = 5.0
 REASON_SECONDS = 1.0
@@ -190,6 +191,7 @@ class Client:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
             auto_decompress=False,
+            response_class=BoundedResponse,
             trace_configs=[traces],
         )
 
