@@ -157,7 +157,9 @@ class Exporter:
         self._set_sample_rate()
         self._set_gpu_price()
         self.addresses: list[tuple[str, int]] = []
-        self.http_server = HttpServer(config.web_config_file, self.metrics)
+        self.http_server = HttpServer(
+            config.web_config_file, self.metrics, allowed_hosts=config.web_allowed_hosts
+        )
 
     @property
     def endpoints(self) -> list[str]:

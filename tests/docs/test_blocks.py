@@ -92,6 +92,16 @@ def test_the_readmes_blocks_run(reader: Machine) -> None:
     ])  # fmt: skip
 
 
+def test_the_readmes_exporter_is_in_the_users_runtime_directory(reader: Machine) -> None:
+    """Where there is one; it is the default path as well."""
+    reader.run("mkdir -m 700 $HOME/user && export XDG_RUNTIME_DIR=$HOME/user")
+    (serve,) = [block for block in blocks(README) if "sidestep serve" in block.text]
+    run(reader, serve)
+    reader.wait_for(f"engines connect to ipc://{reader.home}/user/sidestep/ingest.ipc")
+    reader.run("sidestep replay exporter/sidestep/data/core_aborts.rec.gz --speed max")
+    assert (reader.home / "user/sidestep/state/snapshot").is_file()
+
+
 def test_commands_between_backticks_run(reader: Machine) -> None:
     """The commands in README.md's text make what they promise, and the targets of make exist."""
     found = {code for code in inline_code(README) if COMMANDS.match(code)}

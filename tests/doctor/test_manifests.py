@@ -158,6 +158,8 @@ FAULTS = [
         TEMPLATE,
         lambda old: {**old, "securityContext": {"runAsUser": 2000}},
     ),
+    # Root could open it, but an engine does not use a directory of a user that shares no group with it.
+    Fault("SD528", TEMPLATE, lambda old: {**old, "securityContext": {"runAsUser": 0}}),
     Fault("SD528", f"{SIDECAR}.args.[--ingest.ipc-group=65532]", "--ingest.ipc-group=2000"),
     Fault("SD530", f"{ENGINE}.env.[PYTHONPATH]", GONE),
     Fault("SD530", f"{ENGINE}.env.[PYTHONPATH].value", "/opt/plugin"),

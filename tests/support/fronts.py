@@ -129,6 +129,8 @@ async def front(
     config: str | None = None,
     limits: Limits | None = None,
     app: web.Application | None = None,
+    *,
+    address: str = "127.0.0.1",
 ) -> AsyncIterator[Site]:
     """Run a server on a free port with the web configuration ``config``."""
     file = directory / "web.yml"
@@ -136,7 +138,7 @@ async def front(
         file.write_text(config)
     metrics = SelfMetrics()
     served = HttpServer(str(file) if config is not None else "", metrics, limits)
-    bound = socket.create_server(("127.0.0.1", 0))
+    bound = socket.create_server((address, 0))
     port = bound.getsockname()[1]
     async with served.serving(app or application(), [bound]):
         yield Site(served, metrics, port, file)

@@ -1,7 +1,7 @@
 """A machine as a reader of the documents has it: a clone, an environment, and engines that are stand-ins.
 
 Commands run as they stand in a document, in one shell, with two changes: the port 9857 is a free one, and
-directories of sidestep below ``/tmp``, ``/dev/shm``, ``/run``, ``/opt`` and ``/etc`` are those of the test. Nothing comes from the network: pip finds
+directories of sidestep below ``/run``, ``/opt`` and ``/etc`` are those of the test. Nothing comes from the network: pip finds
 the dependencies that the tests' environment has.
 """
 
@@ -75,7 +75,8 @@ class Machine:
         self.port = free_port()
         self._count = 0
         self._output = home / "output"
-        shutil.rmtree(home / "s", ignore_errors=True)
+        for used in ("s", ".cache/sidestep", "user"):
+            shutil.rmtree(home / used, ignore_errors=True)
         with self._output.open("wb") as output:
             self._shell = subprocess.Popen(
                 ["bash", "--noprofile", "--norc"],
@@ -135,7 +136,7 @@ class Machine:
 
     def changed(self, text: str) -> str:
         """Return commands with the port and the directories of this machine."""
-        text = re.sub(r"/(?:tmp|dev/shm|run)/sidestep\b", f"{self.home}/s", text)
+        text = re.sub(r"/run/sidestep\b", f"{self.home}/s", text)
         text = re.sub(r"(?<![\w.])/(?:opt|etc)/(?=sidestep|systemd)", rf"{self.home}\g<0>", text)
         return text.replace("9857", str(self.port))
 

@@ -103,7 +103,7 @@ class LlamaApi:
                 # Another server may be started there.
                 self._is_router = None
             elif error.cause == "starting" and self._single is not None:
-                return Poll([self._single.starting(STARTING)], error)
+                return Poll([self._single.starting(STARTING)], error.without_frames())
             raise
 
     async def _poll_single(self) -> Update:
@@ -140,7 +140,7 @@ class LlamaApi:
                 model.props.is_sleeping = states[name] == "sleeping"
                 await self._read_model(model, query)
             except PollError as error:
-                failure = error
+                failure = error.without_frames()
                 continue
             self._models[name] = model
             updates.append(model.update(now))
@@ -173,7 +173,7 @@ class LlamaApi:
             response = await self._client.request(f"{self._url}/metrics{query}", TEXT, (TEXT, JSON))
         except PollError as error:
             raise _translated(error) from None
-        body = b"".join(response.chunks)
+        body = b"".join(response.text())
         if body.startswith(b'"'):
             # Builds of November 2025 sent the page as one string in JSON.
             body = decode(body, str).encode()

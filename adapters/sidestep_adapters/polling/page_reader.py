@@ -160,7 +160,9 @@ class _Page:
     def add(self, series: _Series, value: float) -> None:
         """Add a sample; a value that no page of ours could have is left out."""
         row = series.row
-        if not abs(value) <= VALUE_LIMIT or (row.kind != "gauge" and value < 0):
+        # A gauge that engines add up is an amount: below 0 it says that there is none, as -1 does.
+        is_amount = row.kind != "gauge" or row.combine == "sum"
+        if not abs(value) <= VALUE_LIMIT or (is_amount and value < 0):
             return
         if row.kind == "histogram":
             _, found = self._histograms.setdefault(series.engine, {}).setdefault(

@@ -119,7 +119,7 @@ class EnginePoller:
                 try:
                     poll = await self._api.poll()
                 except PollError as error:
-                    poll = Poll((), error)
+                    poll = Poll((), error.without_frames())
                 self._queue(poll, started)
                 self._is_applied.clear()
                 self._wake()

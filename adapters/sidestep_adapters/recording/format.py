@@ -27,6 +27,7 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_FRAME_BYTES, printable
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
+from sidestep.transport.path_owners import open_file
 from sidestep_adapters.vllm.description import Description, served_name
 
 MAGIC = b"sidestep recording 1\n"
@@ -72,7 +73,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file: BinaryIO = path.open("wb", buffering=0)
+            self._file: BinaryIO = open(path, "wb", buffering=0, opener=open_file)  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         self._file.write(MAGIC)

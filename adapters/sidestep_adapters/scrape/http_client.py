@@ -17,8 +17,9 @@ from yarl import URL
 
 from sidestep import __version__
 from sidestep.config.scrape_targets import HEADER_TEXT, Header, Target
-from sidestep.errors import ConfigError, PollError
+from sidestep.errors import ConfigError, PollError, drop_frames
 from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
+from sidestep.transport.http_response import BoundedResponse
 
 CONNECT_SECONDS = 5.0
 REASON_SECONDS = 1.0
@@ -37,6 +38,20 @@ class Response(NamedTuple):
 
     headers: CIMultiDictProxy[str]
     chunks: list[bytes]
+
+    def text(self) -> list[bytes]:
+        """Return the chunks of a text, and the end of its last line where HTTP shows that none is cut."""
+        is_delimited = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+        if is_delimited and self.chunks and not self.chunks[-1].endswith(b"\n"):
+            return [*self.chunks, b"\n"]
+        return self.chunks
+
+
+class _Failure(NamedTuple):
+    """Cause and detail of a ``PollError``."""
+
+    cause: str
+    detail: str
 
 
 class Client:
@@ -80,31 +95,58 @@ class Client:
         return (await self.request(url, accept, kinds, method)).chunks
 
     async def request(
-        self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
+        self, url: str, accept: str, kinds: Collection[str] = (), method: str = "GET"
     ) -> Response:
         """Return the response of ``url``.
 
         Args:
             url: A URL of the target's server, or of another with the same headers and files.
             accept: The header ``Accept``.
-            kinds: Media types that the response may have; it need not name any.
+            kinds: Media types that the response may have, by default any; it need not name one.
             method: HTTP method; requests have no body.
 
         Raises:
             PollError: There is no complete response with status 200.
         """
         headers = await self._headers(accept)
+        found = await self._within_timeout(method, url, headers, kinds)
+        if isinstance(found, _Failure):
+            raise PollError(*found)
+        return found
+
+    async def _within_timeout(
+        self, method: str, url: str, headers: CIMultiDict[str], kinds: Collection[str]
+    ) -> Response | _Failure:
         connected = asyncio.get_running_loop().create_future()
-        request = asyncio.ensure_future(self._fetch(method, url, headers, kinds, connected))
+        request = asyncio.ensure_future(self._outcome(method, url, headers, kinds, connected))
         try:
             await asyncio.wait((request, connected), return_when=asyncio.FIRST_COMPLETED)
             # The timeout starts here: a slow connection is not a slow server.
             if not (await asyncio.wait((request,), timeout=self.target.timeout))[0]:
-                raise PollError("slow", f"no whole answer within {self.target.timeout:g} s")
+                return _Failure("slow", f"no whole answer within {self.target.timeout:g} s")
             return request.result()
         finally:
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
+
+    async def _outcome(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        kinds: Collection[str],
+        connected: asyncio.Future[None],
+    ) -> Response | _Failure:
+        """Return the response, or why there is none.
+
+        A task whose error is raised elsewhere is a cycle of task, error, traceback and frame. It
+        holds the body until the next collection, which may be hours away.
+        """
+        try:
+            return await self._fetch(method, url, headers, kinds, connected)
+        except PollError as error:
+            drop_frames(error)
+            return _Failure(error.cause, error.detail)
 
     async def _fetch(
         self,
@@ -149,6 +191,7 @@ class Client:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
             auto_decompress=False,
+            response_class=BoundedResponse,
             trace_configs=[traces],
         )
 
@@ -235,7 +278,7 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
     if response.status != OK:
         raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind and kind not in kinds:
+    if kinds and kind and kind not in kinds:
         raise PollError(
             "json" if kind == "application/json" else "bad_answer",
             f"the response is {printable_line(kind)}, not {' or '.join(kinds)}",

@@ -22,12 +22,12 @@ PREFIX = "sidestep_scrape_"
 """Prefix of the metrics about polls."""
 ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
 OPENMETRICS = "application/openmetrics-text"
-KINDS = ("text/plain", OPENMETRICS)
-"""Media types of pages; some engines serve OpenMetrics whatever they are asked for."""
 JSON = "json"
+JSON_PAUSE = (10.0, 3600.0)
+"""Seconds until a target that answered with JSON is polled again, at first and at most; they double."""
 JSON_ADVICE = (
-    "it is not polled again, since reading TensorRT-LLM's /metrics takes its iteration statistics away"
-    " from others. Use its page, /prometheus/metrics, or --engine trtllm=URL, and restart the exporter"
+    "it is polled again in %g s only, since reading TensorRT-LLM's /metrics takes its iteration statistics"
+    " away from others. Use its page, /prometheus/metrics, or --engine trtllm=URL"
 )
 
 
@@ -110,22 +110,26 @@ class PagePoller:
 
     async def _run(self) -> None:
         client = Client(self.target)
+        json_pause = JSON_PAUSE[0]
         try:
             while True:
                 started = time.monotonic()
+                pause = self.target.interval
                 self.state.started(started)
                 try:
-                    response = await client.request(self.target.url, ACCEPT, KINDS)
-                    _check_end(response)
+                    response = await client.request(self.target.url, ACCEPT)
+                    _check(response)
                 except PollError as error:
                     self._fail(error, time.monotonic())
                     if error.cause == JSON:
-                        self._lines.error("refused", "%s: %s", self.name, JSON_ADVICE)
-                        return
+                        pause = max(pause, json_pause)
+                        json_pause = min(2 * json_pause, JSON_PAUSE[1])
+                        self._lines.error("refused", f"%s: {JSON_ADVICE}", self.name, pause)
                 else:
-                    await self._apply(response.chunks, started)
+                    json_pause = JSON_PAUSE[0]
+                    await self._apply(response.text(), started)
                     del response
-                await asyncio.sleep(max(started + self.target.interval - time.monotonic(), 0.0))
+                await asyncio.sleep(max(started + pause - time.monotonic(), 0.0))
         finally:
             await client.close()
 
@@ -149,12 +153,19 @@ class PagePoller:
         self._metrics.add(f"{PREFIX}polls_total", more, self.name, outcome)
 
 
-def _check_end(response: Response) -> None:
-    """Check that a page in OpenMetrics has its last line.
+def _check(response: Response) -> None:
+    """Check that a body is text, and that a page in OpenMetrics has its last line.
+
+    Some servers send pages with another media type, such as that of JSON.
 
     Raises:
-        PollError: It was cut.
+        PollError: It is something else, or was cut.
     """
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    start = b"".join(response.chunks[:2]).lstrip()[:1]
+    if start and start in b"[{":
+        raise PollError(JSON, "the response is JSON")
+    if start == b"<":
+        raise PollError("bad_answer", "the response is HTML or XML")
     if kind == OPENMETRICS and not b"".join(response.chunks[-2:]).rstrip().endswith(b"# EOF"):
         raise PollError("truncated", "its last line is not # EOF")

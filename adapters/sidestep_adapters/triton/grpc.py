@@ -156,7 +156,11 @@ class GrpcApi:
                 raise PollError("bad_answer", printable_line(error)) from None
         if found.cause in ("slow", "unreachable"):
             self._replace(channel)
-        raise found
+        try:
+            raise found
+        finally:
+            # Its frames hold this one.
+            del found
 
     async def _open(self) -> grpc.aio.Channel:
         async with self._opening:

@@ -161,7 +161,7 @@ class TritonPoller:
     def _fail(self, error: PollError) -> None:
         if error.cause == UNREACHABLE:
             self._queries.reset()
-        self._pending.append(partial(self.state.failed, time.monotonic(), error))
+        self._pending.append(partial(self.state.failed, time.monotonic(), error.without_frames()))
 
     def _queue_update(self, update: VersionUpdate) -> None:
         self._pending.append(partial(self._apply_update, update))

@@ -197,7 +197,7 @@ class Queries:
             except PollError as error:
                 # An unknown model or version is not ready.
                 if error.cause != "unknown_model":
-                    failed[choice] = error
+                    failed[choice] = error.without_frames()
                 return
             remaining_bytes -= sum(map(len, found))
             if remaining_bytes < 0:

@@ -17,6 +17,7 @@ DAY = 86400.0
 MAX_TENANTS = 120
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
+_HOST_NAME = re.compile(r"[\w.-]{1,253}", re.ASCII)
 _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
 
 
@@ -58,6 +59,14 @@ def optional_address(value: object) -> tuple[str, int] | None:
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
         raise ValueError("must be host:port")
     return host.strip("[]"), int(port)
+
+
+def host_name(value: object) -> str:
+    """Accept the name of a host, and return it in lower case."""
+    given = text(value)
+    if not _HOST_NAME.fullmatch(given):
+        raise ValueError("must be the name of a host, without a port")
+    return given.lower().rstrip(".")
 
 
 def droppable_label(value: object) -> str:

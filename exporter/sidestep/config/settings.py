@@ -148,6 +148,15 @@ class Config:
         " reloaded when it changes. See security.md.",
         unset="plain HTTP, without passwords",
     )
+    web_allowed_hosts: tuple[str, ...] = option(
+        "--web.allowed-hosts NAME",
+        "Name that requests over loopback may have as their host, besides addresses, localhost and names"
+        " without a dot; repeatable. For a proxy on this machine that keeps the name of its own request. See"
+        " security.md.",
+        parsing.host_name,
+        (),
+        unset="none",
+    )
     ingest_endpoint: tuple[str, ...] = option(
         "--ingest.endpoint ENDPOINT",
         "Endpoint that engines connect to, ipc:// or tcp://; repeatable.",

@@ -1,10 +1,10 @@
-"""Checks on every request: rate limit, password, overload; and headers of every response."""
+"""Checks on every request: rate limit, password or host, overload; and headers of every response."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -12,6 +12,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from sidestep.http.auth import Busy, PasswordVerifier, credentials
 from sidestep.http.connection import serving
 from sidestep.http.current_config import CurrentConfig
+from sidestep.http.host_check import ADVICE, is_expected
 from sidestep.http.limits import Limits, TokenBucket
 from sidestep.http.response_limits import Overload, ResponseLimiter
 from sidestep.http.web_config import WebConfig
@@ -31,8 +32,15 @@ UNSUPPORTED_VERSION = (
 class RequestGuard:
     """Middleware before every page, health included, as in exporter-toolkit."""
 
-    def __init__(self, current: CurrentConfig, metrics: SelfMetrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        current: CurrentConfig,
+        metrics: SelfMetrics,
+        limits: Limits,
+        allowed_hosts: Collection[str],
+    ) -> None:
         self._current = current
+        self._allowed_hosts = allowed_hosts
         self._metrics = metrics
         self._limits = limits
         self._responses = ResponseLimiter(limits)
@@ -92,7 +100,7 @@ class RequestGuard:
             self._deny("rate_limit", request)
             return _refused(429, "Too Many Requests", {})
         if self._passwords is None:
-            return None
+            return self._check_host(request)
         given = credentials(request.headers.get("Authorization", ""))
         if given is None:
             self._deny("no_password", request)
@@ -105,6 +113,15 @@ class RequestGuard:
             return _refused(503, "Service Unavailable", {"Retry-After": "1"})
         self._deny("password", request)
         return _unauthorized()
+
+    def _check_host(self, request: web.Request) -> web.StreamResponse | None:
+        # With TLS the certificate is not that of a web site.
+        if request.secure or is_expected(request, self._allowed_hosts):
+            return None
+        self._metrics.add("sidestep_http_refused_total", 1, "host")
+        host = request.headers.get("Host", "")
+        self._limited.warning("host", "refused the host %.100r: %s", host, ADVICE)
+        return _refused(421, f"Misdirected Request: {ADVICE}", {})
 
     def _deny(self, reason: str, request: web.Request) -> None:
         self._metrics.add("sidestep_auth_denied_total", 1, reason)

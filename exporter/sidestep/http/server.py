@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -16,7 +16,7 @@ from sidestep.http.log_filter import aiohttp_logger
 from sidestep.http.request_guard import RequestGuard
 from sidestep.telemetry.self_metrics import SelfMetrics
 
-REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
+REFUSED = ("bad_request", "connections", "handshake", "host", "overload", "slow")
 """Reasons of ``sidestep_http_refused_total``."""
 
 
@@ -25,20 +25,25 @@ class HttpServer:
 
     Args:
         config_file: Path of the web configuration; empty for none.
+        allowed_hosts: Names that a request over loopback may have besides the usual ones.
 
     Raises:
         ConfigError: The file is invalid; one line.
     """
 
     def __init__(
-        self, config_file: str, metrics: SelfMetrics, limits: Limits | None = None
+        self,
+        config_file: str,
+        metrics: SelfMetrics,
+        limits: Limits | None = None,
+        allowed_hosts: Collection[str] = (),
     ) -> None:
         self._metrics = metrics
         self._limits = limits or Limits()
         path = Path(config_file) if config_file else None
         self.current = CurrentConfig(path, metrics, self._changed)
         self._listener: HttpListener | None = None
-        self._guard = RequestGuard(self.current, metrics, self._limits)
+        self._guard = RequestGuard(self.current, metrics, self._limits, allowed_hosts)
         for reason in REFUSED:
             metrics.add("sidestep_http_refused_total", 0, reason)
         metrics.read("sidestep_http_connections", lambda: [((), self.connections)])

@@ -25,6 +25,7 @@ from sidestep.otlp.messages import (
 )
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.http_response import BoundedResponse
 
 log = logging.getLogger(__name__)
 
@@ -204,6 +205,7 @@ class Receiver:
             connector=aiohttp.TCPConnector(limit=1),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT, connect=CONNECT_SECONDS),
             auto_decompress=False,
+            response_class=BoundedResponse,
         )
 
     def _answered(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sidestep.errors import ConfigError
+from sidestep.transport.path_owners import open_file
 
 STANDARD_OUTPUT = "-"
 
@@ -62,7 +63,7 @@ class LogFile:
         self._written += len(lines)
 
     def _open(self) -> int:
-        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = open_file(self._path, os.O_RDWR | os.O_APPEND, 0o600)
         self._written = os.fstat(file).st_size
         if self._written and os.pread(file, 1, self._written - 1) != b"\n":
             # The process was killed while it wrote; its successor writes the record again.

@@ -7,6 +7,7 @@ directory is sufficient, and takes only microseconds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidestep.errors import ConfigError, WireError
+from sidestep.transport.path_owners import open_directory, prepare_directory
 
 MAGIC = b"sidestep"
 FORMAT = 1
@@ -23,6 +25,7 @@ HEADER = struct.Struct("<8sIQI")
 of 5,000 flipped bits."""
 LENGTH = struct.Struct("<I")
 SNAPSHOT = "snapshot"
+TEMPORARY = f"{SNAPSHOT}.new"
 DAMAGED = "snapshot.damaged"
 MAX_DAMAGED = 9
 """Most names of damaged snapshots."""
@@ -38,8 +41,9 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            prepare_directory(path)
+            with open_directory(path) as directory:
+                self._lock = _open("lock", os.O_CREAT | os.O_RDWR, directory)
         except OSError as error:
             raise ConfigError(f"--state.dir {path}: {error.strerror}") from None
         try:
@@ -58,14 +62,14 @@ class StateDirectory:
         """
         payload = b"".join(part for piece in pieces for part in (LENGTH.pack(len(piece)), piece))
         data = HEADER.pack(MAGIC, FORMAT, len(payload), zlib.crc32(payload)) + payload
-        temporary = self.path / f"{SNAPSHOT}.new"
-        try:
-            _write(temporary, data)
-            temporary.rename(self.path / SNAPSHOT)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        with open_directory(self.path) as directory:
+            _remove(TEMPORARY, directory)
+            try:
+                _write(TEMPORARY, data, directory)
+                os.rename(TEMPORARY, SNAPSHOT, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                _remove(TEMPORARY, directory)
+                raise
         return len(data)
 
     def read(self) -> list[bytes] | None:
@@ -75,7 +79,8 @@ class StateDirectory:
             WireError: The snapshot is damaged or cannot be read.
         """
         try:
-            data = (self.path / SNAPSHOT).read_bytes()
+            with open_directory(self.path) as directory:
+                data = _read(SNAPSHOT, directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -88,11 +93,13 @@ class StateDirectory:
         Returns:
             The new name; empty where it cannot be renamed.
         """
-        # A directory cannot replace a file, nor a file a directory.
-        for name in (DAMAGED, *(f"{DAMAGED}.{number}" for number in range(2, MAX_DAMAGED + 1))):
-            with contextlib.suppress(OSError):
-                (self.path / SNAPSHOT).replace(self.path / name)
-                return name
+        names = (DAMAGED, *(f"{DAMAGED}.{number}" for number in range(2, MAX_DAMAGED + 1)))
+        with contextlib.suppress(OSError), open_directory(self.path) as directory:
+            for name in names:
+                # A directory cannot replace a file, nor a file a directory.
+                with contextlib.suppress(OSError):
+                    os.replace(SNAPSHOT, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    return name
         return ""
 
     def release(self) -> None:
@@ -128,9 +135,31 @@ def verified(data: bytes) -> list[bytes]:
     return pieces
 
 
-def _write(path: Path, data: bytes) -> None:
+def _open(name: str, flags: int, directory: int) -> int:
+    """Open a file of the directory; a link would be to where another user wants it."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+
+def _read(name: str, directory: int) -> bytes:
+    def opener(name: str, flags: int) -> int:
+        # Opening a pipe that has no writer would block.
+        return _open(name, flags | os.O_NONBLOCK, directory)
+
+    with open(name, "rb", opener=opener) as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "the snapshot belongs to another user")
+        return file.read()
+
+
+def _remove(name: str, directory: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
+
+
+def _write(name: str, data: bytes, directory: int) -> None:
     """Write all of ``data``; on a full disk os.write can write only a part without an error."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    handle = _open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, directory)
     try:
         left = memoryview(data)
         while left:

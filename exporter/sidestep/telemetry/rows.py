@@ -359,8 +359,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_http_refused_total",
         "counter",
-        "HTTP connections closed and requests answered with an error to limit resource usage, by"
-        " reason.",
+        "HTTP connections closed and requests answered with an error to limit resource usage, or for"
+        " their host, by reason.",
         ("reason",),
     ),
     SelfRow("sidestep_http_connections", "gauge", "Open HTTP connections."),

@@ -16,6 +16,7 @@ import zmq
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.path_owners import prepare_directory
 from sidestep.transport.socket_options import options_for
 from sidestep.transport.zap import DOMAIN
 
@@ -171,7 +172,7 @@ def _lock(path: Path, endpoint: str, group: int | None) -> int:
     if len(os.fsencode(path)) > IPC_PATH_CHARS:
         raise ConfigError(f"{endpoint}: the path is longer than {IPC_PATH_CHARS} bytes")
     try:
-        _prepare(path.parent, group)
+        prepare_directory(path.parent, group)
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(_lock_path(path), flags, 0o600)
     except OSError as error:
@@ -194,39 +195,6 @@ def _in_use(endpoint: str) -> ConfigError:
 
 def _lock_path(path: Path) -> Path:
     return Path(f"{path}.lock")
-
-
-def _prepare(directory: Path, group: int | None) -> None:
-    """Create ``directory`` for this user and ``group`` alone, or check an existing one.
-
-    Raises:
-        OSError: The directory is unsafe; the text names the remedy.
-    """
-    try:
-        directory.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        _inspect(directory.stat(), group)
-        return
-    if group is not None:
-        os.chown(directory, -1, group)
-        # chown by a non-member clears the set-group bit, so chmod comes after it.
-        directory.chmod(0o2770)
-
-
-def _inspect(found: os.stat_result, group: int | None) -> None:
-    ours = found.st_uid == os.getuid()
-    if not ours and found.st_uid != 0:
-        raise PermissionError(errno.EPERM, "the directory belongs to another user")
-    # In a world-writable directory any user could replace the socket.
-    if found.st_mode & stat.S_IWOTH and not (ours and found.st_mode & stat.S_ISVTX):
-        raise PermissionError(errno.EPERM, "the directory is world-writable; use a subdirectory")
-    if group is None:
-        return
-    if found.st_gid != group or not found.st_mode & stat.S_IXGRP:
-        raise PermissionError(
-            errno.EPERM,
-            f"the directory is not open to group {group}; chgrp it and chmod 2770, or remove it",
-        )
 
 
 def _file_id(of: Path | int) -> FileId | None:

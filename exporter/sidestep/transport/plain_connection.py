@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
+from pathlib import Path
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
@@ -17,6 +19,7 @@ from sidestep.transport.connect_problems import (
     describe,
     describe_number,
 )
+from sidestep.transport.path_owners import check_owners
 from sidestep.transport.peer_limits import SILENCE, TOO_MUCH, Allowance
 from sidestep.transport.zmtp import OPENING, Parser, header
 
@@ -61,6 +64,7 @@ class PlainConnection:
         self._unsent = b""
         self._deadline = now + HANDSHAKE_TIMEOUT
         self._connected = False
+        self._path = Path(endpoint.removeprefix(IPC)) if endpoint.startswith(IPC) else None
         self._socket: socket.socket | None = None
         try:
             self._socket, address = _open(endpoint, attempt)
@@ -156,6 +160,13 @@ class PlainConnection:
         if error:
             self._end(describe_number(error))
             return
+        if self._path is not None:
+            try:
+                # Now, not before: nobody can have replaced the socket since.
+                check_owners(self._path, {os.getegid(), *os.getgroups()})
+            except OSError as unsafe:
+                self._end(describe(unsafe))
+                return
         self._connected = True
         self._unsent = OPENING
 

@@ -10,6 +10,7 @@ import aiohttp
 import click
 
 from sidestep.errors import ConfigError
+from sidestep.transport.http_response import BoundedResponse
 
 
 class Access(NamedTuple):
@@ -43,8 +44,11 @@ class Access(NamedTuple):
         headers = dict(map(_header, self.header))
         if self.user:
             headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
-        connector = aiohttp.TCPConnector(ssl=self._context() or True)
-        return aiohttp.ClientSession(connector=connector, headers=headers)
+        # What a server sends over an idle connection would be read without an end.
+        connector = aiohttp.TCPConnector(ssl=self._context() or True, force_close=True)
+        return aiohttp.ClientSession(
+            connector=connector, headers=headers, response_class=BoundedResponse
+        )
 
     def _context(self) -> ssl.SSLContext | None:
         if not (self.cacert or self.cert or self.key or self.insecure):

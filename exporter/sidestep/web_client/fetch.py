@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from sidestep.errors import ConfigError
+from sidestep.errors import ConfigError, drop_frames
 
 TIMEOUT = 5.0
 """Seconds that a server has to answer."""
@@ -106,20 +106,27 @@ def explained(timeout: float | None = None) -> Iterator[None]:
     """Raise the errors of requests within the block as ``FetchError``."""
     try:
         yield
-    except asyncio.TimeoutError:  # not yet the builtin in 3.10
-        error = f"no answer within {timeout or TIMEOUT:g} s"
-    except aiohttp.ClientConnectorCertificateError as failure:
-        error = f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
-    except aiohttp.ClientConnectorError as failure:
-        error = f"cannot connect: {_reason(failure.os_error)}"
-    except aiohttp.ClientError as failure:
-        error = f"no HTTP answer: {str(failure) or type(failure).__name__}"
-    except ValueError as failure:
-        error = str(failure)
+    except (FetchError, asyncio.TimeoutError, aiohttp.ClientError, ValueError) as failure:
+        error = _explanation(failure, timeout or TIMEOUT)
+        # Of an error of a task, as wait_for may make one, they hold the task.
+        drop_frames(failure)
     else:
         return
     # Texts of other programs may have several lines.
     raise FetchError(" ".join(error.split())[:300])
+
+
+def _explanation(failure: Exception, timeout: float) -> str:
+    match failure:
+        case asyncio.TimeoutError():  # not yet the builtin in 3.10
+            return f"no answer within {timeout:g} s"
+        case aiohttp.ClientConnectorCertificateError():
+            return f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
+        case aiohttp.ClientConnectorError():
+            return f"cannot connect: {_reason(failure.os_error)}"
+        case aiohttp.ClientError():
+            return f"no HTTP answer: {str(failure) or type(failure).__name__}"
+    return str(failure)
 
 
 def refusal(status: int) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import printable
 from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.transport.path_owners import open_file
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 60
 LETTERS = 12
@@ -60,8 +61,10 @@ def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
         raise ConfigError(f"--plot {path}: the name must end with .svg or .png")
 
     def write(points: Sequence[Point], title: str) -> None:
+        drawn = draw([*shapes(points, printable(title))])
         try:
-            path.write_bytes(draw([*shapes(points, printable(title))]))
+            with open(path, "wb", opener=open_file) as file:
+                file.write(drawn)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -286,7 +286,6 @@ async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
         (response("up 1\n", kind="text/plain"), "bad_answer", "is that of a llama-server"),
         (response("<html>", kind="text/html"), "bad_answer", "is that of a llama-server"),
         (response("", kind="text/plain"), "bad_answer", "is that of a llama-server"),
-        (response("llamacpp:n_dec", kind="text/plain"), "truncated", "the last line has no end"),
     ],
 )
 async def test_a_failed_poll_says_what_to_do(

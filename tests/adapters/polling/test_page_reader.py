@@ -18,6 +18,7 @@ ROWS = (
     TOY.counter("tokens_total", "Tokens."),
     TOY.counter("ends_total", "Ends.", "reason"),
     TOY.gauge("running", "Running."),
+    TOY.gauge("temperature", "Temperature.", combine="max"),
     TOY.histogram("wait_seconds", "Wait.", (1.0, 2.0)),
 )
 
@@ -82,6 +83,12 @@ async def test_a_histogram_has_counts_by_bucket() -> None:
     assert await read(page) == {"toy_wait_seconds": ([2, 3, 1], 30.5)}
     assert await read(page.replace('le="+Inf"', 'le="20"')) == {}
     assert await read(page.replace('le="+Inf"} 6', 'le="+Inf"} 6e14')) == {}
+
+
+async def test_a_gauge_that_is_added_up_is_not_negative() -> None:
+    """Below 0 it says that there is no value; another gauge may be negative."""
+    page = 'toy_running{model="m"} -1\ntoy_temperature{model="m"} -1\n'
+    assert await read(page) == {"toy_temperature": -1}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,12 @@ import pytest
 
 from exporters import until
 from fronts import Authority
-from polled import Says, head, page, polled, raw, stall
+from polled import Says, answer, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
+from sidestep.web_client.access import Access
+from sidestep.web_client.fetch import FetchError
+from sidestep.web_client.fetch import fetch as web_fetch
 from sidestep_adapters.scrape import http_client
 from sidestep_adapters.scrape.http_client import Client
 
@@ -63,6 +66,31 @@ async def test_a_response_is_complete() -> None:
     assert "accept: text/plain" in lines
     assert "accept-encoding: identity" in lines
     assert any(line.startswith("user-agent: sidestep/") for line in lines)
+
+
+async def test_a_few_informational_responses_are_skipped() -> None:
+    """Of every request anew, over one connection."""
+    says = raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 8, answer(BODY))
+    async with polled(says) as server, client(f"{server.url},keepalive=true") as made:
+        assert await fetch(made) == await fetch(made) == BODY
+    assert server.connections == 1
+
+
+async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send informational responses for ever."""
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        await writer.drain()
+
+
+async def test_informational_responses_end() -> None:
+    """The connection is closed, long before the timeout, so that the event loop is free for others."""
+    async with polled(endless) as server:
+        error = await cause(f"{server.url},timeout=600")
+        assert error.cause == "bad_answer"
+        async with Access().session() as session:
+            with pytest.raises(FetchError, match="informational"):
+                await web_fetch(session, server.url)
 
 
 async def test_a_connection_is_kept_with_keepalive() -> None:
@@ -128,6 +156,7 @@ WRONG = [
         "bad_answer",
         "the response is encoded as gzip",
     ),
+    (raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 9, answer(BODY)), "bad_answer", "more than 8 infor"),
     (raw(head(40), BODY), "truncated", "after 4 bytes"),
     (raw(CHUNKED, b"2\r\na "), "truncated", "after 2 bytes"),
     (raw(CHUNKED, b"4\r\na 1\n\r\n"), "truncated", "after 4 bytes"),

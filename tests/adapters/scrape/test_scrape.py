@@ -182,11 +182,11 @@ async def test_http_families_of_vllm_by_the_documented_flag(start: Start) -> Non
 WRONG = [
     (page("<html>Log in</html>", kind="text/html"), "bad_answer"),
     (page("<html>Log in</html>"), "bad_answer"),
+    (raw(b"HTTP/1.1 200 OK\r\n\r\n", b"a 1\nb 2"), "truncated"),
     (page(""), "bad_answer"),
     (page('{"error": "no"}', "403 Forbidden"), "http_403"),
     (page("", "503 Service Unavailable"), "http_503"),
     (raw(head(100), b"a 1\n"), "truncated"),
-    (raw(head(3), b"a 1\n"), "truncated"),
     (page("# TYPE a counter\na_total 1\n", kind="application/openmetrics-text"), "truncated"),
     (raw(head(None), *[b"a 1 \n" * 10_000] * 100), "bad_answer"),
 ]
@@ -214,6 +214,53 @@ async def test_an_invalid_page_hides_the_last_one(
 
     lines = [r.getMessage() for r in caplog.records if r.name == poller.__name__]
     assert [line.startswith(f"{server.url}: {outcome}: ") for line in lines] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json; charset=utf-8", "text/html", "x", "application/octet-stream"]
+)
+async def test_the_body_decides_what_a_page_is(kind: str, start: Start) -> None:
+    """A server may send a page as any media type."""
+    async with (
+        polled(page(TRITON, kind=kind)) as server,
+        start(scrape=(f"{server.url},{FAST}",)) as exporter,
+    ):
+        assert "nv_" in await scraped(exporter, server)
+
+
+LAST = b"# TYPE a_total counter\na_total 5\n# TYPE last gauge\nlast 7"
+CHUNKED = head(None, more="Transfer-Encoding: chunked\r\n")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        page(LAST),
+        raw(CHUNKED, b"%x\r\n" % len(LAST), LAST, b"\r\n0\r\n\r\n"),
+        raw(head(len(LAST)), *(LAST[n : n + 1] for n in range(len(LAST)))),
+    ],
+)
+async def test_a_whole_page_may_lack_its_last_line_end(says: Says, start: Start) -> None:
+    """HTTP says that it is whole, as Prometheus believes."""
+    async with polled(says) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        await shows(exporter, lambda text: "\nlast 7" in text)
+
+
+async def test_a_target_that_answered_with_json_is_asked_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After twice the time each, since each request may take the answer away from others."""
+    monkeypatch.setattr(poller, "JSON_PAUSE", (0.1, 0.4))
+    json_page = page(' \n[{"iter": 1}]')
+    async with polled(json_page) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        began = time.monotonic()
+        await until(lambda: number(exporter, "json", server) == 5)
+        assert time.monotonic() - began > 0.1 + 0.2 + 0.4
+        server.says = page(TRITON)
+        await shows(exporter, lambda text: "nv_" in text and state(text) == "up")
+
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert "/prometheus/metrics" in line
 
 
 async def test_a_query_is_sent_and_stands_in_no_label_and_no_log_line(

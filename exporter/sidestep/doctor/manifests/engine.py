@@ -79,7 +79,9 @@ def _permitted(pod: Pod, engine: Container, exporter: Exporter) -> Iterator[tupl
         return
     if group and own and int(group) not in pod.groups(exporter.container):
         yield codes.NOT_PERMITTED, f"the exporter is not in its --ingest.ipc-group {group}"
-    elif user and own not in (None, user) and not (group and int(group) in pod.groups(engine)):
+    elif (
+        None not in (user, own) and own != user and not (group and int(group) in pod.groups(engine))
+    ):
         text = f"it runs as {user} and the exporter as {own}"
         yield codes.NOT_PERMITTED, f"{text}, without the group {group}" if group else text
 

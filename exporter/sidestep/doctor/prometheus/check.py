@@ -17,6 +17,7 @@ from sidestep.doctor.prometheus import codes
 from sidestep.doctor.prometheus_api import Api, RefusedError
 from sidestep.doctor.queries.known_metrics import catalogue, dialect_of
 from sidestep.doctor.queries.promql import PromqlError, parse, selectors
+from sidestep.transport.http_response import BoundedResponse
 from sidestep.web_client.fetch import TIMEOUT, FetchError, explained
 
 EXPORTER = "sidestep_build_info"
@@ -286,7 +287,7 @@ async def _serves_native(url: str) -> bool:
     try:
         with explained():
             async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
+                aiohttp.ClientSession(timeout=timeout, response_class=BoundedResponse) as session,
                 session.get(url, headers={"Accept": ACCEPT}) as answer,
             ):
                 return answer.content_type == PROTOBUF

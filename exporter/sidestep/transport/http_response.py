@@ -1,0 +1,42 @@
+"""HTTP responses of which a server may send only a few informational ones first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+from aiohttp.connector import Connection
+
+MAX_INFORMATIONAL = 8
+"""Responses such as ``100 Continue`` that may come before the response."""
+
+
+class BoundedResponse(aiohttp.ClientResponse):
+    """A response with few informational ones before it; a class for ``ClientSession``.
+
+    aiohttp would read them without an end, and a server that sends them would occupy the event loop.
+    """
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head of the response.
+
+        Raises:
+            ClientPayloadError: There are too many informational responses.
+        """
+        protocol: Any = connection.protocol
+        read, left = protocol.read, MAX_INFORMATIONAL
+
+        async def read_one() -> Any:
+            nonlocal left
+            if left < 0:
+                raise aiohttp.ClientPayloadError(
+                    f"more than {MAX_INFORMATIONAL} informational responses"
+                )
+            left -= 1
+            return await read()
+
+        protocol.read = read_one
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.read
