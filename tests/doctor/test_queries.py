@@ -246,7 +246,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("SD")]
     assert [line.rpartition("/")[2] for line in lines] == [
         "SD401 error: missing.json: No such file or directory",
-        "chart.yaml: it is neither JSON nor YAML, line 2",
+        "chart.yaml: line 3: is not YAML: did not find expected node content",
         "other.json: it has no PromQL query",
         "page.txt: line 1 is none of a metrics page",
         "metrics: cannot connect: Connection refused",

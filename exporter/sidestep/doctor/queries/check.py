@@ -27,10 +27,11 @@ Judged = list[tuple[Query, list[Problem]]]
 async def check(
     session: aiohttp.ClientSession,
     files: Sequence[str],
+    scalers: Mapping[str, Sequence[Query]],
     pages: Sequence[str],
     prometheus: Sequence[str],
 ) -> AsyncIterator[Finding]:
-    """Yield what is wrong with the queries of all files.
+    """Yield what is wrong with the queries of all files and of autoscalers, which are by their names.
 
     They are compared with the pages (addresses or files) and run on the Prometheus servers; without
     either they are compared with the catalogue.
@@ -44,7 +45,7 @@ async def check(
             inventory.add_page(await _read_page(session, page))
         except (FetchError, OSError, ValueError) as error:
             yield codes.NO_PAGE.on(page, getattr(error, "strerror", None) or str(error))
-    found = {}
+    found = dict(scalers)
     for file in files:
         try:
             found[file] = read_queries(file)

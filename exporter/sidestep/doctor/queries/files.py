@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from sidestep.errors import ConfigError
+from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 _VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$([a-zA-Z_]\w*)|\[\[(\w+)[^\]]*\]\]")
 _V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*|\[\[\w+[^\]]*\]\]"
@@ -81,15 +82,14 @@ def read_queries(path: str) -> list[Query]:
         FileError: It cannot be read, or has no query.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            documents = _documents(file.read(MAX_BYTES + 1).decode())
+        values = {name: value for each in documents for name, value in _values(each)}
+        found = [query for each in documents for query in _queries(each, "", values)]
     except OSError as error:
         raise FileError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise FileError("it is no text in UTF-8") from None
-    documents = _documents(text)
-    try:
-        values = {name: value for each in documents for name, value in _values(each)}
-        found = [query for each in documents for query in _queries(each, "", values)]
     except RecursionError:
         raise FileError("it is nested too deep") from None
     if not found:
@@ -132,13 +132,9 @@ def _documents(text: str) -> list[Any]:
     except ValueError:
         pass
     try:
-        return list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = "" if place is None else f", line {place.line + 1}"
-        raise FileError(f"it is neither JSON nor YAML{where}") from None
-    except (ValueError, RecursionError):
-        raise FileError("it is neither JSON nor YAML") from None
+        return list(read_documents(text))
+    except ConfigError as error:
+        raise FileError(str(error)) from None
 
 
 def _values(node: object) -> Iterator[tuple[str, str]]:
