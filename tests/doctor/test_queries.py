@@ -76,6 +76,25 @@ NAMES = {
     "sum by (finished_reason) (vllm:num_requests_running)": "SD419",
     "sum(vllm:num_preemptions) or vector(0)": "SD417",
     "sum(vllm:num_requests_running": "SD403",
+    "sum(rate(vllm:e2e_request_latency_seconds_bucket[5m]))": "SD422",
+    "avg by (model_name) (vllm:time_to_first_token_seconds_bucket)": "SD422",
+    "avg(rate(vllm:time_to_first_token_seconds_bucket[5m])) > 0.5": "SD422",
+    "avg_over_time(vllm:time_to_first_token_seconds_bucket[5m])": "SD422",
+    "avg(rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m]))": "SD423",
+    "avg(100 * (sum by (engine) (rate(vllm:prefix_cache_hits_total[5m])) / sum by (engine) (rate(vllm:prefix_cache_queries_total[5m]))))": (
+        "SD423"
+    ),
+    "avg(rate(vllm:e2e_request_latency_seconds_sum[5m]) / rate(vllm:e2e_request_latency_seconds_count[5m]))": (
+        "SD423"
+    ),
+    "avg_over_time((rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m]))[1h:])": (
+        "SD423"
+    ),
+    "avg(histogram_quantile(0.9, sum by (le, engine) (rate(vllm:e2e_request_latency_seconds_bucket[5m]))))": (
+        "SD423"
+    ),
+    "avg by (model_name) (sglang:cache_hit_rate)": "SD423",
+    "avg_over_time(sglang:cache_hit_rate[1h])": "SD423",
 }
 
 
@@ -98,6 +117,18 @@ GOOD = (
     "histogram_quantile(0.9, sum by (model_name) (rate(vllm:e2e_request_latency_seconds[5m])))",
     'sum by (x) (label_replace(vllm:num_requests_running, "x", "$1", "pod", "(.*)"))',
     "DCGM_FI_DEV_GPU_UTIL + on (pod) kube_pod_info",
+    "avg(vllm:kv_cache_usage_perc)",
+    "avg_over_time(vllm:kv_cache_usage_perc[1h])",
+    "avg(rate(vllm:prompt_tokens_total[5m]) / 60)",
+    "avg(rate(vllm:prompt_tokens_total[5m]) / rate(vllm:generation_tokens_total[5m]) > bool 2)",
+    "sum(rate(vllm:prefix_cache_hits_total[5m])) / sum(rate(vllm:prefix_cache_queries_total[5m]))",
+    "max(rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m]))",
+    "rate(vllm:time_to_first_token_seconds_bucket[5m])",
+    "sum by (le) (increase(vllm:time_to_first_token_seconds_bucket[5m]))",
+    "avg without (engine) (rate(vllm:time_to_first_token_seconds_bucket[5m]))",
+    'sum(rate(vllm:time_to_first_token_seconds_bucket{le="0.5"}[5m])) / sum(rate(vllm:time_to_first_token_seconds_count[5m]))',
+    "count(vllm:time_to_first_token_seconds_bucket)",
+    "avg(sum by (engine) (rate(vllm:prompt_tokens_total[5m]) * vllm:num_requests_running))",
     'up{job="vllm"}',
     "max_over_time(vllm:kv_cache_usage_perc[1h:5m] offset 1d) @ end()",
 )

@@ -163,8 +163,26 @@ NO_SERIES = Code(
     " sides differ, or there are too few samples in the window.",
     "Try the parts in Prometheus's query page; match different label sets with `on` or `ignoring`.",
 )
+CUMULATIVE = Code(
+    "SD422",
+    "warning",
+    "Buckets are added up or averaged",
+    "The buckets of a classic histogram are cumulative: a sum over `le` counts an observation once for each bucket above it, and a mean"
+    " of buckets is no mean of what was observed.",
+    "For a quantile, `histogram_quantile(0.95, sum by (le) (rate(NAME_bucket[5m])))`; for the mean, the rate of `_sum` over that"
+    " of `_count`; for the number, `_count`.",
+)
+MEAN_OF_RATIOS = Code(
+    "SD423",
+    "warning",
+    "A mean of ratios or of quantiles is computed",
+    "An idle engine, or an idle minute, weighs as much as a busy one.",
+    "Divide sums, `sum(rate(A[5m])) / sum(rate(B[5m]))`, and compute quantiles from added up buckets; of SGLang's"
+    " cache_hit_rate, cached tokens over prompt tokens.",
+)
 CODES = (
     UNREADABLE, NO_PAGE, NOT_PROMQL, REFUSED, RENAMED, UNKNOWN, WRONG_LABEL, WRONG_VALUE, NO_BUCKETS,
     NEEDS_OPTION, OTHER_ENGINE, ABSENT, OTHER_FORM, ELSEWHERE, NEEDS_FLAG, NEEDS_RULE,
     ALWAYS_CONSTANT, RATE_OF_GAUGE, WRONG_GROUPING, NO_SERIES, FORMER,
+    CUMULATIVE, MEAN_OF_RATIOS,
 )  # fmt: skip
