@@ -53,6 +53,10 @@ def page(tmp_path: Path) -> str:
     return str(path)
 
 
+OWN = [
+    *(f"--dashboard={path}" for path in DASHBOARDS),
+    *(f"--rules={path}" for path in RULE_FILES),
+]
 NAMES = {
     LEGACY: "SD421",
     "vllm:time_per_output_token_seconds_bucket": "SD421",
@@ -146,7 +150,7 @@ ON_PAGE = {
     'vllm:request_success_total{finished_reason="stopped"}': "SD408",
     'vllm:num_requests_running{le="1"}': "SD407",
     "vllm:spec_decode_num_drafts_total": "SD410",
-    "sidestep_engines": "SD410",
+    "sidestep_engines": "SD414",
     "sidestep_requests_running": "SD410",
     "sglang:num_running_reqs": "SD411",
     "vllm:lora_requests_info": "SD412",
@@ -287,9 +291,33 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_our_own_boards_and_rules() -> None:
     """Nothing is wrong with them but what --slo brings."""
-    given = [
-        *(("--dashboard", str(path)) for path in DASHBOARDS),
-        *(("--rules", str(path)) for path in RULE_FILES),
-    ]
-    found = findings(*(each for pair in given for each in pair))
+    found = findings(*OWN)
     assert {code for code, _ in found} == {"SD415"}  # --slo
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("page_main", {"sglang", "triton"}),
+        ("page_sglang", {"vllm", "triton"}),
+        (
+            "page_triton",
+            {"vllm", "sglang", "kv-cache", "latency", "speculation-lora", "tenants"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_exporters", [False, True])
+def test_our_own_boards_on_a_page(
+    name: str, others: set[str], *, is_exporters: bool, tmp_path: Path
+) -> None:
+    """On a page of one engine, only the boards of other engines are named; a missing option is no fault."""
+    page = gzip.decompress((DATA / f"{name}.txt.gz").read_bytes())
+    (tmp_path / "page.txt").write_bytes(page + b"sidestep_build_info 1\n" * is_exporters)
+    done = sidestep("doctor", "--json", *OWN, "--engine-page", tmp_path / "page.txt")
+    found = {
+        (each["code"], Path(each["subject"]).stem)
+        for each in json.loads(done.stdout)["findings"]
+        if each["severity"] != "info"
+    }
+
+    assert found == {("SD411", board) for board in others}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -15,11 +16,14 @@ from sidestep.doctor.prometheus_api import Api, RefusedError
 from sidestep.doctor.queries import codes
 from sidestep.doctor.queries.files import FileError, Query, read_queries
 from sidestep.doctor.queries.inventory import Inventory
+from sidestep.doctor.queries.known_metrics import PREFIXES
 from sidestep.doctor.queries.live import LiveQueries
 from sidestep.doctor.queries.problems import problems
 from sidestep.doctor.queries.reasons import Problem, Reasons
 from sidestep.web_client.fetch import FetchError, fetch, refusal
 
+ENGINES = re.compile("|".join({*PREFIXES, "nv_inference_"} - {"sidestep_"}))
+"""Matches a name of an engine's metric."""
 Judged = list[tuple[Query, list[Problem]]]
 """Queries with what is wrong with each."""
 
@@ -87,10 +91,13 @@ async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
 
 def _findings(file: str, judged: Judged) -> Iterator[Finding]:
     """Yield a finding for each kind of problem, with all metrics and panels that have it."""
+    is_for_several = any(not found and ENGINES.search(query.text) for query, found in judged)
     names: dict[tuple[Code, str], dict[str, None]] = {}
     places: dict[tuple[Code, str], dict[str, None]] = {}
     for query, found in judged:
         for code, name, text, instead in found:
+            if code is codes.OTHER_ENGINE and is_for_several:
+                continue
             shown = f"{name} -> {instead}" if instead else name
             names.setdefault((code, text), {})[shown] = None
             places.setdefault((code, text), {})[query.place] = None

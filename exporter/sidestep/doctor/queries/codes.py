@@ -75,7 +75,7 @@ NO_BUCKETS = Code(
 )
 NEEDS_OPTION = Code(
     "SD410",
-    "warning",
+    "info",
     "A metric needs an option",
     "The page or Prometheus does not have the metric, because an option of the engine or of the exporter"
     " is off.",
@@ -84,18 +84,18 @@ NEEDS_OPTION = Code(
 OTHER_ENGINE = Code(
     "SD411",
     "warning",
-    "A query is for another engine",
-    "None of the pages is of the engine that has the metric.",
+    "A dashboard or rule file is for another engine",
+    "None of the pages is of the engine that has the metrics. Nothing is said of a file for several engines, if one of them is there.",
     "Use the board of your engine, the names behind the arrows, or those that `--metrics.common` gives to"
     " all engines.",
 )
 ABSENT = Code(
     "SD412",
-    "warning",
+    "info",
     "A metric is not there",
-    "The catalogue has the metric for this engine, but the page or Prometheus does not: the engine is"
-    " older, or nothing has been counted yet.",
-    "Upgrade the engine if it is older than the release that the finding names; else wait for traffic.",
+    "The catalogue has the metric, but the page or Prometheus does not: nothing has been counted yet,"
+    " what it describes is not in use, or the engine is older.",
+    "Wait for what it counts; upgrade the engine if it is older than the release that the finding names.",
 )
 OTHER_FORM = Code(
     "SD413",
@@ -109,7 +109,8 @@ ELSEWHERE = Code(
     "SD414",
     "info",
     "A metric comes from another exporter",
-    "No page and no Prometheus that was given has the metric, and it is none of an engine's.",
+    "No page and no Prometheus that was given has the metric, and it is none of an engine's: another exporter"
+    " has it, or sidestep's.",
     "Scrape the exporter that has it, or remove the panel.",
 )
 NEEDS_FLAG = Code(

@@ -45,11 +45,13 @@ def problems(query: Query, reasons: Reasons) -> Iterator[Problem]:
         if not query.is_guessed:
             yield Problem(codes.NOT_PROMQL, short(query.text), str(error))
         return
-    found = _failures(node, reasons)
-    if query.may_be_empty:
-        found = [each for each in found if each.code is not codes.WRONG_VALUE]
-    if not found and (hidden := _failures(node, reasons, with_constants=False)):
-        found = [each._replace(code=codes.ALWAYS_CONSTANT) for each in hidden]
+    ignored = (codes.WRONG_VALUE,) if query.may_be_empty else ()
+    found = [each for each in _failures(node, reasons) if each.code not in ignored]
+    if not found:
+        hidden = _failures(node, reasons, with_constants=False)
+        found = [
+            each._replace(code=codes.ALWAYS_CONSTANT) for each in hidden if each.code not in ignored
+        ]
     yield from dict.fromkeys((*found, *_mistakes(node, reasons)))
 
 
@@ -140,10 +142,15 @@ def _wrong_grouping(node: Call, reasons: Reasons) -> Iterator[Problem]:
     if node.grouping != "by" or _is_joined(node):
         return
     names = {each.name for part in node.arguments for each in selectors(part)}
-    for label in node.labels:
-        if names and all(reasons.lacks(name, label) for name in names):
-            text = f"grouped by {label}, which it never has"
-            yield Problem(codes.WRONG_GROUPING, ", ".join(sorted(names)), text)
+    if not names:
+        return
+    wrong = [one for one in node.labels if all(reasons.lacks(name, one) for name in names)]
+    # Labels of targets that are not here matter only if no other label tells series apart.
+    if not wrong and all(reasons.lacks_here(name, one) for name in names for one in node.labels):
+        wrong = [*node.labels]
+    for label in wrong:
+        text = f"grouped by {label}, which it never has"
+        yield Problem(codes.WRONG_GROUPING, ", ".join(sorted(names)), text)
 
 
 def _ratio(node: Node) -> str:

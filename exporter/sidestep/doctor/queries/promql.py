@@ -5,6 +5,7 @@ Operators other than ``or``, ``and`` and ``unless`` are alike: a query needs bot
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -64,6 +65,13 @@ class Selector(NamedTuple):
         """The metric's name; empty where a pattern or nothing selects it."""
         found = (m.value for m in self.matchers if m[:2] == ("__name__", "="))
         return next(found, "")
+
+    @property
+    def text(self) -> str:
+        """The selector in PromQL."""
+        return (
+            f"{{{','.join(f'{m.label}{m.operator}{json.dumps(m.value)}' for m in self.matchers)}}}"
+        )
 
 
 class Call(NamedTuple):
