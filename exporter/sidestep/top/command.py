@@ -59,6 +59,7 @@ async def _view(targets: Targets, interval: float) -> None:
         from sidestep.top.app import view  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            "the terminal view needs textual: pip install 'sidestep[top]'; --once and --json do not"
+            "the terminal view needs textual: pip install '.[top]' in a clone of sidestep's repository;"
+            " --once and --json do not"
         ) from None
     await view(targets, interval)

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import aiohttp
 import click
+from yarl import URL
 
 from sidestep.errors import ConfigError
+from sidestep.web_client.fetch import FetchError
 
 
 class Access(NamedTuple):
@@ -44,7 +46,9 @@ class Access(NamedTuple):
         if self.user:
             headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
         connector = aiohttp.TCPConnector(ssl=self._context() or True)
-        return aiohttp.ClientSession(connector=connector, headers=headers)
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_redirect.append(_stay)
+        return aiohttp.ClientSession(connector=connector, headers=headers, trace_configs=[tracing])
 
     def _context(self) -> ssl.SSLContext | None:
         if not (self.cacert or self.cert or self.key or self.insecure):
@@ -61,6 +65,19 @@ class Access(NamedTuple):
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+async def _stay(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    """Refuse a redirect to another server, which would get the user's headers and login."""
+    headers = redirect.response.headers
+    target = redirect.url.join(URL(headers.get("Location", headers.get("URI", ""))))
+    if (target.scheme, target.host, target.port) != (
+        redirect.url.scheme,
+        redirect.url.host,
+        redirect.url.port,
+    ):
+        redirect.response.close()
+        raise FetchError(f"it redirects to {target}: give that address")
 
 
 def _header(line: str) -> tuple[str, str]:
