@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 import aiohttp
-import click
-import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
@@ -22,6 +20,7 @@ from sidestep.doctor.prometheus import check as prometheus
 from sidestep.doctor.queries import check as queries
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
+from sidestep.web_client.output import show, show_json
 
 LOCAL_EXPORTER = "http://127.0.0.1:9857"
 PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable
@@ -64,10 +63,9 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     checked = [str(source) for group in sources for source in group]
     report = Report(version=__version__, checked=checked, findings=sort_findings(found))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)))
+        show_json(report)
     else:
-        for line in lines(report):
-            click.echo(line)
+        show(lines(report))
     return status(report, fail_on)
 
 

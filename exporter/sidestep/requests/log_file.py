@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sidestep.errors import ConfigError
+from sidestep.protocol.limits import escape
 
 STANDARD_OUTPUT = "-"
 
@@ -88,7 +89,9 @@ class StandardOutput:
     """The process's standard output."""
 
     def write(self, lines: bytes) -> None:
-        """Write whole lines."""
+        """Write whole lines of JSON."""
+        if not lines.isascii():
+            lines = "\n".join(map(escape, lines.decode().split("\n"))).encode()
         sys.stdout.buffer.write(lines)
         sys.stdout.buffer.flush()
 
