@@ -22,7 +22,21 @@ _PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", re.DOTALL)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-class _Loader(yaml.SafeLoader):
+class _UniqueKeys:
+    """Constructor of mappings whose keys are distinct."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        """Reject a duplicate key; merge keys come once, and their values yield to others."""
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in names.items():
+            if count > 1:
+                raise _refused(node, f"{name} is a duplicate key")
+        return super().construct_mapping(node, deep)  # type: ignore[misc,no-any-return]
+
+
+class _Loader(_UniqueKeys, yaml.SafeLoader):
     """Reads mappings, lists, text, booleans and null; a number stays text.
 
     The content does not expand: an alias is the same object again, and merge keys and tags are
@@ -50,23 +64,12 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, object]:
-        """Reject a duplicate key."""
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            names = Counter(str(key.value) for key, _ in node.value)
-            twice = names.most_common(1)[0][0]
-            raise _refused(node, f"{twice} is a duplicate key")
-        return found
-
 
 def _refused(where: yaml.Event | yaml.Node, why: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=why, problem_mark=where.start_mark)  # type: ignore[arg-type]
 
 
-class _Documents(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Documents(_UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads what Kubernetes does: a date is text, and so is a lone equals sign."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does

@@ -8,13 +8,14 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.prometheus_api import Api, RefusedError
-from sidestep.doctor.queries import codes
-from sidestep.doctor.queries.files import FileError, Query, read_queries
+from sidestep.doctor.queries import codes, rule_files
+from sidestep.doctor.queries.files import FileError, Query, queries_of, read
 from sidestep.doctor.queries.inventory import Inventory
 from sidestep.doctor.queries.known_metrics import PREFIXES
 from sidestep.doctor.queries.live import LiveQueries
@@ -52,7 +53,10 @@ async def check(
     found = dict(scalers)
     for file in files:
         try:
-            found[file] = read_queries(file)
+            documents = await asyncio.to_thread(read, file)
+            for each in _rules(file, documents, is_run=bool(prometheus)):
+                yield each
+            found[file] = queries_of(documents)
         except FileError as error:
             yield codes.UNREADABLE.on(file, str(error))
     judged = [each async for each in _run(session, found, prometheus)] if found else []
@@ -87,6 +91,17 @@ async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
     if answer.status != HTTPStatus.OK:
         raise FetchError(refusal(answer.status))
     return answer.text
+
+
+def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding]:
+    """Yield what Prometheus refuses in a rule file, and that there may be more."""
+    for rules in rule_files.rules_in(documents):
+        wrong = [*rule_files.mistakes(rules)]
+        for text in wrong:
+            yield codes.REFUSED_RULES.on(file, text)
+        if not (wrong or is_run):
+            text = "types in PromQL and templates were not checked"
+            yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
 
 
 def _findings(file: str, judged: Judged) -> Iterator[Finding]:

@@ -75,21 +75,32 @@ class Query(NamedTuple):
     is_guessed: bool = False
 
 
-def read_queries(path: str) -> list[Query]:
-    """Return all queries of a file.
+def read(path: str) -> list[Any]:
+    """Return the documents of a file.
 
     Raises:
-        FileError: It cannot be read, or has no query.
+        FileError: It cannot be read.
     """
     try:
         with Path(path).open("rb") as file:
-            documents = _documents(file.read(MAX_BYTES + 1).decode())
-        values = {name: value for each in documents for name, value in _values(each)}
-        found = [query for each in documents for query in _queries(each, "", values)]
+            return _documents(file.read(MAX_BYTES + 1).decode())
     except OSError as error:
         raise FileError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise FileError("it is no text in UTF-8") from None
+    except RecursionError:
+        raise FileError("it is nested too deep") from None
+
+
+def queries_of(documents: list[Any]) -> list[Query]:
+    """Return all queries of a file's documents.
+
+    Raises:
+        FileError: There is none.
+    """
+    values = {name: value for each in documents for name, value in _values(each)}
+    try:
+        found = [query for each in documents for query in _queries(each, "", values)]
     except RecursionError:
         raise FileError("it is nested too deep") from None
     if not found:
