@@ -133,6 +133,7 @@ def test_lines_of_the_log(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         logging.getLogger("sidestep.test").error(
             "failed: %s", HOSTILE, exc_info=error, extra={"fields": {"name": HOSTILE}}
         )
+        assert logging.lastResort is not None
         logging.lastResort.handle(logging.makeLogRecord({"msg": HOSTILE, "levelname": "ERROR"}))
     finally:
         for name in logs.PACKAGES:

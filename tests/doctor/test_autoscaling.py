@@ -69,7 +69,7 @@ def adapter(**changes: Any) -> dict[str, Any]:
     return {"kind": "ConfigMap", "data": {"config.yaml": yaml.safe_dump(rules)}}
 
 
-TRIGGERS = {
+TRIGGERS: dict[str, dict[str, str | None]] = {
     "SD570": {"serverAddress": None},
     "SD571": {"ignoreNullValues": None},
     "SD405": {"query": "sum(vllm_num_requests_waiting)"},

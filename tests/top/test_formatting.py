@@ -53,5 +53,3 @@ def test_units(function: Callable[[float], str], value: float, text: str) -> Non
 def test_unknown(function: Callable[[float | None], str], value: float | None) -> None:
     """What is not known is not a zero, and neither is a page's NaN."""
     assert function(value) == "--"
-
-

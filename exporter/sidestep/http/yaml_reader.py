@@ -102,7 +102,7 @@ def _check_size(content: bytes | str) -> None:
     for event in yaml.parse(content, Loader=_Documents):
         if isinstance(event, yaml.AliasEvent):
             # Unknown for an alias within the node itself, which never ends.
-            aliased += anchors.get(event.anchor, MAX_ALIASED + 1)
+            aliased += anchors.get(event.anchor or "", MAX_ALIASED + 1)
         elif isinstance(event, yaml.NodeEvent):
             nodes += 1
         if isinstance(event, yaml.CollectionStartEvent):

@@ -23,10 +23,9 @@ PACKAGES = ("sidestep", "sidestep_adapters")
 class _Text(logging.Formatter):
     """A line of printable characters, and an indented traceback, if there is one."""
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Return the line."""
