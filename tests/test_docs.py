@@ -88,6 +88,14 @@ def test_a_private_word_is_found_in_every_kind_of_text() -> None:
     assert {where.rpartition("say ")[2] for where in found} == {"V", "E"}
 
 
+def test_no_text_installs_the_package_by_its_name() -> None:
+    """No index has it: texts install a clone or a wheel."""
+    texts = [*DOCUMENTS, *ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]
+    by_name = re.compile(r"pip install (?:-\S+ )*['\"]?sidestep\b|\bsidestep\[\w+\]")
+
+    assert [path for path in texts if by_name.search(path.read_text())] == []
+
+
 def test_the_readmes_figures_are_those_of_the_table() -> None:
     """README.md has every figure, as it is in the table."""
     measured = (ROOT / "docs" / "performance.md").read_text()

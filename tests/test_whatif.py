@@ -104,7 +104,7 @@ def test_without_the_library_a_picture_in_pixels_is_one_line(trace: Path, tmp_pa
 
     done = sidestep("whatif", trace, "--plot", tmp_path / "a.png", PYTHONPATH=str(tmp_path))
 
-    one_line(done, 2, "PNG needs Pillow: pip install 'sidestep[plot]'")
+    one_line(done, 2, "PNG needs Pillow: pip install '.[plot]' in a clone")
 
 
 def test_a_name_of_a_file_is_text_in_the_picture(trace: Path, tmp_path: Path) -> None:

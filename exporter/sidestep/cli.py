@@ -26,7 +26,7 @@ from sidestep.config.settings import (
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.errors import ConfigError, SidestepError
-from sidestep.protocol.limits import COUNT_LIMIT
+from sidestep.protocol.limits import COUNT_LIMIT, escape
 from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -512,6 +512,5 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _die(message: str, code: int) -> NoReturn:
-    line = " ".join(message.split())
-    sys.stderr.write(f"sidestep: {line}\n")
+    sys.stderr.write(f"sidestep: {escape(' '.join(message.split()))}\n")
     sys.exit(code)

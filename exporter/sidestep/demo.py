@@ -20,6 +20,7 @@ from sidestep.app import Exporter
 from sidestep.config.settings import Config
 from sidestep.errors import SidestepError
 from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import EngineState
 from sidestep_adapters.recording.replay import Replay
 from sidestep_adapters.recording.replayed_steps import ReplayedSteps
@@ -308,7 +309,7 @@ def _show_status(exporter: Exporter, clock: Clock) -> None:
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1
         # A line of the log overwrites the status, from its first column on.
-        sys.stdout.write(f"\x1b[K{status_line(exporter, *clock.read())[:width]}\r")
+        sys.stdout.write(f"\x1b[K{escape(status_line(exporter, *clock.read()))[:width]}\r")
         sys.stdout.flush()
 
 

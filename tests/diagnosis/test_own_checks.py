@@ -100,11 +100,16 @@ async def test_what_a_sender_reports(heartbeat: Heartbeat, code: str, start: Sta
 
 
 async def test_a_stalled_engine(start: Start) -> None:
-    """The engine is named."""
+    """The engine is named, and the remedy has the path of its stack."""
     limits = {"health_min_threshold": "3", "health_max_threshold": "3"}
     async with start(**limits) as exporter, process(exporter) as stuck:
         stuck.progress = [msgspec.structs.replace(WORKING, steps=6, step_age=70.0, unfinished=1)]
-        assert (await found(exporter, "SD103"))["subject"] == "engine ns/m/0"
+        finding = await found(exporter, "SD103")
+        assert finding["subject"] == "engine ns/m/0"
+        path = finding["remedy"].split()[1].rstrip(",")
+        url = exporter.url.removesuffix("/metrics") + path
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert await answer.text() == "no stack: engine ns/m/0 is stalled\n"
 
 
 async def test_a_scraped_target_is_down(start: Start) -> None:

@@ -24,6 +24,7 @@ from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.manifests.check import check
 from sidestep.doctor.manifests.codes import CODES
 from sidestep.doctor.manifests.pods import IMAGE_DEFAULTS
+from sidestep.doctor.manifests.reading import read_all
 
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 DEPLOYMENTS = sorted((ROOT / "tests" / "data" / "deployments").iterdir())
@@ -370,10 +371,15 @@ def test_a_page_without_what_the_plugin_sends_may_be_scraped(mode: str, tmp_path
     assert found == ({"SD546"} if mode == "beside" else set())
 
 
+def check_manifests(file: Path) -> list[Finding]:
+    """Return what is wrong with the manifests in a file."""
+    return list(check([str(file)], read_all([str(file)])))
+
+
 def found_in(file: Path, given: list[Resource]) -> list[Finding]:
     """Write the resources to a file and return doctor's findings."""
     file.write_text(yaml.safe_dump_all(given))
-    return list(check([str(file)]))
+    return check_manifests(file)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.code}-{fault.path[-40:]}")
@@ -438,7 +444,7 @@ def test_malformed_manifests_are_no_crash(tmp_path: Path) -> None:
     for number, (holder, key) in enumerate(list(_nodes(whole))):
         before, holder[key] = holder[key], ("text", ["text"], {"text": 1}, 1)[number % 4]
         file.write_text(json.dumps({"kind": "List", "items": [*whole, faulty]}))
-        assert "SD512" in {each.code for each in check([str(file)])}
+        assert "SD512" in {each.code for each in check_manifests(file)}
         holder[key] = before
 
 
@@ -544,7 +550,7 @@ def test_sources_of_manifests_have_to_be_rendered() -> None:
 @pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda path: path.stem)
 def test_engines_without_sidestep_are_named(file: Path) -> None:
     """Of manifests without sidestep, each engine is named; two have no command and no known image."""
-    found = {each.code for each in check([str(file)])}
+    found = {each.code for each in check_manifests(file)}
 
     assert found == (
         {"SD502"} if file.stem in {"llm_inference_service", "workers_only"} else {"SD510"}
@@ -553,7 +559,8 @@ def test_engines_without_sidestep_are_named(file: Path) -> None:
 
 def test_nothing_to_check(tmp_path: Path) -> None:
     """Manifests without an engine are not silently good; a file that does not exist is a usage error."""
-    (tmp_path / "hpa.yaml").write_text((EXAMPLES / "hpa.yaml").read_text())
+    monitor = "podmonitor.yaml"
+    (tmp_path / monitor).write_text((EXAMPLES / monitor).read_text())
 
     assert doctor("--manifest", tmp_path).stdout.startswith("SD502 info: ")
     one_line(sidestep("doctor", "--manifest", tmp_path / "no.yaml"), 2, "does not exist")

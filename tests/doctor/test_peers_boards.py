@@ -11,7 +11,7 @@ import pytest
 import peers_boards
 from growing_page import growing_page
 from prometheus_server import BINARIES, prometheus
-from sidestep.doctor.queries.files import Query, read_queries
+from sidestep.doctor.queries.files import Query, queries_of, read
 from sidestep.doctor.queries.inventory import Inventory
 from sidestep.doctor.queries.problems import WITH_RESULT, problems
 from sidestep.doctor.queries.reasons import Problem, Reasons
@@ -59,7 +59,9 @@ def named(name: str) -> dict[str, list[Problem]]:
 
 def all_queries() -> list[Query]:
     """Return the queries of all dashboards, each once."""
-    found = (query for path in peers_boards.BOARDS.values() for query in read_queries(str(path)))
+    found = (
+        query for path in peers_boards.BOARDS.values() for query in queries_of(read(str(path)))
+    )
     return list({query.text: query for query in found}.values())
 
 
@@ -92,5 +94,5 @@ def test_successors() -> None:
 def test_every_query_is_read() -> None:
     """The reader finds what the tests' own reader finds, with the same metrics."""
     for path in peers_boards.BOARDS.values():
-        found = {query.text for query in read_queries(str(path))}
+        found = {query.text for query in queries_of(read(str(path)))}
         assert set(peers_boards.queries(path)) <= found

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.timeout(180)
 NATIVE = "--enable-feature=native-histograms"
 BUILD = '# TYPE sidestep_build_info gauge\nsidestep_build_info{version="1"} 1\n'
 ENGINE = page_of_engine("page_main")
+OTHERS = ("sglang", "triton")
+"""Dashboards for engines that are not those of the test."""
 RATE = "sum(rate(vllm:generation_tokens_total[5m]))"
 
 
@@ -100,9 +102,9 @@ async def play(exporter: Exporter) -> None:
 
 
 async def test_a_good_setup(start: Start, tmp_path: Path, binary: str) -> None:
-    """Nothing is wrong, and no query of our own boards and rules has an error."""
+    """Nothing is wrong, and nothing but what is not in use with the queries of our own boards and rules."""
     files = [
-        *(f"--dashboard={path}" for path in DASHBOARDS),
+        *(f"--dashboard={path}" for path in DASHBOARDS if path.stem not in OTHERS),
         *(f"--rules={path}" for path in RULE_FILES),
     ]
     async with start() as exporter:
@@ -115,7 +117,7 @@ async def test_a_good_setup(start: Start, tmp_path: Path, binary: str) -> None:
             ) as one:
                 assert doctor("--prometheus", one.url) == []
                 found = doctor("--prometheus", one.url, *files)
-                assert [each for each in found if each[1] == "error"] == []
+                assert [each for each in found if each[1] != "info"] == []
                 assert found != []
 
         await asyncio.to_thread(check)
@@ -298,6 +300,8 @@ QUERIES: dict[str, list[str]] = {
     'count({job=~"$job"})': [],
     "sum(vllm:num_requests_running{job=~'$job'": ["SD404"],
     "sum by (service) (vllm:num_requests_running)": ["SD419"],
+    "sum by (service, pod, model_name) (vllm:num_requests_running)": [],
+    "sum by (modle_name, pod) (vllm:num_requests_running)": ["SD419"],
     "my:recorded:sum": ["SD416"],
     "DCGM_FI_DEV_GPU_UTIL": ["SD414"],
 }

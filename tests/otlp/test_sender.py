@@ -472,7 +472,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
     )  # fmt: skip
 
     assert done.returncode == 2
-    assert "pip install 'sidestep[otlp]'" in done.stderr
+    assert "pip install '.[otlp]' in a clone" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

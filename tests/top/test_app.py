@@ -328,7 +328,7 @@ async def test_hostile_names() -> None:
         1, engine="pod-1\x1b[31m\n[red]x[/]", model="[bold", reason="[/]\x07", state="slow"
     )
     async with view(Reports(row), (200, 24)) as screen:
-        assert "pod-1 [31m [red]x[/]" in screen.text
+        assert r"pod-1\u001b[31m\n[red]x[/]" in screen.text
         assert not any(char in screen.text for char in "\x1b\x07")
         await screen.press("enter")
         await screen.shows("[bold, vllm")

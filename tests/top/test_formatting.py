@@ -53,8 +53,3 @@ def test_units(function: Callable[[float], str], value: float, text: str) -> Non
 def test_unknown(function: Callable[[float | None], str], value: float | None) -> None:
     """What is not known is not a zero, and neither is a page's NaN."""
     assert function(value) == "--"
-
-
-def test_plain() -> None:
-    """Names from a page cannot send sequences to the terminal."""
-    assert formatting.plain("a\x1b[2Jb\nc\u202ed é 模型") == "a [2Jb c d é 模型"

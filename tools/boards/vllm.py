@@ -22,8 +22,8 @@ from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 of = Scope("model_name", "engine")
 front = Scope("model_name")
 """The front end's series have no engine."""
-CORES = r"~\\d+"
-"""Pattern of vLLM's engines, which have numbers; others have identities."""
+CORES = "~[^/]+"
+"""Pattern of vLLM's engines, which have numbers or names; others have identities, with slashes."""
 EACH = (*PLACE, "engine")
 NAME = f"{PLACE_NAME} {{{{engine}}}}"
 

@@ -35,7 +35,8 @@ try:
     from sidestep_adapters.triton import proto
 except ImportError as error:
     raise ConfigError(
-        f"a URL with grpc:// needs grpcio and protobuf: pip install 'sidestep[grpc]' ({error})"
+        "a URL with grpc:// needs grpcio and protobuf: pip install '.[grpc]' in a clone of"
+        f" sidestep's repository ({error})"
     ) from None
 
 PORT = 8001

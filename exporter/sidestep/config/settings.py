@@ -190,7 +190,7 @@ class Config:
     otlp_endpoint: str = option(
         "--otlp.endpoint URL",
         "Receiver of OpenTelemetry (OTLP over HTTP) to push all metrics to, such as"
-        " http://collector:4318; a URL with a path is used as it is. Needs sidestep[otlp]. See"
+        " http://collector:4318; a URL with a path is used as it is. Needs the extra otlp. See"
         " opentelemetry.md.",
         otlp_options.endpoint("/v1/metrics"),
         shown=scrape_targets.without_secrets,

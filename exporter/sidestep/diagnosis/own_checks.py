@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+from urllib.parse import quote
 
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
@@ -171,7 +172,9 @@ class OwnChecks:
             if code is not None:
                 why = "" if health.reason is None else f", {health.reason.value}"
                 yield code.on(
-                    f"engine {engine.id}", f"{health.state.value} for {health.age:.0f} s{why}"
+                    f"engine {engine.id}",
+                    f"{health.state.value} for {health.age:.0f} s{why}",
+                    code.remedy.replace("/ID/", f"/{quote(engine.id)}/"),
                 )
         for engine in self._registry.engines.values():
             if engine.labels.get(ORIGIN):

@@ -9,6 +9,7 @@ from sidestep.diagnosis import own_codes
 from sidestep.diagnosis.finding import Code
 from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
+from sidestep.doctor.manifests import autoscaling
 from sidestep.doctor.manifests import codes as manifests
 from sidestep.doctor.prometheus import codes as prometheus
 from sidestep.doctor.queries import codes as queries
@@ -61,9 +62,10 @@ SECTIONS = (
     Section(
         "Kubernetes manifests",
         "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Other resources than"
-        " pods and what scrapes them are ignored. Variables and options of engines have the codes of an engine's"
-        " environment.",
-        manifests.CODES,
+        " pods, what scrapes them and autoscalers are ignored. Variables and options of engines have the codes of an"
+        " engine's environment. The queries of KEDA's triggers and of prometheus-adapter's rules, and the metrics of"
+        " HPAs, are checked as those of dashboards are.",
+        (*manifests.CODES, *autoscaling.CODES),
     ),
     Section(
         "A Prometheus",

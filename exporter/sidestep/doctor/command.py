@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 import aiohttp
-import click
-import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
 from sidestep.doctor import endpoint, engine_page, exporter
 from sidestep.doctor.environment import check as environment
+from sidestep.doctor.manifests import autoscaling
 from sidestep.doctor.manifests.check import check as check_manifests
+from sidestep.doctor.manifests.reading import Resource, read_all
 from sidestep.doctor.prometheus import check as prometheus
 from sidestep.doctor.queries import check as queries
 from sidestep.doctor.report import Report, lines, status
 from sidestep.web_client.access import Access
+from sidestep.web_client.output import show, show_json
 
 LOCAL_EXPORTER = "http://127.0.0.1:9857"
 PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable
@@ -62,15 +63,15 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     checked = [str(source) for group in sources for source in group]
     report = Report(version=__version__, checked=checked, findings=sort_findings(found))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)))
+        show_json(report)
     else:
-        for line in lines(report):
-            click.echo(line)
+        show(lines(report))
     return status(report, fail_on)
 
 
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncIterator[Finding]:
-    for each in await asyncio.to_thread(lambda: list(_check_here(sources))):
+    read = await asyncio.to_thread(read_all, sources.manifests)
+    for each in await asyncio.to_thread(lambda: list(_check_here(sources, read))):
         yield each
     for url in sources.exporters:
         async for each in exporter.check(session, url):
@@ -78,19 +79,21 @@ async def _check(sources: Sources, session: aiohttp.ClientSession) -> AsyncItera
     for url in sources.prometheus:
         async for each in prometheus.check(session, url):
             yield each
-    if files := sources.dashboards + sources.rules:
-        async for each in queries.check(session, files, sources.pages, sources.prometheus):
+    files = sources.dashboards + sources.rules
+    scalers = autoscaling.queries([each for each in read if isinstance(each, Resource)])
+    if files or scalers:
+        async for each in queries.check(session, files, scalers, sources.pages, sources.prometheus):
             yield each
-    else:
+    if not files:
         async for each in engine_page.check(session, sources.pages):
             yield each
 
 
-def _check_here(sources: Sources) -> Iterator[Finding]:
+def _check_here(sources: Sources, read: Sequence[Resource | Finding]) -> Iterator[Finding]:
     """Check what needs no HTTP; endpoints are waited for."""
     if sources.environment:
         yield from environment.check()
     for address in sources.endpoints:
         yield from endpoint.check(address)
     if sources.manifests:
-        yield from check_manifests(sources.manifests)
+        yield from check_manifests(sources.manifests, read)

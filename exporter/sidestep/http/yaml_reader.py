@@ -1,11 +1,11 @@
-"""Reader of YAML into a msgspec struct: PyYAML's safe loader with limits and short errors."""
+"""Readers of YAML, into a msgspec struct or as it is: PyYAML's safe loaders with limits and short errors."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable
-from typing import TypeVar
+from collections.abc import Hashable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -13,12 +13,30 @@ import yaml
 from sidestep.errors import ConfigError
 
 MAX_DEPTH = 16
+MAX_BYTES = 64 << 20
+"""Most bytes of a file of documents."""
+MAX_NODES, MAX_ALIASED, MAX_NESTED = 1_000_000, 100_000, 100
+"""Most nodes of a file, nodes that its aliases repeat, and levels."""
 _PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", re.DOTALL)
 """Matches an error of msgspec: the expectation and the path."""
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-class _Loader(yaml.SafeLoader):
+class _UniqueKeys:
+    """Constructor of mappings whose keys are distinct."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        """Reject a duplicate key; merge keys come once, and their values yield to others."""
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in names.items():
+            if count > 1:
+                raise _refused(node, f"{name} is a duplicate key")
+        return super().construct_mapping(node, deep)  # type: ignore[misc,no-any-return]
+
+
+class _Loader(_UniqueKeys, yaml.SafeLoader):
     """Reads mappings, lists, text, booleans and null; a number stays text.
 
     The content does not expand: an alias is the same object again, and merge keys and tags are
@@ -46,20 +64,62 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, object]:
-        """Reject a duplicate key."""
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
-            names = Counter(str(key.value) for key, _ in node.value)
-            twice = names.most_common(1)[0][0]
-            raise _refused(node, f"{twice} is a duplicate key")
-        return found
-
 
 def _refused(where: yaml.Event | yaml.Node, why: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=why, problem_mark=where.start_mark)  # type: ignore[arg-type]
+
+
+class _Documents(_UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads what Kubernetes does: a date is text, and so is a lone equals sign."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does
+        first: [pair for pair in resolvers if not pair[0].endswith((":timestamp", ":value"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def read_documents(content: bytes | str) -> Iterator[Any]:
+    """Yield the documents of a file.
+
+    Raises:
+        ConfigError: It is not YAML, or too much of it; names the line.
+    """
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"it is longer than {MAX_BYTES >> 20} MiB")
+    try:
+        _check_size(content)
+        yield from yaml.load_all(content, Loader=_Documents)
+    # Values that are none, such as 2024-99-99, are ValueErrors; a key may be a list, which has no hash.
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _check_size(content: bytes | str) -> None:
+    """Refuse too many nodes, with aliases expanded, and too deep ones, before anything is built."""
+    nodes, aliased = 0, 0
+    anchors: dict[str, int] = {}
+    above: list[tuple[str, int]] = []
+    for event in yaml.parse(content, Loader=_Documents):
+        if isinstance(event, yaml.AliasEvent):
+            # Unknown for an alias within the node itself, which never ends.
+            aliased += anchors.get(event.anchor or "", MAX_ALIASED + 1)
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            above.append((event.anchor or "", nodes + aliased))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = above.pop()
+            anchors[anchor] = nodes + aliased - before + 1
+        elif isinstance(event, yaml.ScalarEvent):
+            anchors[event.anchor or ""] = 1
+        if nodes > MAX_NODES or aliased > MAX_ALIASED or len(above) > MAX_NESTED:
+            raise _refused(event, "it has too many nodes, aliases or levels")
+
+
+def _one_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = f"line {mark.line + 1}: " if mark is not None else ""
+    return " ".join(f"{line}is not YAML: {getattr(error, 'problem', None) or error}".split())
 
 
 def read(text: str, kind: type[Struct]) -> Struct:
@@ -70,13 +130,9 @@ def read(text: str, kind: type[Struct]) -> Struct:
     """
     try:
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe one
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(f"{line}is not YAML: {error.problem}") from None
-    # PyYAML raises these for an escape that is not a character and for the digits of a version.
+    # PyYAML raises ValueErrors for an escape that is not a character and for the digits of a version.
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ConfigError(f"is not YAML: {error}") from None
+        raise ConfigError(_one_line(error)) from None
     try:
         return msgspec.convert({} if found is None else found, kind)
     except msgspec.ValidationError as error:

@@ -23,7 +23,8 @@ try:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 except ImportError as error:
     raise ConfigError(
-        f"--otlp.* needs opentelemetry-proto: pip install 'sidestep[otlp]' ({error})"
+        "--otlp.* needs opentelemetry-proto: pip install '.[otlp]' in a clone of sidestep's"
+        f" repository ({error})"
     ) from None
 
 __all__ = [

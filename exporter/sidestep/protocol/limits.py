@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 from msgspec import Meta
@@ -58,6 +59,20 @@ Labels = Annotated[dict[LabelName, Text], Meta(max_length=MAX_LABELS)]
 def is_printable(text: str) -> bool:
     """Return whether ``text`` is a valid label value: printable, so without newline or NUL."""
     return text.isprintable()
+
+
+def escape(text: str) -> str:
+    """Return ``text`` as a part of one line: other than printable characters as JSON escapes them.
+
+    For logs and terminals: a name must not end the line, move the cursor or turn the text around.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
 def printable(text: object) -> str:

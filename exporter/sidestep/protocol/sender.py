@@ -15,7 +15,7 @@ import msgspec
 
 from sidestep.errors import WireError
 from sidestep.protocol.folding import Folded, Folder
-from sidestep.protocol.limits import MAX_BATCH_ITEMS, VERSION
+from sidestep.protocol.limits import MAX_BATCH_ITEMS, VERSION, escape
 from sidestep.protocol.messages import (
     Ack,
     Aggregate,
@@ -292,7 +292,7 @@ class Sender:
 
     def _refused(self, nack: Nack, now: float) -> None:
         if nack.code != "need_hello":
-            self.complaint = f"{nack.code} {nack.detail}".strip()
+            self.complaint = escape(f"{nack.code} {nack.detail}".strip())
         if nack.code == "id_conflict":
             self.state = State.STOPPED
             waiting = sum(p.items if isinstance(p, Folded) else 1 for p in self._pending)

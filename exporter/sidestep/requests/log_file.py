@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sidestep.errors import ConfigError
+from sidestep.protocol.limits import escape
 from sidestep.transport.path_owners import open_file
 
 STANDARD_OUTPUT = "-"
@@ -89,7 +90,9 @@ class StandardOutput:
     """The process's standard output."""
 
     def write(self, lines: bytes) -> None:
-        """Write whole lines."""
+        """Write whole lines of JSON."""
+        if not lines.isascii():
+            lines = "\n".join(map(escape, lines.decode().split("\n"))).encode()
         sys.stdout.buffer.write(lines)
         sys.stdout.buffer.flush()
 

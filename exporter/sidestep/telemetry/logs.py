@@ -12,10 +12,29 @@ from typing import Any
 
 import msgspec
 
+from sidestep.protocol.limits import escape
+
 Fields = Mapping[str, object]
 
 PACKAGES = ("sidestep", "sidestep_adapters")
 """Packages whose lines appear; sources of the second run in the exporter."""
+
+
+class _Text(logging.Formatter):
+    """A line of printable characters, and an indented traceback, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Return the line."""
+        return escape(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Return the traceback, no line of which looks like one of the log."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {escape(line)}" for line in lines)
 
 
 class _Json(logging.Formatter):
@@ -31,7 +50,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return escape(msgspec.json.encode(line).decode())
 
 
 def _rfc3339(seconds: float) -> str:
@@ -42,9 +61,9 @@ def _rfc3339(seconds: float) -> str:
 def set_up(level: str, form: str) -> None:
     """Send this process's log lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    text.converter = time.gmtime
-    handler.setFormatter(_Json() if form == "json" else text)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    if logging.lastResort is not None:  # what other packages log
+        logging.lastResort.setFormatter(handler.formatter)
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -19,9 +19,10 @@ from textual.widgets import Input, Static
 
 from sidestep.errors import SidestepError
 from sidestep.exposition.live.rows import Level
+from sidestep.protocol.limits import escape
 from sidestep.top.columns import Entry, Order, entries, matches, ordered
 from sidestep.top.details import DetailsScreen, labelled
-from sidestep.top.formatting import age, count, duration, plain, rate, share
+from sidestep.top.formatting import age, count, duration, rate, share
 from sidestep.top.help import HelpScreen
 from sidestep.top.history import History, Sample
 from sidestep.top.palette import COLOURS, Part
@@ -156,7 +157,7 @@ class TopApp(App[None]):
         if self.report is None or not self.query("#charts"):
             return
         verdict = self.report.verdict
-        line = f"{SIGNS[verdict.level]} {plain(verdict.text)}"
+        line = f"{SIGNS[verdict.level]} {escape(verdict.text)}"
         self._update("#verdict", (line, COLOURS[verdict.level]), layout=True)
         self._update("#totals", _totals_line(self.history.fleet[-1], self.size.width))
         self._show_charts()

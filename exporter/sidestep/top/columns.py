@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sidestep.exposition.live.rows import EngineRow, Level, Percentiles
+from sidestep.protocol.limits import escape
 from sidestep.top import formatting
-from sidestep.top.formatting import age, count, duration, plain, rate, share
+from sidestep.top.formatting import age, count, duration, rate, share
 from sidestep.top.report import Report
 
 KV_WARNING, KV_CRITICAL = 0.65, 0.85
@@ -173,7 +174,7 @@ def bar(value: float | None, width: int) -> str:
 
 def state(row: EngineRow, width: int) -> str:
     """Return the state, with the seconds without progress if there is room."""
-    text = plain(row.state) if row.state else formatting.UNKNOWN
+    text = escape(row.state) if row.state else formatting.UNKNOWN
     if row.stalled_seconds is None:
         return text
     longer = f"{text} {age(row.stalled_seconds)}"
@@ -194,11 +195,11 @@ def _p95(percentiles: Percentiles | None) -> float | None:
 COLUMNS = (
     Column(
         "engine", "", "ENGINE", "the label engine, or the engine's identity",
-        lambda row: row.engine, lambda row, _: plain(row.engine),
+        lambda row: row.engine, lambda row, _: escape(row.engine),
     ),
     Column(
         "model", "", "MODEL", "the model's name",
-        lambda row: row.model or None, lambda row, _: plain(row.model) or formatting.UNKNOWN,
+        lambda row: row.model or None, lambda row, _: escape(row.model) or formatting.UNKNOWN,
     ),
     Column(
         "state", "", "STATE", "health; -- where no process reports progress",

@@ -6,14 +6,12 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-import click
-import msgspec
-
 from sidestep.errors import ConfigError
 from sidestep.top.once import table
 from sidestep.top.report import Report
 from sidestep.top.targets import DISCOVERED, Targets, discover
 from sidestep.web_client.access import Access
+from sidestep.web_client.output import show, show_json
 
 LOCAL_EXPORTER = "http://127.0.0.1:9857"
 PASSWORD = "SIDESTEP_TOP_PASSWORD"  # noqa: S105 - the name of a variable
@@ -42,10 +40,9 @@ async def run(
             await asyncio.sleep(interval)
             report = await targets.poll()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)))
+        show_json(report)
     else:
-        for line in table(report):
-            click.echo(line)
+        show(table(report))
     return _status(report)
 
 
@@ -59,6 +56,7 @@ async def _view(targets: Targets, interval: float) -> None:
         from sidestep.top.app import view  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            "the terminal view needs textual: pip install 'sidestep[top]'; --once and --json do not"
+            "the terminal view needs textual: pip install '.[top]' in a clone of sidestep's repository;"
+            " --once and --json do not"
         ) from None
     await view(targets, interval)

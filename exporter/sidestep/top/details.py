@@ -14,8 +14,9 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from sidestep.exposition.live.rows import EngineRow, Level
+from sidestep.protocol.limits import escape
 from sidestep.top.columns import BY_KEY, STATES, Entry, bar, level, state
-from sidestep.top.formatting import UNKNOWN, age, count, duration, plain, rate, share
+from sidestep.top.formatting import UNKNOWN, age, count, duration, rate, share
 from sidestep.top.history import TRENDS, Sample
 from sidestep.top.palette import COLOURS, CURVE, MUTED, Part
 from sidestep.top.sparkline import sparkline
@@ -30,17 +31,17 @@ TALL = 34
 def describe(entry: Entry, history: Sequence[Sample], width: int, height: int = 1) -> list[Part]:
     """Return the details of an entry, with sparklines of ``height`` lines."""
     row = entry.row
-    title = plain(entry.url if row is None else row.engine)
+    title = escape(entry.url if row is None else row.engine)
     parts: list[Part] = [(f"{title}\n", "bold")]
     if row is not None:
         parts.append(
-            f"{plain(row.model) or 'no model'}, {plain(row.dialect)}, {plain(entry.url)}\n"
+            f"{escape(row.model) or 'no model'}, {escape(row.dialect)}, {escape(entry.url)}\n"
         )
     if entry.error is not None:
         since = "" if entry.age is None else f"; its last answer is {age(entry.age)} old"
-        parts.append((f"✗ {plain(entry.error)}{since}\n", COLOURS["critical"]))
+        parts.append((f"✗ {escape(entry.error)}{since}\n", COLOURS["critical"]))
     if row is not None:
-        why = f" ({plain(row.reason)})" if row.reason else ""
+        why = f" ({escape(row.reason)})" if row.reason else ""
         parts += _field("state", f"{state(row, width)}{why}", STATES.get(row.state))
         parts += ["\n", *_numbers(row), "\n", *_percentiles(row), "\n"]
         parts += _trends(history, width, height)

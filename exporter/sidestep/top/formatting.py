@@ -50,13 +50,6 @@ def age(seconds: float | None) -> str:
     return _minutes(whole) if whole >= MINUTE else f"{whole}s"
 
 
-def plain(text: str) -> str:
-    """Return one line without control characters, which a page could use to write to the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
 def _known(value: float | None) -> TypeGuard[float]:
     """Return whether there is a number: a page may also have NaN or an infinity."""
     return value is not None and math.isfinite(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.exposition.live.rows import EngineRow
-from sidestep.top.formatting import count, duration, plain, rate, share
+from sidestep.protocol.limits import escape
+from sidestep.top.formatting import count, duration, rate, share
 from sidestep.top.report import Report
 
 HEAD = (
@@ -18,7 +19,7 @@ TEXTS = 3
 
 def table(report: Report) -> Iterator[str]:
     """Yield the lines: the verdict, the engines, and the targets that failed."""
-    yield f"{report.verdict.level}: {plain(report.verdict.text)}"
+    yield f"{report.verdict.level}: {report.verdict.text}"
     rows = [_cells(row) for target in report.targets for row in target.engines]
     if rows:
         yield ""
@@ -33,15 +34,15 @@ def table(report: Report) -> Iterator[str]:
     if failed:
         yield ""
     for target in failed:
-        yield f"{plain(target.url)}: {plain(target.error or '')}"
+        yield f"{target.url}: {target.error}"
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
     reason = f" ({row.reason})" if row.reason else ""
     return (
-        plain(row.engine),
-        plain(row.model) or "--",
-        plain(f"{row.state}{reason}") if row.state else "--",
+        escape(row.engine),
+        escape(row.model) or "--",
+        escape(f"{row.state}{reason}") if row.state else "--",
         count(row.running),
         count(row.waiting),
         rate(row.prompt_tokens_per_second),

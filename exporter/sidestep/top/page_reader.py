@@ -77,7 +77,7 @@ def _samples(text: str) -> tuple[Samples, bool]:
     """Return the samples that are wanted, and whether the text looks like a metrics page."""
     found: dict[str, list[Sample]] = {}
     is_page = False
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("#"):
             is_page = is_page or line.startswith(("# TYPE ", "# HELP "))
             continue

@@ -18,8 +18,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from sidestep.exposition.live.rows import Level
+from sidestep.protocol.limits import escape
 from sidestep.top.columns import STATES, Column, Entry, Order, fit, level
-from sidestep.top.formatting import age, plain
+from sidestep.top.formatting import age
 
 MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", None: " "}
 MARGIN = 2
@@ -319,7 +320,7 @@ class EngineTable(ScrollView, can_focus=True):
 def failure(entry: Entry, width: int) -> str:
     """Return the line of a target that failed; the reason matters more than the address."""
     since = "" if entry.age is None else f" (last answer {age(entry.age)} ago)"
-    reason = plain(f"{entry.error}{since}")
+    reason = escape(f"{entry.error}{since}")
     room = max(width - cell_len(reason) - len(": "), LEAST_ADDRESS)
-    address = shorten(plain(entry.url), min(room, cell_len(plain(entry.url))))
+    address = shorten(escape(entry.url), min(room, cell_len(escape(entry.url))))
     return set_cell_size(f"{address}: {reason}", width)

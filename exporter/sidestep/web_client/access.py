@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import aiohttp
 import click
+from yarl import URL
 
 from sidestep.errors import ConfigError
 from sidestep.transport.http_response import BoundedResponse
+from sidestep.web_client.fetch import FetchError
 
 
 class Access(NamedTuple):
@@ -46,8 +48,13 @@ class Access(NamedTuple):
             headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
         # What a server sends over an idle connection would be read without an end.
         connector = aiohttp.TCPConnector(ssl=self._context() or True, force_close=True)
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_redirect.append(_stay)
         return aiohttp.ClientSession(
-            connector=connector, headers=headers, response_class=BoundedResponse
+            connector=connector,
+            headers=headers,
+            response_class=BoundedResponse,
+            trace_configs=[tracing],
         )
 
     def _context(self) -> ssl.SSLContext | None:
@@ -65,6 +72,19 @@ class Access(NamedTuple):
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+async def _stay(_: object, __: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    """Refuse a redirect to another server, which would get the user's headers and login."""
+    headers = redirect.response.headers
+    target = redirect.url.join(URL(headers.get("Location", headers.get("URI", ""))))
+    if (target.scheme, target.host, target.port) != (
+        redirect.url.scheme,
+        redirect.url.host,
+        redirect.url.port,
+    ):
+        redirect.response.close()
+        raise FetchError(f"it redirects to {target}: give that address")
 
 
 def _header(line: str) -> tuple[str, str]:

@@ -52,8 +52,8 @@ def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
             from sidestep.whatif.png import png as draw  # noqa: PLC0415
         except ImportError:
             raise ConfigError(
-                f"--plot {path}: PNG needs Pillow: pip install 'sidestep[plot]';"
-                " a name that ends with .svg does not"
+                f"--plot {path}: PNG needs Pillow: pip install '.[plot]' in a clone of"
+                " sidestep's repository; a name that ends with .svg does not"
             ) from None
     elif kind == ".svg":
         draw = svg

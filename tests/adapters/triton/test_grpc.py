@@ -389,5 +389,5 @@ def test_without_grpc_the_error_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("ConfigError a URL with grpc://")
-    assert "pip install 'sidestep[grpc]'" in done.stdout
+    assert "pip install '.[grpc]' in a clone" in done.stdout
     assert done.stdout.count("\n") == 1

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.endpoint import User
 from sidestep.doctor.environment.packages import (
@@ -23,6 +21,8 @@ from sidestep.doctor.environment.packages import (
     Packages,
     allows_plugin,
 )
+from sidestep.errors import ConfigError
+from sidestep.http.yaml_reader import read_documents
 
 NOT_READABLE = Code(
     "SD020",
@@ -197,7 +197,7 @@ def _process(directory: Path, engine: Engine, arguments: Sequence[str]) -> Proce
         environ = {name: value for name, _, value in pairs}
     options = parse_options(arguments)
     if "--config" in options:
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        with contextlib.suppress(OSError, ValueError, ConfigError):
             options = {**_configured(directory / "cwd" / options["--config"]), **options}
             del options["--config"]
     return Process(
@@ -223,7 +223,7 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
 
 def _configured(file: Path) -> dict[str, str]:
     """Return the options in a file of --config, as a command line has them."""
-    loaded = yaml.safe_load(file.read_text())
+    loaded = next(read_documents(file.read_text()), None)
     given = loaded.items() if isinstance(loaded, dict) else ()
     return {
         f"--{str(name).replace('_', '-')}": "" if value is True else str(value)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from sidestep.diagnosis.finding import Finding
 from sidestep.doctor.manifests.codes import UNREADABLE
+from sidestep.errors import ConfigError
+from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 STANDARD_INPUT = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -56,15 +56,6 @@ class Resource(NamedTuple):
         return f"{self.place}: {self.kind}/{self.metadata.get('name', '')}"
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads what Kubernetes does: a date is text, and so is a lone equals sign."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does
-        first: [pair for pair in resolvers if not pair[0].endswith((":timestamp", ":value"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
 def mapping(value: object) -> Mapping[str, Any]:
     """Return ``value`` if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
@@ -80,10 +71,14 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
     return [each for each in items(value) if isinstance(each, dict)]
 
 
-def read(source: str) -> Iterator[Resource | Finding]:
-    """Yield the resources of a file, a directory or standard input, and what cannot be read."""
+def read_all(sources: Iterable[str]) -> list[Resource | Finding]:
+    """Return the resources of files, directories and standard input (``-``), and what cannot be read."""
+    return [each for source in sources for each in _read(source)]
+
+
+def _read(source: str) -> Iterator[Resource | Finding]:
     if source == STANDARD_INPUT:
-        yield from _documents("standard input", sys.stdin.buffer.read())
+        yield from _resources("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
         return
     for path in _files(Path(source)):
         if path.name in RENDERERS:
@@ -91,11 +86,12 @@ def read(source: str) -> Iterator[Resource | Finding]:
             yield UNREADABLE.on(str(path), "it has to be rendered", f"Run `{command}`.")
             continue
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
         except OSError as error:
             yield UNREADABLE.on(str(path), os.strerror(error.errno or 0))
         else:
-            yield from _documents(str(path), content)
+            yield from _resources(str(path), content)
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -110,23 +106,18 @@ def _files(path: Path) -> Iterator[Path]:
             yield from _files(each)
 
 
-def _documents(place: str, content: bytes) -> Iterator[Resource | Finding]:
+def _resources(place: str, content: bytes) -> Iterator[Resource | Finding]:
     try:
-        for document in yaml.load_all(content, Loader=_Loader):
+        for document in read_documents(content):
             if isinstance(document, dict):
                 yield from _items(Resource(place, _without_nulls(document)))
             elif document is not None:
                 yield UNREADABLE.on(place, "it has a document that is no mapping")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark is not None else ""
+    except ConfigError as error:
         remedy = (
             "It is a template: render its chart by `helm template`." if b"{{" in content else ""
         )
-        yield UNREADABLE.on(place, f"{line}{error.problem}", remedy)
-    # PyYAML raises ValueError for a number that is none.
-    except (yaml.YAMLError, ValueError) as error:
-        yield UNREADABLE.on(place, str(error))
+        yield UNREADABLE.on(place, str(error), remedy)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.doctor.prometheus_api import Api, RefusedError
-from sidestep.doctor.queries import codes
-from sidestep.doctor.queries.files import FileError, Query, read_queries
+from sidestep.doctor.queries import codes, rule_files
+from sidestep.doctor.queries.files import FileError, Query, queries_of, read
 from sidestep.doctor.queries.inventory import Inventory
+from sidestep.doctor.queries.known_metrics import PREFIXES
 from sidestep.doctor.queries.live import LiveQueries
 from sidestep.doctor.queries.problems import problems
 from sidestep.doctor.queries.reasons import Problem, Reasons
 from sidestep.web_client.fetch import FetchError, fetch, refusal
 
+ENGINES = re.compile("|".join({*PREFIXES, "nv_inference_"} - {"sidestep_"}))
+"""Matches a name of an engine's metric."""
 Judged = list[tuple[Query, list[Problem]]]
 """Queries with what is wrong with each."""
 
@@ -27,10 +32,11 @@ Judged = list[tuple[Query, list[Problem]]]
 async def check(
     session: aiohttp.ClientSession,
     files: Sequence[str],
+    scalers: Mapping[str, Sequence[Query]],
     pages: Sequence[str],
     prometheus: Sequence[str],
 ) -> AsyncIterator[Finding]:
-    """Yield what is wrong with the queries of all files.
+    """Yield what is wrong with the queries of all files and of autoscalers, which are by their names.
 
     They are compared with the pages (addresses or files) and run on the Prometheus servers; without
     either they are compared with the catalogue.
@@ -44,10 +50,13 @@ async def check(
             inventory.add_page(await _read_page(session, page))
         except (FetchError, OSError, ValueError) as error:
             yield codes.NO_PAGE.on(page, getattr(error, "strerror", None) or str(error))
-    found = {}
+    found = dict(scalers)
     for file in files:
         try:
-            found[file] = read_queries(file)
+            documents = await asyncio.to_thread(read, file)
+            for each in _rules(file, documents, is_run=bool(prometheus)):
+                yield each
+            found[file] = queries_of(documents)
         except FileError as error:
             yield codes.UNREADABLE.on(file, str(error))
     judged = [each async for each in _run(session, found, prometheus)] if found else []
@@ -84,12 +93,26 @@ async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
     return answer.text
 
 
+def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding]:
+    """Yield what Prometheus refuses in a rule file, and that there may be more."""
+    for rules in rule_files.rules_in(documents):
+        wrong = [*rule_files.mistakes(rules)]
+        for text in wrong:
+            yield codes.REFUSED_RULES.on(file, text)
+        if not (wrong or is_run):
+            text = "types in PromQL and templates were not checked"
+            yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
+
+
 def _findings(file: str, judged: Judged) -> Iterator[Finding]:
     """Yield a finding for each kind of problem, with all metrics and panels that have it."""
+    is_for_several = any(not found and ENGINES.search(query.text) for query, found in judged)
     names: dict[tuple[Code, str], dict[str, None]] = {}
     places: dict[tuple[Code, str], dict[str, None]] = {}
     for query, found in judged:
         for code, name, text, instead in found:
+            if code is codes.OTHER_ENGINE and is_for_several:
+                continue
             shown = f"{name} -> {instead}" if instead else name
             names.setdefault((code, text), {})[shown] = None
             places.setdefault((code, text), {})[query.place] = None

@@ -75,7 +75,7 @@ NO_BUCKETS = Code(
 )
 NEEDS_OPTION = Code(
     "SD410",
-    "warning",
+    "info",
     "A metric needs an option",
     "The page or Prometheus does not have the metric, because an option of the engine or of the exporter"
     " is off.",
@@ -84,18 +84,18 @@ NEEDS_OPTION = Code(
 OTHER_ENGINE = Code(
     "SD411",
     "warning",
-    "A query is for another engine",
-    "None of the pages is of the engine that has the metric.",
+    "A dashboard or rule file is for another engine",
+    "None of the pages is of the engine that has the metrics. Nothing is said of a file for several engines, if one of them is there.",
     "Use the board of your engine, the names behind the arrows, or those that `--metrics.common` gives to"
     " all engines.",
 )
 ABSENT = Code(
     "SD412",
-    "warning",
+    "info",
     "A metric is not there",
-    "The catalogue has the metric for this engine, but the page or Prometheus does not: the engine is"
-    " older, or nothing has been counted yet.",
-    "Upgrade the engine if it is older than the release that the finding names; else wait for traffic.",
+    "The catalogue has the metric, but the page or Prometheus does not: nothing has been counted yet,"
+    " what it describes is not in use, or the engine is older.",
+    "Wait for what it counts; upgrade the engine if it is older than the release that the finding names.",
 )
 OTHER_FORM = Code(
     "SD413",
@@ -109,7 +109,8 @@ ELSEWHERE = Code(
     "SD414",
     "info",
     "A metric comes from another exporter",
-    "No page and no Prometheus that was given has the metric, and it is none of an engine's.",
+    "No page and no Prometheus that was given has the metric, and it is none of an engine's: another exporter"
+    " has it, or sidestep's.",
     "Scrape the exporter that has it, or remove the panel.",
 )
 NEEDS_FLAG = Code(
@@ -163,8 +164,41 @@ NO_SERIES = Code(
     " sides differ, or there are too few samples in the window.",
     "Try the parts in Prometheus's query page; match different label sets with `on` or `ignoring`.",
 )
+CUMULATIVE = Code(
+    "SD422",
+    "warning",
+    "Buckets are added up or averaged",
+    "The buckets of a classic histogram are cumulative: a sum over `le` counts an observation once for each bucket above it, and a mean"
+    " of buckets is no mean of what was observed.",
+    "For a quantile, `histogram_quantile(0.95, sum by (le) (rate(NAME_bucket[5m])))`; for the mean, the rate of `_sum` over that"
+    " of `_count`; for the number, `_count`.",
+)
+MEAN_OF_RATIOS = Code(
+    "SD423",
+    "warning",
+    "A mean of ratios or of quantiles is computed",
+    "An idle engine, or an idle minute, weighs as much as a busy one.",
+    "Divide sums, `sum(rate(A[5m])) / sum(rate(B[5m]))`, and compute quantiles from added up buckets; of SGLang's"
+    " cache_hit_rate, cached tokens over prompt tokens.",
+)
+REFUSED_RULES = Code(
+    "SD424",
+    "error",
+    "Prometheus refuses the rule file",
+    "A field is unknown, missing or of a wrong type, a duration is none, or two groups have one name. Prometheus does not start with such"
+    " a file, or keeps its former rules.",
+    "Correct the field; `promtool check rules FILE` says the same.",
+)
+NOT_CHECKED = Code(
+    "SD425",
+    "info",
+    "Prometheus checks more of a rule file",
+    "Types in PromQL, such as a `rate` without a window, and functions of templates are checked by Prometheus only.",
+    "Run `promtool check rules FILE`, or give a Prometheus by --prometheus, where every query is run.",
+)
 CODES = (
     UNREADABLE, NO_PAGE, NOT_PROMQL, REFUSED, RENAMED, UNKNOWN, WRONG_LABEL, WRONG_VALUE, NO_BUCKETS,
     NEEDS_OPTION, OTHER_ENGINE, ABSENT, OTHER_FORM, ELSEWHERE, NEEDS_FLAG, NEEDS_RULE,
     ALWAYS_CONSTANT, RATE_OF_GAUGE, WRONG_GROUPING, NO_SERIES, FORMER,
+    CUMULATIVE, MEAN_OF_RATIOS, REFUSED_RULES, NOT_CHECKED,
 )  # fmt: skip

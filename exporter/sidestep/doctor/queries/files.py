@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from sidestep.errors import ConfigError
+from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 _VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$([a-zA-Z_]\w*)|\[\[(\w+)[^\]]*\]\]")
 _V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*|\[\[\w+[^\]]*\]\]"
@@ -74,21 +75,31 @@ class Query(NamedTuple):
     is_guessed: bool = False
 
 
-def read_queries(path: str) -> list[Query]:
-    """Return all queries of a file.
+def read(path: str) -> list[Any]:
+    """Return the documents of a file.
 
     Raises:
-        FileError: It cannot be read, or has no query.
+        FileError: It cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            return _documents(file.read(MAX_BYTES + 1).decode())
     except OSError as error:
         raise FileError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise FileError("it is no text in UTF-8") from None
-    documents = _documents(text)
+    except RecursionError:
+        raise FileError("it is nested too deep") from None
+
+
+def queries_of(documents: list[Any]) -> list[Query]:
+    """Return all queries of a file's documents.
+
+    Raises:
+        FileError: There is none.
+    """
+    values = {name: value for each in documents for name, value in _values(each)}
     try:
-        values = {name: value for each in documents for name, value in _values(each)}
         found = [query for each in documents for query in _queries(each, "", values)]
     except RecursionError:
         raise FileError("it is nested too deep") from None
@@ -132,13 +143,9 @@ def _documents(text: str) -> list[Any]:
     except ValueError:
         pass
     try:
-        return list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = "" if place is None else f", line {place.line + 1}"
-        raise FileError(f"it is neither JSON nor YAML{where}") from None
-    except (ValueError, RecursionError):
-        raise FileError("it is neither JSON nor YAML") from None
+        return list(read_documents(text))
+    except ConfigError as error:
+        raise FileError(str(error)) from None
 
 
 def _values(node: object) -> Iterator[tuple[str, str]]:

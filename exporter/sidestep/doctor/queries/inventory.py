@@ -27,7 +27,7 @@ class Inventory:
         Raises:
             ValueError: It is no such page.
         """
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             try:
                 if line.startswith("#"):
                     comment = parse_comment(line.encode())

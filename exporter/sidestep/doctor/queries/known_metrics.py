@@ -137,6 +137,12 @@ def own_labels(dialect: str) -> frozenset[str]:
 
 
 @functools.cache
+def known_labels() -> frozenset[str]:
+    """Return the labels of all metrics and of targets."""
+    return TARGET_LABELS | {"origin"}.union(*(each.labels for each in catalogue().values()))
+
+
+@functools.cache
 def counterparts() -> Mapping[str, tuple[str, ...]]:
     """Return, by family, the families of other engines that have the same numbers."""
     groups: dict[str, list[str]] = {}

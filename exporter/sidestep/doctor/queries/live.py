@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterable
 
 from sidestep.doctor.prometheus_api import QUERY_TIMEOUT, Api, RefusedError
 from sidestep.doctor.queries import codes
@@ -53,7 +55,8 @@ class LiveQueries:
         except FetchError as error:
             return [Problem(codes.REFUSED, short(query.text), str(error))]
         try:
-            for selector in selectors(parse(query.text)):
+            selected = list(selectors(parse(query.text)))
+            for selector in selected:
                 await self._read(selector)
         except PromqlError:  # more than this reader knows
             return []
@@ -61,9 +64,17 @@ class LiveQueries:
         if has_result:
             return [each for each in found if each.code in WITH_RESULT]
         is_filter = FILTER.search(SELECTED.sub("", query.text)) is not None
-        if not (found or query.may_be_empty or is_filter):
+        if not (found or query.may_be_empty or is_filter) and await self._are_there(selected):
             found = [Problem(codes.NO_SERIES, short(query.text), "its parts have series")]
         return found
+
+    async def _are_there(self, selected: Iterable[Selector]) -> bool:
+        """Return whether all selectors have series now; labels are known of those that have ended, too."""
+        with contextlib.suppress(RefusedError, FetchError):
+            for selector in selected:
+                if not await self._api.query(selector.text, QUERY_TIMEOUT):
+                    return False
+        return True
 
     async def _read(self, selector: Selector) -> None:
         """Read the labels of a selector's metrics, and the values of those that it selects by."""

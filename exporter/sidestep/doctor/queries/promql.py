@@ -5,6 +5,7 @@ Operators other than ``or``, ``and`` and ``unless`` are alike: a query needs bot
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -65,6 +66,13 @@ class Selector(NamedTuple):
         found = (m.value for m in self.matchers if m[:2] == ("__name__", "="))
         return next(found, "")
 
+    @property
+    def text(self) -> str:
+        """The selector in PromQL."""
+        return (
+            f"{{{','.join(f'{m.label}{m.operator}{json.dumps(m.value)}' for m in self.matchers)}}}"
+        )
+
 
 class Call(NamedTuple):
     """A function or an aggregation.
@@ -80,7 +88,7 @@ class Call(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Operands of ``or``, ``and``, ``unless``, or of other operators, which are ``all``."""
+    """Operands of ``or``, ``and``, ``unless``, of a chain with ``/`` or ``bool``, or of other operators, which are ``all``."""
 
     operator: str
     operands: tuple[Node, ...]
@@ -172,14 +180,14 @@ class _Reader:
         return left
 
     def _arithmetic(self) -> Node:
-        operands = [self._unary()]
+        operands, operator = [self._unary()], "all"
         while self._word() in _OPERATORS:
-            self._next()
+            operator = "/" if self._next().text == "/" else operator
             if self._word() == "bool":
-                self._next()
+                operator = self._next().text.lower()
             self._matching()
             operands.append(self._unary())
-        return operands[0] if len(operands) == 1 else Operation("all", tuple(operands))
+        return operands[0] if len(operands) == 1 else Operation(operator, tuple(operands))
 
     def _matching(self) -> None:
         while self._word() in _MATCHING:

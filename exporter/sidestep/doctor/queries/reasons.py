@@ -17,6 +17,7 @@ from sidestep.doctor.queries.known_metrics import (
     dialect_of,
     exporter_of,
     former_names,
+    known_labels,
     own_labels,
     spellings,
     successor,
@@ -85,12 +86,16 @@ class Reasons:
         return there or ("" if metric is None else metric.kind)
 
     def lacks(self, name: str, label: str) -> bool:
-        """Return whether no series of a metric has the label, whatever the scrape adds."""
-        if self._there is not None and name in self._there.names:
-            is_known = self._has_targets or self._is_of_engine(name, label)
-            return is_known and label not in self._there.names[name]
+        """Return whether no series of a metric has the label, here or on any target."""
         metric = catalogue().get(name)
-        return metric is not None and self._label(metric, Matcher(label, "!=", "")) is not None
+        if metric is not None and self._label(metric, Matcher(label, "!=", "")) is not None:
+            return self._there is None or label not in self._there.names.get(name, {})
+        return self.lacks_here(name, label) and label not in known_labels()
+
+    def lacks_here(self, name: str, label: str) -> bool:
+        """Return whether a metric's series are known with all of their labels, and have no such label."""
+        there = None if self._there is None else self._there.names.get(name)
+        return self._has_targets and there is not None and label not in there
 
     def _is_of_engine(self, name: str, label: str) -> bool:
         """Return whether a label is the engine's, and no target has it."""
@@ -127,7 +132,7 @@ class Reasons:
                 text = (
                     f"no series has {label}{matcher.operator}{matcher.value!r}, but {shown}{more}"
                 )
-                return Problem(codes.WRONG_VALUE, name, text)
+                return Problem(_of_value(name, matcher), name, text)
         return None
 
     def _by_catalogue(self, name: str) -> Problem | None:
@@ -186,7 +191,7 @@ class Reasons:
         assert self._there is not None
         name, names = metric.name, self._there.names
         if name.startswith("sidestep_") and "sidestep_build_info" not in names:
-            return Problem(codes.NEEDS_OPTION, name, "only the page of a sidestep exporter has it")
+            return Problem(codes.ELSEWHERE, name, "only the page of a sidestep exporter has it")
         dialects = {dialect_of(each) for each in names} | (
             {"triton"} if any(each.startswith("nv_inference_") for each in names) else set()
         )
@@ -207,6 +212,15 @@ class Reasons:
             if each.label == "__name__"
         ]
         return Problem(codes.ABSENT, f"__name__{named[0]}", "no name is like it")
+
+
+def _of_value(name: str, matcher: Matcher) -> Code:
+    """Return the kind of a value that no series has."""
+    if matcher.label == "dialect":  # of recorded names
+        return codes.OTHER_ENGINE
+    # The exporter's own series come and go with what they describe.
+    comes = name.startswith("sidestep_") and matcher[:2] != ("model_name", "=")
+    return codes.ABSENT if comes else codes.WRONG_VALUE
 
 
 def _removed(metric: Metric) -> str:
