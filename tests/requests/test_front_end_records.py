@@ -198,6 +198,17 @@ def test_without_a_report_the_cores_times_count() -> None:
     assert made.goodput() == 1
 
 
+def test_a_clock_that_stepped_back_makes_no_time() -> None:
+    """The histograms refuse such times."""
+    made = Recorded()
+    late = Asked(1, WALL + 100.0, 2, 4, 4)
+    made.fed.items("core", core_items([late]))
+    made.fed.items("api", front_end_items([late]))
+    (record,) = made.records().values()
+    assert (record["ttft_seconds"], record["e2e_seconds"]) == (None, None)
+    assert record["objectives"] == {}
+
+
 @pytest.mark.parametrize("is_received", [True, False])
 def test_a_client_that_left_has_the_first_token_that_it_got(is_received: bool) -> None:
     """A front end does not report a first token of a request that it has aborted."""

@@ -118,7 +118,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     identity = request.identity or UNIDENTIFIED
     trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)
     queued, first, arrival = request.queued, request.first, request.arrival
-    begin, e2e = _queued_at(ended, request), _e2e(ended, request)
+    begin, ttft, e2e = _queued_at(ended, request), _ttft(request), _e2e(ended, request)
     decode, more = _between(first, request.last), request.tokens - 1
     labels = engine.labels
     has_objectives = engine.objectives is not None and engine.objectives.names
@@ -147,7 +147,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
         preempted_at=_preemptions(request) if request.pauses else [],
-        ttft_seconds=None if request.ttft is None else round(request.ttft, DIGITS),
+        ttft_seconds=None if ttft is None else round(ttft, DIGITS),
         mean_itl_seconds=round(decode / more, DIGITS) if decode is not None and more > 0 else None,
         max_itl_seconds=round(request.longest_gap, DIGITS) or None,
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
@@ -169,7 +169,7 @@ def latencies(ended: EndedRequest) -> dict[str, float | None]:
     return {
         "e2e": _e2e(ended, request),
         "queue": _between(request.queued, request.scheduled),
-        "ttft": request.ttft,
+        "ttft": _ttft(request),
         "time_per_output_token": decode / more if decode is not None and more > 0 else None,
         "inter_token": request.longest_gap or None,
     }
@@ -197,9 +197,16 @@ def objectives_met(
     return found
 
 
+def _ttft(request: Request) -> float | None:
+    """Return the time from arrival to first token; None if a clock has stepped back, as in histograms."""
+    return request.ttft if request.ttft is not None and request.ttft >= 0.0 else None
+
+
 def _e2e(ended: EndedRequest, request: Request) -> float | None:
     """Return the time from arrival to end: the front end's where it reports such, else the core's."""
-    return _between(request.arrival, ended.wall) if ended.e2e is None else ended.e2e
+    if ended.e2e is None:
+        return _between(request.arrival, ended.wall)
+    return ended.e2e if ended.e2e >= 0.0 else None
 
 
 def _ended_at(ended: EndedRequest, request: Request, now: float) -> float:
