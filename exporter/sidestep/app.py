@@ -224,6 +224,8 @@ class Exporter:
                 stack.push_async_callback(snapshots.close)
             # Runs before the last snapshot, which then need not hold the records.
             stack.push_async_callback(self._finish_records, senders)
+            if snapshots is None:
+                stack.callback(self.registry.release_requests)
             if self._log_writer is not None:
                 self._log_writer.start()
             stack.push_async_callback(self.ingest.wait_closed)

@@ -99,6 +99,15 @@ def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: B
     assert fed.value("sidestep_shortest_step_seconds") == 1.0
 
 
+@pytest.mark.parametrize(("most", "ratio"), [("200", 0.625), ("50", 1.0), ("", 0.25)])
+def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ratio: float) -> None:
+    """The engine's Hello has the most tokens of a step; each of these generates 100."""
+    limits = {"max_running_requests": "16", "max_step_tokens": most}
+    fed.engine(info={LIMITS: limits}).streams.add(1)
+
+    assert looked(fed, seconds=200, waiting=0) == ratio
+
+
 @pytest.mark.parametrize("most", ["", "-1", "0", "many", "9" * 30])
 def test_slots_that_are_no_number_are_unknown(fed: Bench, most: str) -> None:
     """Then only a queue and the KV cache say how full the batch is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,8 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep.tracking.requests.front_end_hops import MAX_UNMATCHED, FrontEndHops
+from sidestep.tracking.requests.front_end import MAX_UNMATCHED, FrontEndReports
+from sidestep.tracking.requests.inflight import Request
 from sidestep_adapters.publisher.publisher import Publisher
 
 TTFT, E2E = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
@@ -101,9 +101,6 @@ def test_the_front_ends_latencies_count_and_the_difference_is_shown(
     """A request is observed once, with the hop that the core does not see, in either order."""
     sent = [("core", core_items()), ("api", front_end_items())]
     for stream, items in sent if core_first else reversed(sent):
-        if stream == "api" and not core_first:
-            # The core has sent something before, as it does once a second.
-            fed.items("core", [encode_item(RequestEvents(0, 0.5, 1))])
         fed.items(stream, items)
 
     assert fed.rejected == {}
@@ -284,13 +281,25 @@ def test_a_restarted_exporter_knows_the_front_ends(fed: Fed) -> None:
     assert observed(restarted, E2E) == (1, 4.25)
 
 
-def test_parallel_samples_have_no_hop(fed: Fed) -> None:
-    """Parallel samples share an arrival, so their first tokens cannot be distinguished."""
-    fed.items("core", core_items(group=7))
-    fed.items("api", front_end_items())
+@pytest.mark.parametrize("group", [0, 7])
+@pytest.mark.parametrize("core_first", [False, True])
+def test_requests_of_one_arrival_have_their_own_hops(
+    fed: Fed, group: int, core_first: bool
+) -> None:
+    """Parallel samples, and prompts of a list: their first tokens come in the same order on both sides."""
+    queued = [Queued(n, 1.0, ARRIVAL, 8, group=group, sample=n) for n in range(3)]
+    outputs = [Output(2.0 + n, [n]) for n in range(3)]
+    steps = [Iteration(one.stamp - 0.1, one.stamp, ARRIVAL + one.stamp, [one]) for one in outputs]
+    received = [FrontEndLatencies(ARRIVAL + n + 2.25, [n + 2.25]) for n in range(3)]
+    sent = [
+        ("core", [encode_item(RequestEvents(0, 5.0, 1, [*queued, *steps]))]),
+        ("api", [encode_item(VllmStep(0, 5.0, 1.0, front_end=one)) for one in received]),
+    ]
+    for stream, items in sent if core_first else reversed(sent):
+        fed.items(stream, items)
 
-    assert observed(fed, TTFT) == (1, 2.25)
-    assert observed(fed, HOP) == NOTHING
+    assert observed(fed, TTFT) == (3, 9.75)
+    assert observed(fed, HOP) == (3, 0.75)
 
 
 @given(
@@ -306,11 +315,12 @@ def test_an_arrival_is_exact(arrival: float, waited: float) -> None:
 
 def test_requests_without_a_second_side_are_limited() -> None:
     """The oldest are forgotten, and the newest still match."""
-    hops = FrontEndHops()
+    reports = FrontEndReports()
     for number in range(2 * MAX_UNMATCHED):
-        assert hops.core_output(float(number), number + 1.0) is None
+        request = Request(0.0, arrival=float(number))
+        assert reports.output(number, request, number + 1.0) is None
 
     last = 2.0 * MAX_UNMATCHED - 1
-    assert hops.front_end_output(0.0, 2.0) is None
-    assert hops.front_end_output(last, last + 1.5) == 0.5
-    assert math.isclose(hops.core_output(0.0, 1.5) or 0.0, 0.5)
+    assert reports.first_token(0.0, 2.0, {}) is None
+    assert reports.first_token(last, last + 1.5, {}) == 0.5
+    assert reports.output(0, Request(0.0, arrival=0.0), 1.5) == 0.5

@@ -222,6 +222,18 @@ def test_lora_shows_the_current_adapters_only() -> None:
     assert bench.values("sidestep_lora_requests") == {}
 
 
+@pytest.mark.parametrize("features", [[], ["lora"]])
+def test_an_idle_engine_has_no_adapters_however_little_is_known(features: list[str]) -> None:
+    """Without ``max_lora``, too: a router keeps the last combination that it has read."""
+    bench = Bench()
+    bench.engine(features=features)
+    if not features:
+        bench.apply(step(SchedulerStats(running_lora_adapters={"a": 2})))
+    bench.apply(step(SchedulerStats(), stamp=2.0))
+
+    assert bench.values("vllm:lora_requests_info") == {("", "", ""): 1e9}
+
+
 def test_an_engine_without_lora_has_no_adapters(bench: Bench) -> None:
     """A step of an engine that serves no adapters makes no combination."""
     bench.apply(step(SchedulerStats()))

@@ -84,6 +84,28 @@ def test_the_line_covers_the_interval(bench: Bench) -> None:
     )
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_hit_rates_are_of_the_last_thousand_lookups(count: int) -> None:
+    """As in the engine's own log, whichever cache: an interval alone may have one lookup or none."""
+    bench = Bench()
+    for number in range(count):
+        bench.engine(str(number))
+    log = Log(bench.registry)
+
+    def look_up(requests: int, hits: int) -> str:
+        lookups = CacheStats(requests=requests, queries=100 * requests, hits=hits)
+        stats = SchedulerStats(prefix_cache_stats=lookups, connector_prefix_cache_stats=lookups)
+        for number in range(count):
+            bench.apply(VllmStep(0, 1.0, 1.0, stats, mm_cache=lookups), to=str(number))
+        return log.texts()[-1]
+
+    caches = "prefix cache hits", "external prefix cache hits", "multimodal cache hits"
+    expected = [(9, 900, "100.0%"), (1, 0, "90.0%"), (0, 0, "90.0%"), (990, 0, "0.9%")]
+    for requests, hits, rate in (*expected, (1000, 50_000, "50.0%")):
+        line = look_up(requests, hits)
+        assert [f", {cache} {rate}" in line for cache in caches] == [True] * 3, line
+
+
 def test_idle_lines_are_for_debugging(bench: Bench) -> None:
     """The first idle interval after work is still logged at info level, as the engine does."""
     log = Log(bench.registry)

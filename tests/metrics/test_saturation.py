@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -34,6 +35,7 @@ CHAT = Mix(prompt=300.0, answer=300.0)
 RAG = Mix(prompt=4000.0, answer=150.0)
 HITS = Mix(prompt=4000.0, answer=150.0, cached=0.9)
 PREFILL = Mix(prompt=6000.0, answer=20.0)
+DOCUMENTS = Mix(prompt=30_000.0, answer=2.0, spread=0.3)
 MIXES = {"chat": CHAT, "RAG": RAG, "prefix hits": HITS, "prefill-heavy": PREFILL}
 SETTLED = 600.0
 """Seconds after a change by which the ratio is right."""
@@ -60,6 +62,8 @@ def load_of(model: Model, look: Look) -> Load:
         steps=look.steps,
         stamp=look.stamp,
         seen=1e9 + look.time,
+        tokens=look.prompted + look.generated,
+        budget=model.budget,
     )
 
 
@@ -116,6 +120,18 @@ def test_a_constant_load_is_known_within_15_percent_of_the_knee(
         assert saturated(found) <= 30
     else:
         assert saturated({t: r for t, r in found.items() if t > SETTLED}) == 1200
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 1.2])
+@pytest.mark.parametrize("answer", [1.0, 2.0, 20.0])
+def test_chunks_of_very_long_prompts_are_load(answer: float, share: float) -> None:
+    """Where no step is short, since each computes all the tokens that it may."""
+    model = Model(slots=64, budget=512, room=400_000)
+    found = run(model, dataclasses.replace(DOCUMENTS, answer=answer), lambda _: share, 3600)
+
+    # A queue of an engine that begins one request in two seconds is long or short by chance.
+    mean = fmean(ratio for time, ratio in found.items() if time > SETTLED and ratio is not None)
+    assert mean == pytest.approx(share, abs=0.15)
 
 
 CHANGES = {
@@ -291,6 +307,11 @@ def test_a_gap_is_not_counted() -> None:
     assert saturation.ratio == pytest.approx(1.0, abs=0.01)
 
 
+def counted(steps: float, stamp: float, seen: float) -> Load:
+    """Return a load with these steps."""
+    return load(0)._replace(steps=steps, stamp=stamp, seen=seen)
+
+
 def test_the_shortest_step_is_forgotten_after_a_day() -> None:
     """Half a day is the least for which it is remembered."""
     shortest, steps = ShortestStep(), 0
@@ -298,7 +319,7 @@ def test_the_shortest_step_is_forgotten_after_a_day() -> None:
         for second in range(0, int(SHORTEST_PERIOD), 3600):
             now = half * SHORTEST_PERIOD + second
             steps += WINDOW_STEPS * (100 if now < 7200 else 1)
-            shortest.update(now, steps, now, 1e9 + now)
+            shortest.update(now, counted(steps, now, 1e9 + now))
             remembered = 3600 <= now < 2 * SHORTEST_PERIOD
             assert (shortest.measured == 1e9 + 3600) == remembered
 
@@ -309,7 +330,7 @@ def test_pauses_make_no_step_shorter() -> None:
     """Neither does a stamp that goes back, as after a restart of the host."""
     shortest = ShortestStep()
     for steps, stamp in ((0, 0), (9, 0.3), (10, 1.0), (10, 60.0), (20, 61.0), (30, 5.0), (35, 5.1)):
-        shortest.update(stamp, steps, stamp, stamp)
+        shortest.update(stamp, counted(steps, stamp, stamp))
 
     assert shortest.seconds == pytest.approx(0.1)
 

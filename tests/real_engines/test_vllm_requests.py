@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from exporters import until
-from real_engines.comparison import Page, idle, parse, report, settled_alone, value
+from real_engines.comparison import Page, count, idle, parse, report, settled_alone, value
+from real_engines.comparison import total as observed
 from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
 from real_engines.sites import TAP, VllmSite
@@ -40,7 +41,8 @@ async def test_records_equal_the_clients_own_books(
     """Parallel samples one by one, aborts included; prompt and output tokens as in ``usage``."""
     log = tmp_path / "requests.jsonl"
     server = vllm.server([*MAIN_FLAGS, *TAP], {**MAIN_ENVIRON, **IDENTITY})
-    async with vllm.with_exporter(server, "--requests.log", str(log)) as exporter:
+    limits = ("--slo", "ttft=200ms", "--slo", "e2e=1s")
+    async with vllm.with_exporter(server, "--requests.log", str(log), *limits) as exporter:
         async with Client(server.base) as client:
             answers = await client.mixed(leave=leave, stop_strings=False)
         await settled_alone(exporter, idle)
@@ -50,7 +52,11 @@ async def test_records_equal_the_clients_own_books(
             return len(lines(log)) == value(page, "vllm:request_success")
 
         await until(is_complete, 30.0, "a record for each request that ended")
+        page = parse(await exporter.page())
     records = lines(log)
+    _assert_as_on_the_page(records, page)
+    if not leave:
+        _assert_objectives(records, page)
     served = [record for record in records if record["reason"] != "abort"]
     completed = [answer for answer in answers if not answer.refused and not answer.left]
     assert ends(served) == reasons(completed)
@@ -68,6 +74,31 @@ async def test_records_equal_the_clients_own_books(
     _assert_plausible(served, completed)
 
 
+def _assert_as_on_the_page(records: list[dict[str, Any]], page: Page) -> None:
+    """Compare times with the histograms of the front end: records have them in microseconds."""
+    for field, family in (
+        ("ttft_seconds", "vllm:time_to_first_token_seconds"),
+        ("e2e_seconds", "vllm:e2e_request_latency_seconds"),
+    ):
+        # Aborted requests are in no histogram of their ends.
+        is_ended = field == "e2e_seconds"
+        kept = [r for r in records if not (is_ended and r["reason"] == "abort")]
+        times = [record[field] for record in kept if record[field] is not None]
+        assert len(times) == count(page, family), field
+        assert sum(times) == pytest.approx(observed(page, family), abs=1e-6 * len(times))
+
+
+def _assert_objectives(records: list[dict[str, Any]], page: Page) -> None:
+    """Without aborts, the objectives of records, their counters and goodput are the same."""
+    for name in ("ttft", "e2e"):
+        met = Counter(record["objectives"][name] for record in records)
+        for result, is_met in (("good", True), ("bad", False)):
+            assert met[is_met] == value(page, "sidestep_slo_requests", slo=name, result=result)
+    goodput = sum(all(record["objectives"].values()) for record in records)
+    assert goodput == value(page, "sidestep_goodput_requests")
+    report("objectives", page, [], goodput=goodput, records=len(records))
+
+
 def _prompt_tokens(records: list[dict[str, Any]]) -> int:
     """Return the prompt tokens of requests, each once for all of its samples."""
     return sum(record["prompt_tokens"] for record in records if record["sample"] == 0)
@@ -77,8 +108,9 @@ def _assert_plausible(records: list[dict[str, Any]], answers: list[Answer]) -> N
     longest = max(answer.seconds for answer in answers)
     for record in records:
         parts = record["queue_seconds"] + record["prefill_seconds"] + record["decode_seconds"]
-        assert parts <= record["e2e_seconds"] + 0.01 <= longest + 0.5
-        assert 0 < record["ttft_seconds"] <= record["e2e_seconds"] + 0.001
+        # Each of the parts is rounded to microseconds.
+        assert parts <= record["e2e_seconds"] + 2e-6 <= longest + 0.5
+        assert 0 < record["ttft_seconds"] <= record["e2e_seconds"]
 
 
 LORA = shlex.split("--enable-lora --max-loras 2 --max-lora-rank 8")
@@ -171,6 +203,11 @@ async def test_each_record_is_one_of_the_clients_requests(
     assert {record["adapter"] for record in records} == {"", *adapters}
     assert any(record["preemptions"] for record in records)
     assert {record["tenant"] for record in records} == set(TENANTS)
+    _assert_as_on_the_page(records, last)
+    for record in records:
+        parts = record["queue_seconds"], record["prefill_seconds"], record["decode_seconds"]
+        if None not in parts and record["e2e_seconds"] is not None:
+            assert sum(parts) <= record["e2e_seconds"] + 2e-6
 
 
 def _check(ask: Ask, answer: Answer, records: list[dict[str, Any]]) -> int:

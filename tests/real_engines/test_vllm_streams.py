@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -30,8 +31,9 @@ REQUESTS = 1200
 
 
 def published(events: Listener) -> dict[str, float]:
-    """Return how many blocks were stored and removed, counted from the messages."""
-    found = {"BlockStored": 0.0, "BlockRemoved": 0.0}
+    """Return how many blocks were stored and removed, and stored although there was an equal one."""
+    found = {"BlockStored": 0.0, "BlockRemoved": 0.0, "equal": 0.0}
+    copies: Counter[bytes | int] = Counter()
     for message in events.heard:
         for event in message.payload[1]:
             kind, hashes = (
@@ -41,6 +43,8 @@ def published(events: Listener) -> dict[str, float]:
             )
             if kind in found:
                 found[kind] += len(hashes)
+                found["equal"] += kind == "BlockStored" and sum(copies[one] > 0 for one in hashes)
+                copies.update(dict.fromkeys(hashes, 1 if kind == "BlockStored" else -1))
     return found
 
 
@@ -67,7 +71,7 @@ async def test_blocks_are_counted_across_a_killed_exporter(vllm: VllmSite) -> No
             "BlockStored": value(page, family.format("stored")),
             "BlockRemoved": value(page, family.format("removed")),
         }
-        return found == published(events) and found["BlockRemoved"] > 0
+        return found.items() <= published(events).items() and found["BlockRemoved"] > 0
 
     async with (
         vllm.server(arguments, sends=False) as server,
@@ -87,9 +91,11 @@ async def test_blocks_are_counted_across_a_killed_exporter(vllm: VllmSite) -> No
 
     assert_complete([answer for answer in answers if answer.status == 200])
     known = published(events)
-    assert value(page, "sidestep_kv_cache_resident_blocks") == (
-        known["BlockStored"] - known["BlockRemoved"]
-    )
+    # Equal blocks, which requests compute at the same time, count once; the next exporter does not know them.
+    blocks = known["BlockStored"] - known["BlockRemoved"]
+    resident = value(page, "sidestep_kv_cache_resident_blocks")
+    assert blocks - known["equal"] <= resident <= blocks
+    report("blocks", page, [], resident=resident, **known)
     assert value(page, "sidestep_subscription_lost_messages") == 0
     assert value(page, "sidestep_subscription_replayed_messages") > 0
     assert count(page, "sidestep_kv_cached_block_lifetime_seconds", medium="GPU") > 0

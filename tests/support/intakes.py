@@ -157,9 +157,11 @@ class Fed:
         """Return the pieces of a snapshot."""
         return list(Capture(self.intake).pieces())
 
-    def restarted(self, pieces: Iterable[bytes], *, slo: Iterable[Objective] = ()) -> Fed:
+    def restarted(
+        self, pieces: Iterable[bytes], *, slo: Iterable[Objective] = (), into: Fed | None = None
+    ) -> Fed:
         """Return another process that restored a snapshot, with all streams opened again."""
-        other = Fed(boot=2, native=self.intake.registry.native, slo=slo)
+        other = into or Fed(boot=2, native=self.intake.registry.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         for stream, engines in self.engines.items():

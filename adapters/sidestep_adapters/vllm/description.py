@@ -141,8 +141,10 @@ def describe(
 def _info(lora: Any, observability: Any, scheduler: Any) -> dict[str, dict[str, str]]:
     info = versions("vllm")
     info |= {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
-    slots = getattr(scheduler, "max_num_seqs", None)
-    info |= {} if slots is None else {LIMITS: {"max_running_requests": str(slots)}}
+    names = {"max_running_requests": "max_num_seqs", "max_step_tokens": "max_num_batched_tokens"}
+    limits = {ours: getattr(scheduler, theirs, None) for ours, theirs in names.items()}
+    known = {name: str(limit) for name, limit in limits.items() if limit is not None}
+    info |= {LIMITS: known} if known else {}
     if getattr(observability, "kv_cache_metrics", False):
         rate = getattr(observability, "kv_cache_metrics_sample", None)
         info |= {} if rate is None else {KV_SAMPLING: {"rate": str(rate)}}

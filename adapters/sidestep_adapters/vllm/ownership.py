@@ -61,11 +61,13 @@ def front_end_latencies(iteration: Any) -> SimpleNamespace | None:
     """Return an iteration's latencies as ``FrontEndLatencies`` has them; None if there are none."""
     begun = getattr(iteration, "time_to_first_tokens_iter", [])
     finished = getattr(iteration, "finished_requests", ())
-    ended = [request.e2e_latency for request in finished if hasattr(request, "e2e_latency")]
+    ended = [request for request in finished if hasattr(request, "e2e_latency")]
     if not begun and not ended:
         return None
     return SimpleNamespace(
         iteration_timestamp=getattr(iteration, "iteration_timestamp", 0.0),
         time_to_first_tokens=begun,
-        e2e_latencies=ended,
+        e2e_latencies=[request.e2e_latency for request in ended],
+        # A session that continues has been queued after the scheduling that counts.
+        queue_times=[max(getattr(request, "queued_time", 0.0), 0.0) for request in ended],
     )

@@ -43,6 +43,7 @@ LISTS = (
     ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
     ("front_end", "time_to_first_tokens", MAX_OBSERVATIONS),
     ("front_end", "e2e_latencies", MAX_OBSERVATIONS),
+    ("front_end", "queue_times", MAX_OBSERVATIONS),
 )
 """Lists of a step that may exceed an item's limits; ``split`` divides them among several items."""
 _LIST_NAMES = frozenset(name for _, name, _ in LISTS)

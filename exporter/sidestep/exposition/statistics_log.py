@@ -19,7 +19,7 @@ from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.exposition.live.samples import LATENCIES, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL
+from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.tracking.health.states import EngineState, Health
@@ -236,6 +236,10 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
     deferred = [key_number(engine, "deferred") or 0 for engine in engines]
     drafted = sum(now.drafted - then.drafted for then, now in parts)
     accepted = sum(now.accepted - then.accepted for then, now in parts)
+    # An engine's own log has a window of lookups; of several kinds of engines, only the interval is common.
+    recent = _hit_rate(engines, PREFIX) if len({e.layout.dialect for e in engines}) == 1 else None
+    if recent is not None:
+        row = msgspec.structs.replace(row, prefix_hit_rate=recent)
     return Line(
         row=row,
         name=name,

@@ -304,8 +304,16 @@ class Engine:
     @property
     def max_running_requests(self) -> int | None:
         """The most requests that fit into the batch; None where the Hello does not have it."""
+        return self._limit("max_running_requests")
+
+    @property
+    def max_step_tokens(self) -> int | None:
+        """The most tokens that a step computes; None where the Hello does not have it."""
+        return self._limit("max_step_tokens")
+
+    def _limit(self, name: str) -> int | None:
         try:
-            most = int(self.info.get(LIMITS, {}).get("max_running_requests", ""))
+            most = int(self.info.get(LIMITS, {}).get(name, ""))
         except ValueError:
             return None
         return most if 0 < most <= COUNT_LIMIT else None

@@ -70,7 +70,7 @@ def _reader(layout: Layout) -> LoadReader | None:
     if named is None or named.begun is None:
         return None
     # Requests that wait for an adapter or a transfer do not imply that the batch is full.
-    running, waiting, blocked, begun, slots, usage, steps = (
+    running, waiting, blocked, begun, slots, usage, steps, prompt, generation = (
         number_reader(layout, series)
         for series in (
             named.running,
@@ -80,6 +80,8 @@ def _reader(layout: Layout) -> LoadReader | None:
             named.slots,
             named.kv_cache_usage,
             named.steps,
+            named.prompt,
+            named.generation,
         )
     )
 
@@ -97,6 +99,8 @@ def _reader(layout: Layout) -> LoadReader | None:
             steps=steps(engine),
             stamp=engine.gauge_stamp,
             seen=engine.last_seen,
+            tokens=(prompt(engine) or 0) + (generation(engine) or 0),
+            budget=engine.max_step_tokens or 0,
         )
 
     return read

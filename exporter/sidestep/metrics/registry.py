@@ -256,6 +256,8 @@ class Registry:
     def expire(self, now: float) -> None:
         """Expire silent engines: first their gauges, then all their series, then their totals."""
         for engine in list(self.engines.values()):
+            if engine.requests is not None and engine.requests.release_overdue(now):
+                self.touch(engine)
             # Gauges are exposed again only when the engine sends an item.
             if engine.live and not engine.is_up and now - engine.seen_at >= GAUGES_EXPIRE_SECONDS:
                 engine.live = False
@@ -271,6 +273,12 @@ class Registry:
                 del self.retired[engine.id]
                 self._forget(engine)
                 self.version += 1
+
+    def release_requests(self) -> None:
+        """Pass on all requests that wait for front ends, since the exporter ends."""
+        for engine in self.engines.values():
+            if engine.requests is not None:
+                engine.requests.release_held()
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""

@@ -4,6 +4,8 @@ Two direct signs enclose it, averaged over the last minutes: how full the batch 
 where steps take longer the fuller they are, and how much of the time the engine works, which is too
 high where they do not. The shortest step of the last day says which of both counts how much: the
 part of a step that it explains costs the same whatever the batch, and the rest grows with the load.
+An engine that only computes chunks of long prompts has no short step: what its shortest one computed,
+of all the tokens that a step may have, grows with the load, too.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Load(NamedTuple):
         arrived: ``begun`` plus all requests that wait for any reason; it decreases when a waiting
             request is aborted.
         steps: Total steps; None where the engine does not count them.
+        tokens: Total tokens that were computed.
+        budget: Most tokens of a step; 0 where the engine does not say.
         stamp: Time of the last step on the engine's clock, in seconds.
         seen: Unix time at which the exporter received it.
     """
@@ -53,6 +57,8 @@ class Load(NamedTuple):
     steps: float | None
     stamp: float
     seen: float
+    tokens: float = 0.0
+    budget: int = 0
 
 
 class ShortestStep:
@@ -63,31 +69,37 @@ class ShortestStep:
     Attributes:
         seconds: The time; None until it was measured once.
         measured: When it was measured, as Unix time.
+        fullness: Tokens of such a step, as a share of the most that it may have; 0 if unknown.
     """
 
-    __slots__ = ("_current", "_mark", "_period", "_previous", "measured", "seconds")
+    __slots__ = ("_current", "_mark", "_period", "_previous", "fullness", "measured", "seconds")
 
     def __init__(self) -> None:
         self.seconds: float | None = None
-        self.measured = 0.0
-        self._mark: tuple[float, float] | None = None
-        """Steps and stamp at the beginning of the current measurement."""
-        self._current = self._previous = (math.inf, 0.0)
-        """Shortest times of two periods, and when they were measured."""
+        self.measured = self.fullness = 0.0
+        self._mark: Load | None = None
+        """Load at the beginning of the current measurement."""
+        self._current = self._previous = (math.inf, 0.0, 0.0)
+        """Shortest times of two periods, when they were measured, and their fullness."""
         self._period = -math.inf
 
-    def update(self, now: float, steps: float, stamp: float, seen: float) -> None:
-        """Update the shortest time at ``now``, in monotonic seconds; see ``Load`` for the others."""
+    def update(self, now: float, load: Load) -> None:
+        """Update the shortest time with the load at ``now``, in monotonic seconds."""
+        if load.steps is None:
+            return
         if now - self._period >= SHORTEST_PERIOD:
             self._period = now
-            self._current, self._previous = (math.inf, 0.0), self._current
-        if self._mark is None or steps < self._mark[0] or stamp < self._mark[1]:
-            self._mark = steps, stamp
-        elif steps - self._mark[0] >= WINDOW_STEPS and stamp > self._mark[1]:
-            seconds = (stamp - self._mark[1]) / (steps - self._mark[0])
-            self._current = min(self._current, (seconds, seen))
-            self._mark = steps, stamp
-        seconds, self.measured = min(self._current, self._previous)
+            self._current, self._previous = (math.inf, 0.0, 0.0), self._current
+        mark = self._mark
+        if mark is None or load.steps < (mark.steps or 0) or load.stamp < mark.stamp:
+            self._mark = load
+        elif (steps := load.steps - (mark.steps or 0)) >= WINDOW_STEPS and load.stamp > mark.stamp:
+            seconds = (load.stamp - mark.stamp) / steps
+            # Chunks of prompts without an output, which are no steps, make it 1.
+            full = (load.tokens - mark.tokens) / (steps * load.budget) if load.budget else 0.0
+            self._current = min(self._current, (seconds, load.seen, min(max(full, 0.0), 1.0)))
+            self._mark = load
+        seconds, self.measured, self.fullness = min(self._current, self._previous)
         self.seconds = seconds if seconds < math.inf else None
 
 
@@ -144,8 +156,7 @@ class Saturation:
             self._since = None
         else:
             self._add(now, seconds, before, load)
-        if load.steps is not None:
-            self.shortest.update(now, load.steps, load.stamp, load.seen)
+        self.shortest.update(now, load)
         self._when, self._before = now, load
 
     def _add(self, now: float, seconds: float, before: Load, load: Load) -> None:
@@ -173,6 +184,7 @@ class Saturation:
         fixed = 1.0
         if self.shortest.seconds is not None and self._busy > 0.0:
             fixed = min(self.shortest.seconds * self._steps / self._busy, 1.0)
+            fixed *= 1.0 - self.shortest.fullness
         served = fixed * self._occupied + (1.0 - fixed) * self._busy
         offered = max(self._arrived, 0.0) + FEW_REQUESTS
         found = served / self._seconds * offered / (self._begun + FEW_REQUESTS)

@@ -48,7 +48,8 @@ KV_SAMPLING = "kv_sampling"
 VERSIONS = "versions"
 """Info key that is not a metric: the releases of the engine and of sidestep, by package."""
 LIMITS = "limits"
-"""Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch."""
+"""Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch, and the
+``max_step_tokens`` that one of its steps computes."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):

@@ -118,13 +118,13 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     identity = request.identity or UNIDENTIFIED
     trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)
     queued, first, arrival = request.queued, request.first, request.arrival
-    begin = _queued_at(ended, request)
+    begin, ttft, e2e = _queued_at(ended, request), _ttft(request), _e2e(ended, request)
     decode, more = _between(first, request.last), request.tokens - 1
     labels = engine.labels
     has_objectives = engine.objectives is not None and engine.objectives.names
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
-        time=_utc(now if ended.wall is None else ended.wall),
+        time=_utc(_ended_at(ended, request, now)),
         engine=labels.get("engine") or engine.id,
         dialect=engine.layout.dialect,
         model=labels.get("model_name", ""),
@@ -140,14 +140,14 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         refused=ended.refused,
         arrival=None if arrival is None else _utc(arrival),
         queued=None if begin is None else _utc(begin),
-        e2e_seconds=_seconds(arrival, ended.wall),
+        e2e_seconds=None if e2e is None else round(e2e, DIGITS),
         queue_seconds=_seconds(queued, request.scheduled),
         prefill_seconds=_seconds(request.scheduled, first),
-        decode_seconds=_seconds(first, request.last),
+        decode_seconds=_seconds(first, _decoded_until(ended, request)),
         preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
         preempted_at=_preemptions(request) if request.pauses else [],
-        ttft_seconds=None if request.ttft is None else round(request.ttft, DIGITS),
+        ttft_seconds=None if ttft is None else round(ttft, DIGITS),
         mean_itl_seconds=round(decode / more, DIGITS) if decode is not None and more > 0 else None,
         max_itl_seconds=round(request.longest_gap, DIGITS) or None,
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
@@ -167,9 +167,9 @@ def latencies(ended: EndedRequest) -> dict[str, float | None]:
         return dict.fromkeys(LATENCIES)
     decode, more = _between(request.first, request.last), request.tokens - 1
     return {
-        "e2e": _between(request.arrival, ended.wall),
+        "e2e": _e2e(ended, request),
         "queue": _between(request.queued, request.scheduled),
-        "ttft": request.ttft,
+        "ttft": _ttft(request),
         "time_per_output_token": decode / more if decode is not None and more > 0 else None,
         "inter_token": request.longest_gap or None,
     }
@@ -195,6 +195,36 @@ def objectives_met(
     if engine.objectives.availability:
         found[AVAILABILITY] = is_served
     return found
+
+
+def _ttft(request: Request) -> float | None:
+    """Return the time from arrival to first token; None if a clock has stepped back, as in histograms."""
+    return request.ttft if request.ttft is not None and request.ttft >= 0.0 else None
+
+
+def _e2e(ended: EndedRequest, request: Request) -> float | None:
+    """Return the time from arrival to end: the front end's where it reports such, else the core's."""
+    if ended.e2e is None:
+        return _between(request.arrival, ended.wall)
+    return ended.e2e if ended.e2e >= 0.0 else None
+
+
+def _ended_at(ended: EndedRequest, request: Request, now: float) -> float:
+    """Return the Unix time of the end."""
+    if ended.e2e is not None and request.arrival is not None:
+        return request.arrival + ended.e2e
+    return now if ended.wall is None else ended.wall
+
+
+def _decoded_until(ended: EndedRequest, request: Request) -> float | None:
+    """Return the time of the last output, or that of the end if a front end has ended the request before.
+
+    The core goes on after a stop string, which only the front end finds.
+    """
+    core = _between(request.arrival, ended.wall)
+    if ended.e2e is None or core is None or request.first is None or request.last is None:
+        return request.last
+    return max(request.first, min(request.last, ended.stamp + ended.e2e - core))
 
 
 def _between(start: float | None, end: float | None) -> float | None:

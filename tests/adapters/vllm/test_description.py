@@ -39,7 +39,7 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
         config(
             speculative_config=SimpleNamespace(num_speculative_tokens=2),
             lora_config=SimpleNamespace(max_loras=4),
-            scheduler_config=SimpleNamespace(max_num_seqs=128),
+            scheduler_config=SimpleNamespace(max_num_seqs=128, max_num_batched_tokens=512),
             kv_transfer_config=SimpleNamespace(
                 is_kv_consumer=True,
                 kv_connector="MultiConnector",
@@ -64,7 +64,8 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
         "vllm": "of an unknown release",
         "sidestep": __version__,
     }
-    assert info.info == {"lora": {"max_lora": "4"}, "limits": {"max_running_requests": "128"}}
+    limits = {"max_running_requests": "128", "max_step_tokens": "512"}
+    assert info.info == {"lora": {"max_lora": "4"}, "limits": limits}
     assert info.bounds["request_latency"] == [1.0, 2.0]
 
 

@@ -94,7 +94,7 @@ def test_a_front_end_sends_what_users_waited() -> None:
 
     (step,) = sent("front_end", (stats("scheduler"), iteration, None))
 
-    assert step.front_end == FrontEndLatencies(100.0, [1.5, 2.5], [4.0])
+    assert step.front_end == FrontEndLatencies(100.0, [1.5, 2.5], [4.0], [1.0])
     assert step.iteration is None
     assert step.scheduler is None
 

@@ -87,14 +87,11 @@ class StreamHandlers(Handlers):
         observed = self.registry.blocks_of(engine, CachedBlocks).apply(item)
         for change in item.changes:
             self._count(engine, change)
+        self._correct(engine, observed.surplus)
         self.observe_blocks(engine, observed)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
-        """Count blocks by medium; resident blocks are known once the cache has been empty.
-
-        A block that two requests store at the same time is announced twice and removed twice, so
-        the difference is exact where a set of hashes would not be.
-        """
+        """Count blocks by medium; resident blocks are known once the cache has been empty."""
         resident = engine.keyed[self._resident]
         match change.kind:
             case "stored":
@@ -105,12 +102,8 @@ class StreamHandlers(Handlers):
             case "removed":
                 key = self._add(engine, self._removed, change)
                 if resident:
-                    left = resident.get(key, 0) - len(change.hashes)
-                    if left < 0:
-                        # More were removed than known: the count of resident blocks is unknown.
-                        resident.clear()
-                    else:
-                        resident[key] = left
+                    key = self.registry.capped(resident, key)
+                    resident[key] = resident.get(key, 0) - len(change.hashes)
             case "cleared":
                 increase(engine, self._clears, 1)
                 _empty(resident, change.medium)
@@ -119,6 +112,21 @@ class StreamHandlers(Handlers):
                 _empty(resident, "")
             case "lost":
                 resident.clear()
+
+    def _correct(self, engine: Engine, surplus: Mapping[str, int]) -> None:
+        """Count each resident hash once, as far as the sample shows which were stored or removed twice.
+
+        Engines miss some events: a block that was freed silently is stored again, one that was never
+        announced is removed. A block that two requests store at the same time is announced and removed
+        twice as well; both are in the sample or neither, so that no error remains.
+        """
+        resident = engine.keyed[self._resident]
+        for medium, count in surplus.items():
+            key = self.registry.capped(resident, (medium,))
+            if key in resident:
+                resident[key] -= count
+        for key, blocks in resident.items():
+            resident[key] = max(blocks, 0)
 
     def _add(self, engine: Engine, slot: int, change: CacheChange) -> Key:
         children = engine.keyed[slot]

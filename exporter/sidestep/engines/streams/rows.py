@@ -61,8 +61,8 @@ ROWS: tuple[Row, ...] = (
     gauge(
         "sidestep_kv_cache_resident_blocks",
         Handler("resident_blocks"),
-        "Blocks in the engine's prefix cache, according to its KV events; no sample while required"
-        " events are missing.",
+        "Blocks with different hashes in the engine's prefix cache, according to its KV events; no sample"
+        " after a loss. What was stored or removed twice is corrected by the sampled hashes.",
         own=("medium",),
         feature=KV_EVENTS,
     ),

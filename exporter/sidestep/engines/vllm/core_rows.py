@@ -90,7 +90,7 @@ ROWS: tuple[Row, ...] = (
         "sidestep_frontend_hop_seconds",
         Handler("front_end_hop"),
         "Time from a request's first token in the engine's core until its front end has received it, by"
-        " both hosts' clocks; requests with parallel samples are left out. With the tap and the plugin.",
+        " both hosts' clocks. With the tap and the plugin.",
         buckets="iteration_duration",
     ),
     # Aborted requests, which are in no request histogram of the engine's.

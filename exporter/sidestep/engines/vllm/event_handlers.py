@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import repeat
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
@@ -25,7 +26,6 @@ from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 from sidestep.tracking.kv_blocks.physical import check as check_blocks
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
-from sidestep.tracking.requests.front_end_hops import FrontEndHops
 from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
 
@@ -88,9 +88,10 @@ class EventHandlers(Handlers):
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
+        tracker.has_front_ends = bool(engine.front_ends)
         outcomes = tracker.apply(item)
         if engine.front_ends:
-            self._skip_front_end_latencies(engine, outcomes, tracker.hops)
+            self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
         histogram = engine.histogram(self._iteration_tokens)
         refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
@@ -138,26 +139,19 @@ class EventHandlers(Handlers):
             if name in (SLO_REQUESTS, SLO_UNDECIDED):
                 children[:] = [child for child in children if child.labels[-1] not in counted]
 
-    def _skip_front_end_latencies(
-        self, engine: Engine, outcomes: Outcomes, hops: FrontEndHops
-    ) -> None:
+    def _skip_front_end_latencies(self, engine: Engine, outcomes: Outcomes) -> None:
         """Remove the latencies that front ends send, and observe the hops of first tokens to them."""
         outcomes.iteration.time_to_first_tokens_iter = []
         for request in outcomes.iteration.finished_requests:
             request.e2e_latency = None
         outcomes.traced = [one for one in outcomes.traced if one.latency not in FRONT_END_LATENCIES]
-        self._observe_hops(engine, (hops.core_output(*first) for first in outcomes.first_outputs))
+        self._observe_hops(engine, outcomes.hops)
 
     def observe_front_end(self, engine: Engine, latencies: FrontEndLatencies) -> None:
-        """Observe the hops of first tokens that a front end has received; keep exemplars."""
-        if engine.requests is None:
-            return
-        at, hops, traces = (
-            latencies.iteration_timestamp,
-            engine.requests.hops,
-            engine.requests.traces,
-        )
-        waited = latencies.time_to_first_tokens
+        """Give a front end's latencies to their requests; observe hops, keep exemplars."""
+        # The core may report the same requests later.
+        tracker, at = self.registry.requests_of(engine), latencies.iteration_timestamp
+        waited, traces = latencies.time_to_first_tokens, tracker.traces
         if traces:
             observed = (("ttft", waited), ("e2e", latencies.e2e_latencies))
             self._exemplify(
@@ -169,7 +163,12 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        self._observe_hops(engine, (hops.front_end_output(at - ttft, at) for ttft in waited))
+        self._observe_hops(engine, [tracker.token_reported(at - ttft, at) for ttft in waited])
+        ended, queues = latencies.e2e_latencies, latencies.queue_times
+        for e2e, queue in zip(
+            ended, queues if len(queues) == len(ended) else repeat(None), strict=False
+        ):
+            tracker.end_reported(at - e2e, at, queue)
 
     def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
         histogram = engine.histogram(self._hop)

@@ -69,12 +69,13 @@ class VllmHandlers(EventHandlers):
             self._observe_scaled_evictions(engine, stats)
         # The rest of an oversized step has observations only: no gauges, and no step to count.
         fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp
+        if item.front_end is not None:
+            # Before they are observed, which sorts them.
+            self.observe_front_end(engine, item.front_end)
         if buffer is None:
             self._read_step(engine, item, fresh)
         else:
             self._gather_step(engine, item, fresh, buffer)
-        if item.front_end is not None:
-            self.observe_front_end(engine, item.front_end)
         if not item.more:
             self._stats.step(engine, item, buffer, fresh=fresh)
         if fresh and stats is not None:

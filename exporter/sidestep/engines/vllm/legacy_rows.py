@@ -144,7 +144,8 @@ ROWS: tuple[Row, ...] = (
         "histogram",
         Alias("vllm:request_queue_time_seconds"),
         "vllm:request_queue_time_seconds",
-        "Time from a request's entry into the queue until it was first scheduled, in seconds.",
+        "Time from a request's entry into the core's queue until it was first scheduled, in seconds; the"
+        " engine's own began when the front end received the request, milliseconds earlier.",
         until="0.8",
         buckets="request_latency",
     ),

@@ -116,11 +116,13 @@ class StatsHandlers:
         """Replace the series of LoRA adapters by those of the current adapters."""
         requests = engine.keyed[self.lora_requests]
         combination = engine.keyed[self.lora]
-        requests.clear()
-        combination.clear()
         now = _adapters(engine, stats)
         slots = engine.info.get("lora", {}).get("max_lora")
-        if not now and slots is None:
+        # A plugin need not say how many adapters fit, nor that there may be any.
+        has_lora = bool(now or combination or slots or "lora" in engine.description.features)
+        requests.clear()
+        combination.clear()
+        if not has_lora:
             return
         names = dict.fromkeys(adapter for adapter, _ in now if is_printable(adapter))
         named = set(list(names)[:MAX_OPEN_VALUES])

@@ -130,11 +130,13 @@ class FrontEndLatencies(msgspec.Struct, array_like=True, gc=False):
             is the difference from its request's arrival.
         time_to_first_tokens: Seconds, of requests with their first output.
         e2e_latencies: Seconds, of requests that finished.
+        queue_times: Seconds in the core's queue, of the same requests.
     """
 
     iteration_timestamp: Seconds = 0.0
     time_to_first_tokens: Observations = []
     e2e_latencies: Observations = []
+    queue_times: Observations = []
 
 
 class VllmStep(msgspec.Struct, array_like=True, gc=False, tag="vs"):

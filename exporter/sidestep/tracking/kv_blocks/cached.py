@@ -79,6 +79,8 @@ class CachedBlocks(BlockTracker):
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling)
         self._media: dict[str, _Medium] = {}
+        self._is_whole = False
+        """Whether all hashes of the sample that the caches have are tracked."""
         self._source: int | None = None
         self._removed = LruStack()
         """Hashes that the GPU's cache has removed; with the tracked ones at most ``capacity``."""
@@ -101,10 +103,12 @@ class CachedBlocks(BlockTracker):
             self._source = item.source
             self._out.abandoned += self.tracked
             self._clear("")
+            self._is_whole = False
         if self._sampling.rate != self._removed_rate:
             # Depths count hashes of one sample.
             self._removed_rate = self._sampling.rate
             self._removed = LruStack()
+            self._is_whole = False
         for change in item.changes:
             match change.kind:
                 case "stored":
@@ -113,6 +117,11 @@ class CachedBlocks(BlockTracker):
                     self._remove(change.medium, change.hashes, change.stamp)
                 case "cleared":
                     self._clear(change.medium)
+                    self._is_whole = self._is_whole or not change.medium
+                case "begun":
+                    self._is_whole = True
+                case "lost":
+                    self._is_whole = False
         return self.drain()
 
     def resize(self, capacity: int) -> None:
@@ -123,6 +132,7 @@ class CachedBlocks(BlockTracker):
                 medium.blocks.popitem()
                 self.tracked -= 1
                 self._out.abandoned += 1
+                self._is_whole = False
         self._shrink()
 
     def _check(self, changes: list[CacheChange]) -> None:
@@ -133,6 +143,8 @@ class CachedBlocks(BlockTracker):
 
     def _clear(self, name: str) -> None:
         """Drop the blocks of one medium, or of all media if ``name`` is empty."""
+        for medium_name in [name] if name else [*self._out.surplus]:
+            self._out.surplus.pop(medium_name, None)
         named = [self._media[name]] if name in self._media else []
         for medium in named if name else self._media.values():
             if medium.blocks:
@@ -160,7 +172,9 @@ class CachedBlocks(BlockTracker):
                     self._shrink()
                 else:
                     self._out.refused += 1
+                    self._is_whole = False
                 continue
+            self._count_surplus(name, 1)
             before = block.hit
             if now < max(block.birth, before):
                 self._out.unknown += 1
@@ -170,13 +184,12 @@ class CachedBlocks(BlockTracker):
                 medium.gaps.observe(self._of(name).gaps, now - before, block.weight)
 
     def _remove(self, name: str, hashes: list[int], now: float) -> None:
-        medium = self._media.get(name)
-        if medium is None:
-            return
+        medium = self._media.get(name) or _Medium()
         blocks = medium.blocks
-        gone = []
+        gone, absent = [], []
         for value in hashes:
             if value not in blocks:
+                absent.append(value)
                 continue
             block = blocks.pop(value)
             gone.append(value)
@@ -188,11 +201,19 @@ class CachedBlocks(BlockTracker):
             observed = self._of(name)
             medium.lifetimes.observe(observed.lifetimes, now - block.birth, block.weight)
             medium.idles.observe(observed.idles, now - last, block.weight)
+        if self._is_whole and (again := _sample(absent, self._sampling.rate)):
+            self._count_surplus(name, -len(again))
         if name == FIRST_MEDIUM:
             # Some may be tracked since the rate was higher.
             for value in _sample(gone, self._removed_rate):
                 self._removed.remove(value)
                 self._removed.push(value, now)
+
+    def _count_surplus(self, name: str, count: int) -> None:
+        """Count sampled hashes that were stored again, or removed again if ``count`` is negative."""
+        if self._is_whole and self._sampling.rate:
+            surplus = self._out.surplus.get(name, 0) + count * round(1 / self._sampling.rate)
+            self._out.surplus[name] = surplus
 
     def _observe_store(self, value: int, now: float, weight: float) -> None:
         """Observe how much too small the GPU's cache was to have a hash that is stored."""

@@ -33,6 +33,8 @@ class BlockObservations(msgspec.Struct, gc=False):
         cached: Observations of hashes by medium.
         stores: Blocks by which the GPU's cache was too small to have a hash that is stored; infinite
             if it was not removed before.
+        surplus: Stores of hashes that a medium had, less removals of hashes that it had not: those of the
+            sample, times what each stands for. Events are missing, or two requests had equal blocks.
         absences: Seconds from the removal of a hash from the GPU's cache to its next store.
     """
 
@@ -50,6 +52,7 @@ class BlockObservations(msgspec.Struct, gc=False):
     cached: dict[str, CachedObservations] = {}
     stores: list[Observation] = []
     absences: list[Observation] = []
+    surplus: dict[str, int] = {}
 
 
 class BlockTracker:

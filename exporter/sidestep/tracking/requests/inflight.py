@@ -47,7 +47,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         identity: Whose request it is; None where the sender does not say.
         tenant: Whose request it is; empty where tenants are not counted.
         sample: Index among the parallel samples of its request.
-        ttft: Seconds from its arrival to its first output.
+        ttft: Seconds from its arrival to its first output, as its front end has received it if that
+            reports such.
         external: Those of ``cached`` that came from another engine or an external cache.
         preemptions: How often it was preempted.
         preempted_seconds: Time that it spent preempted.

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
@@ -28,6 +29,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     cut_off: int
     known_until: float = 0.0
     interrupted_until: float = 0.0
+    front_ends: FrontEndState | None = None
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -75,6 +77,7 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         requests.cut_off,
         tracker.samples.known_until,
         tracker.samples.interrupted_until,
+        tracker.front_ends.state(),
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -125,6 +128,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     requests.cut_off = state.cut_off
     tracker.samples.known_until = state.known_until
     tracker.samples.interrupted_until = state.interrupted_until
+    if state.front_ends is not None:
+        tracker.front_ends.restore(state.front_ends)
 
 
 def sort_preempted(tracker: RequestTracker) -> None:

@@ -30,7 +30,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
-from sidestep.tracking.requests.front_end_hops import FrontEndHops
+from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.held_blocks import join_batch, leave_batch
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
@@ -69,7 +69,8 @@ class RequestTracker:
         samples: The groups of parallel samples to which they belong.
         source: Identifies the process that numbers the requests.
         steps: The engine's steps.
-        hops: First tokens on their way to the front end.
+        has_front_ends: Whether front ends report first tokens and ends, for which requests then wait.
+        front_ends: What they have reported.
         traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: nobody needs them.
         block_size: Tokens of a KV block; 0: unknown.
@@ -94,7 +95,8 @@ class RequestTracker:
         self.samples = EngineSamples(sample_groups, deployment)
         self.source: int | None = None
         self.steps = Steps()
-        self.hops = FrontEndHops()
+        self.has_front_ends = False
+        self.front_ends = FrontEndReports()
         self.traces = Traces()
         self.sink = sink
         self._notes_gaps = sink is not None
@@ -134,12 +136,37 @@ class RequestTracker:
         """Drop all requests of an earlier process, since the new one numbers its requests itself."""
         if self.source is not None:
             if unseen is None:
+                self.release_held()
                 for number, request in self.requests.live.items():
                     self._end(number, request, "engine_died")
             elif self.sink is not None:
                 self.sink.lose(unseen)
             self._drop_all("restart", 0)
         self.source = source
+
+    def token_reported(self, arrival: float, at: float) -> float | None:
+        """Apply a first token that a front end has received; return the seconds of its hop if known."""
+        return self.front_ends.first_token(arrival, at, self.requests.live)
+
+    def end_reported(self, arrival: float, at: float, queue: float | None) -> None:
+        """Apply the end of a request that a front end has seen; ``queue`` is its time in the queue."""
+        if self.sink is not None:
+            self._pass_on(self.front_ends.end_reported(arrival, at, queue))
+
+    def release_overdue(self, now: float) -> bool:
+        """Pass on requests for which no front end will report more; return whether there were any."""
+        overdue = [*self.front_ends.overdue(now)]
+        self._pass_on(*overdue)
+        return bool(overdue)
+
+    def release_held(self) -> None:
+        """Pass on all requests that wait for front ends."""
+        self._pass_on(*self.front_ends.release())
+
+    def _pass_on(self, *ended: EndedRequest | None) -> None:
+        for one in ended:
+            if one is not None and self.sink is not None:
+                self.sink.end(one)
 
     def _end(self, number: int, request: Request | None, reason: str) -> None:
         """Pass on a request that ended without an event."""
@@ -148,6 +175,7 @@ class RequestTracker:
 
     def _drop_all(self, reason: str, more: int) -> None:
         self.steps = Steps()
+        self.front_ends.skip()
         self.samples.abort_all(r.group for r in self.requests.live.values() if r.group)
         self.requests.clear(reason, more)
         self.samples.clear()
@@ -188,6 +216,7 @@ class RequestTracker:
             Requests whose intervals cannot all be known, by reason.
         """
         self._restart(-1)
+        self.release_held()
         self.samples.close()
         self.requests.close()
         return self._take_untracked()
@@ -401,8 +430,10 @@ class RequestTracker:
             self._out.iteration.time_to_first_tokens_iter.append(waited)
             if request.identity is not None:
                 self._out.trace(request, wall, {"ttft": waited})
-            if request.lone and request.arrival is not None:
-                self._out.first_outputs.append((request.arrival, wall))
+        if self.has_front_ends:
+            hop = self.front_ends.output(number, request, wall)
+            if hop is not None:
+                self._out.hops.append(hop)
 
     def _finished(self, event: Finished) -> None:
         if event.refused:
@@ -426,7 +457,8 @@ class RequestTracker:
         if request is not None and request.tenant:
             count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
         if self.sink is not None:
-            self.sink.end(ended(event, self.source or 0, request, aborted=aborted))
+            found = ended(event, self.source or 0, request, aborted=aborted)
+            self._pass_on(self.front_ends.end(found) if self.has_front_ends else found)
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)
 

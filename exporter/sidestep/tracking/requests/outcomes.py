@@ -32,6 +32,7 @@ class EndedRequest(msgspec.Struct, gc=False):
         stamp: Time of its end in the sender's monotonic clock.
         wall: Unix time of its end; None: unknown.
         refused: Why it was rejected.
+        e2e: Seconds from its arrival to its end as a front end has reported them.
     """
 
     number: int
@@ -45,6 +46,7 @@ class EndedRequest(msgspec.Struct, gc=False):
     preemptions: int = 0
     max_tokens: int | None = None
     refused: str = ""
+    e2e: float | None = None
 
 
 class TenantCounts(msgspec.Struct, gc=False):
@@ -134,7 +136,7 @@ class Outcomes(msgspec.Struct):
         omitted: Intervals omitted because they would be negative.
         limited: Requests whose adapter became ``__other__``.
         tenants: Counts by tenant, where tenants are counted.
-        first_outputs: Arrival and first output, in Unix time, of requests without parallel samples.
+        hops: Seconds from first outputs until a front end has reported them, of those that it has.
         traced: Those of the observations above that have a trace context; of inter-token latencies only
             the longest of each request.
         held_micros: KV blocks times the microseconds in the batch, of requests that left it.
@@ -149,7 +151,7 @@ class Outcomes(msgspec.Struct):
     untracked: dict[str, int] = {}
     omitted: int = 0
     limited: int = 0
-    first_outputs: list[tuple[float, float]] = []
+    hops: list[float] = []
     tenants: dict[str, TenantCounts] = {}
     traced: list[TracedLatency] = []
     held_micros: int = 0

@@ -1,6 +1,6 @@
 """Trace contexts of requests whose latencies front ends report: those have no id, but an arrival.
 
-The arrival is exact to the last bit, see ``front_end_hops``. Parallel samples share one, and their trace.
+The arrival is exact to the last bit, see ``front_end``. Parallel samples share one, and their trace.
 """
 
 from __future__ import annotations

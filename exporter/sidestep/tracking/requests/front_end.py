@@ -1,0 +1,214 @@
+"""What a front end reports of the requests of a core: first tokens and ends, as its users saw them.
+
+Core and front end report a request separately, in any order and without an id. Both know its arrival to
+the last bit: one process has set it, and a latency that was subtracted from a Unix time is exact. Requests
+of one arrival, such as parallel samples and lists of prompts, have their first tokens in the same order on
+both sides. They may end in another order, since the front end finds stop strings; their time in the queue,
+which the front end computes from the core's own times, tells them apart then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import is_
+from typing import Generic, TypeVar
+
+import msgspec
+
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.outcomes import EndedRequest
+
+MAX_UNMATCHED = 4096
+"""Values of each kind whose other side is awaited; of some, such as aborted requests, it never comes."""
+HOLD_SECONDS = 60.0
+"""Longest time for which a request that has ended in the core waits for its front end."""
+UNSERVED = frozenset({"abort", "refused", "engine_died", "expired"})
+"""Reasons of requests whose end a front end does not report."""
+
+T = TypeVar("T")
+
+
+class ByArrival(Generic[T]):
+    """Values by the arrival of their request, in order."""
+
+    def __init__(self) -> None:
+        self._values: dict[float, list[T]] = {}
+        self._count = 0
+
+    def add(self, arrival: float, value: T) -> T | None:
+        """Add a value; return the oldest one if there are too many."""
+        self._values.setdefault(arrival, []).append(value)
+        self._count += 1
+        return self.take(next(iter(self._values))) if self._count > MAX_UNMATCHED else None
+
+    def take(self, arrival: float, fits: Callable[[T], bool] = lambda _: True) -> T | None:
+        """Remove and return the first value of ``arrival`` that ``fits``; None if there is none."""
+        values = self._values.get(arrival, [])
+        for at, value in enumerate(values):
+            if fits(value):
+                del values[at]
+                self._count -= 1
+                if not values:
+                    del self._values[arrival]
+                return value
+        return None
+
+    def of(self, arrival: float) -> Sequence[T]:
+        """Return the values of ``arrival``."""
+        return self._values.get(arrival, ())
+
+    def pairs(self) -> list[tuple[float, T]]:
+        """Return all values with their arrivals."""
+        return [(arrival, value) for arrival, some in self._values.items() for value in some]
+
+    def clear(self) -> None:
+        """Remove all values."""
+        self._values.clear()
+        self._count = 0
+
+
+class FrontEndState(msgspec.Struct, array_like=True, gc=False):
+    """What waits for its other side, in a snapshot; see the attributes of ``FrontEndReports``."""
+
+    sent: list[tuple[float, tuple[int, float]]] = []
+    received: list[tuple[float, float]] = []
+    ends: list[tuple[float, tuple[float, float | None]]] = []
+    held: list[EndedRequest] = []
+
+
+class FrontEndReports:
+    """The reports of an engine's front ends, and the requests that wait for them.
+
+    Attributes:
+        sent: Numbers of requests whose first output a front end has not reported, and its Unix time.
+        received: Unix times of first tokens of which the core has not reported the output.
+        ends: Unix times of ends that the core has not reported, and the requests' time in the queue.
+        held: Requests that have ended in the core.
+    """
+
+    def __init__(self) -> None:
+        self.sent: ByArrival[tuple[int, float]] = ByArrival()
+        self.received: ByArrival[float] = ByArrival()
+        self.ends: ByArrival[tuple[float, float | None]] = ByArrival()
+        self.held: ByArrival[EndedRequest] = ByArrival()
+        self._since: dict[int, float] = {}
+        """By number of a held request: since when it is known to wait."""
+
+    def output(self, number: int, request: Request, at: float) -> float | None:
+        """Note a request's first output; return the seconds of its hop if a front end has reported it."""
+        if request.arrival is None:
+            return None
+        received = self.received.take(request.arrival)
+        if received is None:
+            self.sent.add(request.arrival, (number, at))
+            return None
+        request.ttft = received - request.arrival
+        return received - at
+
+    def first_token(self, arrival: float, at: float, live: Mapping[int, Request]) -> float | None:
+        """Note a first token's receipt; return the seconds of its hop if the core has reported it."""
+        found = self.sent.take(arrival)
+        if found is None:
+            self.received.add(arrival, at)
+            return None
+        number, sent = found
+        held = (one.request for one in self.held.of(arrival) if one.number == number)
+        request = live.get(number) or next(held, None)
+        if request is not None:
+            request.ttft = at - arrival
+        return at - sent
+
+    def end(self, ended: EndedRequest) -> EndedRequest | None:
+        """Hold a request that has ended in the core; return one that waits no longer."""
+        arrival = None if ended.request is None else ended.request.arrival
+        if arrival is None:
+            return ended
+        found = self.ends.take(arrival, lambda one: _is_same(ended, one[1]))
+        if found is not None:
+            ended.e2e = found[0] - arrival
+        if self._is_complete(ended):
+            return ended
+        oldest = self.held.add(arrival, ended)
+        return None if oldest is None else self._give_up(oldest)
+
+    def end_reported(self, arrival: float, at: float, queue: float | None) -> EndedRequest | None:
+        """Note an end that a front end has reported; return its request if the core has ended it."""
+        ended = self.held.take(arrival, lambda one: one.e2e is None and _is_same(one, queue))
+        if ended is None:
+            self.ends.add(arrival, (at, queue))
+            return None
+        ended.e2e = at - arrival
+        self._since.pop(ended.number, None)
+        return ended
+
+    def overdue(self, now: float) -> Iterator[EndedRequest]:
+        """Yield requests that lack nothing, or have waited too long; call about once a second."""
+        for arrival, ended in self.held.pairs():
+            waited = now - self._since.setdefault(ended.number, now)
+            if waited >= HOLD_SECONDS or self._is_complete(ended):
+                self.held.take(arrival, partial(is_, ended))
+                yield self._give_up(ended)
+
+    def release(self) -> Iterator[EndedRequest]:
+        """Yield all held requests, since the core's process has ended or the exporter ends."""
+        for _, ended in self.held.pairs():
+            yield self._give_up(ended)
+        self.held.clear()
+
+    def skip(self) -> None:
+        """Forget what waits for events of the core, since some were folded or dropped."""
+        for one in (self.sent, self.received, self.ends):
+            one.clear()
+
+    def state(self) -> FrontEndState:
+        """Return the content of a snapshot."""
+        held = [ended for _, ended in self.held.pairs()]
+        return FrontEndState(self.sent.pairs(), self.received.pairs(), self.ends.pairs(), held)
+
+    def restore(self, state: FrontEndState) -> None:
+        """Restore the content of a snapshot."""
+        _restore(self.sent, state.sent)
+        _restore(self.received, state.received)
+        _restore(self.ends, state.ends)
+        _restore(self.held, [(_arrival(ended), ended) for ended in state.held])
+
+    def _is_complete(self, ended: EndedRequest) -> bool:
+        """Return whether all that front ends report of such a request is known."""
+        is_ended = ended.e2e is not None or ended.reason in UNSERVED
+        return is_ended and not self._awaits_token(ended)
+
+    def _awaits_token(self, ended: EndedRequest) -> bool:
+        return any(number == ended.number for number, _ in self.sent.of(_arrival(ended)))
+
+    def _give_up(self, ended: EndedRequest) -> EndedRequest:
+        """Complete a request with what is known: no front end reports the rest any more."""
+        arrival = _arrival(ended)
+        self._since.pop(ended.number, None)
+        if ended.e2e is None and ended.reason not in UNSERVED:
+            found = self.ends.take(arrival)
+            ended.e2e = None if found is None else found[0] - arrival
+        elif ended.request is not None and self._awaits_token(ended):
+            # Its client had left when the first token came: users have waited for none.
+            ended.request.ttft = None
+        self.sent.take(arrival, lambda one: one[0] == ended.number)
+        return ended
+
+
+def _restore(found: ByArrival[T], values: Iterable[tuple[float, T]]) -> None:
+    for arrival, value in values:
+        found.add(arrival, value)
+
+
+def _arrival(ended: EndedRequest) -> float:
+    """Return the arrival of a held request; only those with one are held."""
+    arrival = None if ended.request is None else ended.request.arrival
+    return 0.0 if arrival is None else arrival
+
+
+def _is_same(ended: EndedRequest, queue: float | None) -> bool:
+    """Return whether a request can be the one that a front end says has been queued for so long."""
+    request = ended.request
+    if queue is None or request is None or request.queued is None or request.scheduled is None:
+        return True
+    return queue == max(request.scheduled - request.queued, 0.0)
