@@ -106,6 +106,13 @@ ROWS: tuple[SelfRow, ...] = (
         PER_ENGINE,
     ),
     SelfRow(
+        "sidestep_engine_missing_fields",
+        "gauge",
+        "1 for each field of the engine's statistics that its release should have and lacks, by the field's"
+        " path; metrics that need it have no samples.",
+        (*PER_ENGINE, "field"),
+    ),
+    SelfRow(
         "sidestep_engine_state",
         "gauge",
         "1 for the engine's present state, 0 for the other states: starting, ok, idle, slow, stalled,"
