@@ -123,7 +123,7 @@ ROWS: tuple[SelfRow, ...] = (
         "sidestep_engine_stalled_seconds",
         "gauge",
         "Seconds for which a stalled engine has made no progress, by reason: step, no_steps, no_output,"
-        " publisher or queue; no sample in other states.",
+        " publisher, front_end or queue; no sample in other states.",
         (*PER_ENGINE, "reason"),
     ),
     SelfRow(
