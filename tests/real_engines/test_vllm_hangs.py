@@ -53,6 +53,7 @@ LONG = [
 
 
 CORE = "EngineCore"
+SEVERAL = "--api-server-count"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +122,11 @@ class Bench:
         return self.site.home / "wedges"
 
     @contextlib.asynccontextmanager
-    async def engine(
-        self, name: str, *flags: str, command: bool = False, **environ: str
-    ) -> AsyncIterator[Engine]:
-        """Run a server of the model ``name``; see ``VllmServer`` for ``command``."""
+    async def engine(self, name: str, *flags: str, **environ: str) -> AsyncIterator[Engine]:
+        """Run a server of the model ``name``; only ``vllm serve`` can have several API servers."""
         settings = {"SIDESTEP_NAMESPACE": "test", **environ}
         flags = ("--served-model-name", name, *flags)
-        server = self.site.server(flags, settings, command=command)
+        server = self.site.server(flags, settings, command=SEVERAL in flags)
         async with server:
             engine = Engine(server, name)
             await engine.started()
@@ -269,11 +268,11 @@ async def test_one_of_two_api_servers_whose_loop_stands_is_found(
     """The other one serves all the while; the state names the one that does not, and where it stands."""
     watch, wedge = bench.watch, bench.wedges / "loop"
     wedge.parent.mkdir(exist_ok=True)
-    flags = [*(TAP if tapped else []), "--api-server-count", "2"]
+    flags = [*(TAP if tapped else []), SEVERAL, "2"]
     flags += ["--middleware", "vllm_middleware.hold_loop"]
     path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}
     async with (
-        bench.engine(f"two-{tapped}".lower(), *flags, command=True, **path) as engine,
+        bench.engine(f"two-{tapped}".lower(), *flags, **path) as engine,
         Client(engine.server.base) as client,
         Requests(client) as requests,
     ):

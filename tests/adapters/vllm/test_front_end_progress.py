@@ -259,7 +259,12 @@ class Loop:
         """Block the loop until ``free`` is set."""
         self.free.clear()
         began = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (began.set(), self.free.wait()))
+
+        def wait() -> None:
+            began.set()
+            self.free.wait()
+
+        self.loop.call_soon_threadsafe(wait)
         began.wait(10)
 
     def run(self) -> None:
