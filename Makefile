@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines test-otlp deploy-test image-test tools clean
+.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -78,6 +78,11 @@ test-engines: $(STAMP)
 	tools/setup_llamacpp.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/real_engines tests/test_benchmarks.py
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -q tests/real_engines/test_vllm_connectors.py
+
+# The newest vLLM's Python, whose statistics must have each field that the plugin reads: 300 MB to download.
+vllm-sources: $(STAMP)
+	PYTHON=$(BIN)/python tools/setup_vllm_sources.sh
+	$(BIN)/pytest tests/adapters/vllm/test_vllm_sources.py
 
 # A real Collector, Prometheus 3 and Phoenix that take OTLP: five minutes and 5 GB to make, then a minute.
 test-otlp: $(STAMP)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from reporting_processes import WORKING, process
 from sidestep.app import Exporter
 from sidestep.ingest.health import INTERVAL
 from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM
-from sidestep.protocol.messages import CORE, Bye, EngineInfo, Heartbeat
+from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
 from sidestep_adapters.publisher.publisher import Publisher
 from socket_peers import connect
@@ -90,6 +91,39 @@ async def test_a_stalled_engine_fails_its_probe_and_shows_its_stack(start: Start
         await reach(exporter, "ok")
         assert (await probe(exporter.url, "/-/engines"))[0] == 200
         assert (await probe(exporter.url, f"/api/v1/engines/{ID}/stack"))[0] == 404
+
+
+async def test_one_of_two_api_servers_that_stands_fails_the_probe(start: Start) -> None:
+    """The probe names it, while the core works for the other one."""
+    async with (
+        start(**QUICK) as exporter,
+        process(exporter),
+        process(exporter, stream="api0", incarnation=2, role=FRONT_END) as well,
+        process(exporter, stream="api1", incarnation=3, role=FRONT_END) as standing,
+    ):
+        well.progress = [Progress(0, steps=9, unfinished=2, step_age=0.1)]
+        standing.progress = [Progress(0, unfinished=1, step_age=9.0, loop_age=9.0, stack=STACK)]
+        await reach(exporter, "stalled")
+        status, found = await probe(exporter.url, f"/-/engines/{ID}")
+        assert (status, found["reason"], found["stream"]) == (503, "front_end", "api1")
+        assert found["unfinished_requests"] == 3
+        assert (await probe(exporter.url, f"/api/v1/engines/{ID}/stack"))[0] == 200
+
+
+async def test_a_killed_core_whose_server_has_ended_fails_the_probe_soon(start: Start) -> None:
+    """Long before its silence alone would."""
+    async with (
+        start() as exporter,
+        process(exporter, stream="api0", incarnation=2, role=FRONT_END) as front_end,
+    ):
+        front_end.progress = [Progress(0)]
+        async with process(exporter):
+            await reach(exporter, "ok")
+        killed_at = time.monotonic()
+        await front_end.peer.send(Bye(2, 0))
+        await reach(exporter, "unreachable")
+        assert time.monotonic() - killed_at < 5.0
+        assert (await probe(exporter.url, f"/-/engines/{ID}"))[0] == 503
 
 
 @pytest.mark.parametrize(

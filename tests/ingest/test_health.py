@@ -183,6 +183,65 @@ def test_the_core_decides_whether_an_engine_is_reachable() -> None:
     assert state(fed) is EngineState.STOPPED
 
 
+def test_a_core_that_is_killed_with_its_server_is_unreachable_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All of its API servers have said goodbye, and it has not: it is silent for two heartbeats."""
+    fed = working()
+    for stream in ("api0", "api1"):
+        fed.send_hello(stream, [info(role=FRONT_END)])
+    run(fed, 1, WORKING)
+    fed.send("api0", Bye(fed.incarnation("api0"), 0))
+    fed.advance(3.0)
+    assert state(fed) is EngineState.SLOW
+    fed.send("api1", Bye(fed.incarnation("api1"), 0))
+    fed.advance(1.0)
+    assert state(fed) is EngineState.UNREACHABLE
+    assert messages(caplog)[-1].startswith("engine ns/m/0 is unreachable")
+
+    report(fed, WORKING)
+    fed.advance(1.0)
+    assert state(fed) is EngineState.OK
+
+
+def test_a_server_that_ends_in_order_is_never_unreachable(caplog: pytest.LogCaptureFixture) -> None:
+    """Its core says goodbye later than its API servers, and sends heartbeats until then."""
+    fed = working()
+    fed.send_hello("api0", [info(role=FRONT_END)])
+    run(fed, 1, WORKING)
+    fed.send("api0", Bye(fed.incarnation("api0"), 0))
+    run(fed, 5, WORKING)
+    assert state(fed) is EngineState.OK
+    fed.advance(0.5)
+    fed.send("core", Bye(fed.incarnation("core"), 0))
+    fed.advance(1.0)
+    assert state(fed) is EngineState.STOPPED
+    assert messages(caplog) == []
+
+
+def test_one_of_two_api_servers_that_stands(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine works for the other; the log names the one whose event loop stands, and its stack."""
+    fed = working()
+    for stream in ("api0", "api1"):
+        fed.send_hello(stream, [info(role=FRONT_END)])
+    for age in range(1, 12):
+        steps = Progress(0, steps=5 + age, unfinished=2, step_age=0.1)
+        standing = Progress(0, unfinished=1, step_age=age, loop_age=age, stack=STACK)
+        report(fed, Progress(0, steps=age, unfinished=2, step_age=0.1), stream="api0")
+        report(fed, standing, stream="api1")
+        run(fed, 1, steps)
+    found = health(fed)
+    assert (found.state, found.reason) == (EngineState.STALLED, Reason.FRONT_END)
+    assert (found.stream, found.unfinished) == ("api1", 3)
+    (line,) = messages(caplog)
+    assert line.startswith("engine ns/m/0 is stalled: front_end for ")
+    assert "stream api1, in lock.py:5 a" in line
+    assert (("m", "front_end")) in {k[1:2] + k[-1:] for k in samples(fed, STALLED)}
+
+
+STALLED = "sidestep_engine_stalled_seconds"
+
+
 def test_a_frozen_front_end_keeps_the_engine_stalled_beside_an_idle_core() -> None:
     """Its requests wait for as long as the engine may return under its name."""
     fed = working()

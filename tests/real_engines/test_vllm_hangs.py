@@ -36,6 +36,7 @@ from real_engines.health_watch import HealthWatch
 from real_engines.load import Ask, Client
 from real_engines.processes import VllmServer
 from real_engines.sites import TAP, VllmSite
+from sidestep_adapters.publisher.event_loop import CALM
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,6 +53,7 @@ LONG = [
 
 
 CORE = "EngineCore"
+SEVERAL = "--api-server-count"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +123,10 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def engine(self, name: str, *flags: str, **environ: str) -> AsyncIterator[Engine]:
-        """Run a server of the model ``name``."""
+        """Run a server of the model ``name``; only ``vllm serve`` can have several API servers."""
         settings = {"SIDESTEP_NAMESPACE": "test", **environ}
-        server = self.site.server(["--served-model-name", name, *flags], settings)
+        flags = ("--served-model-name", name, *flags)
+        server = self.site.server(flags, settings, command=SEVERAL in flags)
         async with server:
             engine = Engine(server, name)
             await engine.started()
@@ -256,6 +259,47 @@ async def test_without_a_tap_a_stopped_core_is_found(bench: Bench) -> None:
         assert no_alarm(watch.states(engine.identity, since), "plugin alone")
     print(f"\nplugin alone: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above
     assert seen.reason == wedge.reason
+
+
+@pytest.mark.parametrize("tapped", [True, False], ids=["tap", "plugin"])
+async def test_one_of_two_api_servers_whose_loop_stands_is_found(
+    tapped: bool, bench: Bench
+) -> None:
+    """The other one serves all the while; the state names the one that does not, and where it stands."""
+    watch, wedge = bench.watch, bench.wedges / "loop"
+    wedge.parent.mkdir(exist_ok=True)
+    flags = [*(TAP if tapped else []), SEVERAL, "2"]
+    flags += ["--middleware", "vllm_middleware.hold_loop"]
+    path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}
+    async with (
+        bench.engine(f"two-{tapped}".lower(), *flags, **path) as engine,
+        Client(engine.server.base) as client,
+        Requests(client) as requests,
+    ):
+        requests.keep(*(engine.ask(client, 40, 300) for _ in range(2)))
+        # Its loop counts once it has run for ten seconds.
+        await until(lambda: time.monotonic() - engine.began_at > CALM + 5.0, 60)
+        wedge.touch()
+        began_at = time.monotonic()
+        held = dataclasses.replace(engine.ask(client, 20, 4), headers={"x-hold-loop": wedge.name})
+        requests.begin(held)
+        seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+        status, body = await watch.get(f"/-/engines/{engine.identity}")
+        stack = await assert_shown(watch, engine, "front_end")
+        await assert_answers(engine, client)
+        wedge.unlink()
+        released_at = time.monotonic()
+        well = await watch.found(engine.identity, is_well, OK_WITHIN, "well")
+    figures = {
+        "seconds": round(seen.at - began_at, 1),
+        "stream": body["stream"],
+        "unfinished": body["unfinished_requests"],
+        "released": round(well.at - released_at, 1),
+    }
+    print(f"\none of two API servers: {json.dumps(figures)}")  # noqa: T201 - as above
+    assert (status, seen.reason) == (503, "front_end")
+    assert "/api" in body["stream"]
+    assert "hold_while_set" in stack
 
 
 async def test_an_idle_engine_is_well(calm: Engine, bench: Bench) -> None:

@@ -185,6 +185,7 @@ class AsyncLLM:
 
     def __init__(self, client: Any, engines: list[int], stat_logger: Any) -> None:
         self.output_processor = SimpleNamespace(request_states={})
+        self.output_handler: Any = None
         self.engine_core = client
         self.logger_manager = StatLoggerManager(engines, stat_logger)
 

@@ -314,7 +314,8 @@ def queue(engine: Engine) -> None:
     for now in range(9):
         engine.beat(now)
         engine.beat(now, "front", FRONT_END, unfinished=1, step_age=float(now))
-    assert engine.expect("stalled queue", 8).stream == "front"
+    found = engine.expect("stalled queue", 8)
+    assert (found.stream, found.unfinished) == ("front", 1)
     engine.beat(9, unfinished=1, waiting_age=0.5)
     engine.expect("ok", 9)
 
@@ -345,13 +346,72 @@ def front_ends_share_a_queue(engine: Engine) -> None:
     engine.expect("ok", 29)
 
 
+def loop_of_a_front_end(engine: Engine) -> None:
+    """A front end whose event loop stands cannot serve, whatever the core does for others."""
+    for now in range(60):
+        engine.run(now, now + 1)
+        age = float(now - 50) if now > 50 else None
+        engine.beat(now, "api0", FRONT_END, unfinished=1, step_age=0.1)
+        engine.beat(now, "api1", FRONT_END, unfinished=3, step_age=age, loop_age=age, stack=STACK)
+        expected = "ok" if now < 54 else "slow front_end" if now < 58 else "stalled front_end"
+        found = engine.expect(expected, now)
+    assert (found.stream, found.age, found.unfinished, found.stack) == ("api1", 9.0, 4, STACK)
+    engine.beat(60)
+    engine.beat(60, "api0", FRONT_END)
+    engine.beat(60, "api1", FRONT_END)
+    engine.expect("ok", 60)
+
+
+def loop_of_an_idle_front_end(engine: Engine) -> None:
+    """Without requests, too: the next client would wait. A loop that puts the engine to sleep may take longer."""
+    engine.beat(9)
+    engine.beat(9, "front", FRONT_END, loop_age=8.0)
+    engine.expect("stalled front_end", 9)
+    for now in (10, 110, 132):
+        engine.beat(now)
+        engine.beat(now, "front", FRONT_END, loop_age=now - 10.0, condition=ASLEEP)
+        expected = {10: "asleep", 110: "slow front_end", 132: "stalled front_end"}[now]
+        engine.expect(expected, now)
+
+
+def loop_before_queue(engine: Engine) -> None:
+    """A front end that stands has no answers to its requests because it stands."""
+    engine.run(0, 10)
+    for now in range(10, 40):
+        engine.beat(now)
+        stands = float(now - 20) if now > 20 else None
+        engine.beat(
+            now, "front", FRONT_END, unfinished=1, step_age=float(now - 10), loop_age=stands
+        )
+    engine.expect("stalled front_end", 39)
+
+
+def compilation(engine: Engine) -> None:
+    """A step that compiles, minutes after the first ones, is a stall only after the most seconds."""
+    engine.run(0, 60)
+    compiling = ["torch/_inductor/async_compile.py:9 wait", "concurrent/futures/_base.py:9 result"]
+    engine.beat(85, unfinished=1, step_age=25.0, step_tokens=1, stack=compiling)
+    engine.expect("ok", 85)
+    engine.beat(181, unfinished=1, step_age=121.0, step_tokens=1, stack=compiling)
+    engine.expect("stalled step", 181)
+
+
+def compiled_code_that_hangs(engine: Engine) -> None:
+    """It has frames of the compiler's package as well."""
+    engine.run(0, 60)
+    frames = ["torch/_dynamo/eval_frame.py:9 f", "torch/_inductor/output_code.py:9 f", *STACK]
+    engine.beat(70, unfinished=1, step_age=10.0, step_tokens=1, stack=frames)
+    engine.expect("stalled step", 70)
+
+
 def roles(engine: Engine) -> None:
     """A process without a role waits for answers, whether a core is there or not."""
     engine.beat(0, "own", "", unfinished=1, step_age=13.0)
     engine.expect("stalled queue", 0)
     engine.beat(0)
-    assert engine.health(0).unfinished == 0
-    engine.expect("idle", 0)
+    assert engine.expect("ok", 0).unfinished == 1
+    engine.beat(0, "own", "")
+    assert engine.expect("idle", 0).unfinished == 0
 
 
 def replaced_process(engine: Engine) -> None:
@@ -400,5 +460,6 @@ CASES: tuple[Callable[[Engine], None], ...] = (
     first_prefill_of_slow_engine, size_between_known_ones, most_threshold, no_steps,
     blocked_requests, no_output, silence, silence_after_stall, silence_on_purpose, asleep,
     requests_during_a_pause, woken_by_another, asleep_after_steps, queue, queue_of_busy_core, front_ends_alone,
-    front_ends_share_a_queue, roles, replaced_process, reason_stays, own_thresholds,
+    front_ends_share_a_queue, loop_of_a_front_end, loop_of_an_idle_front_end, loop_before_queue,
+    compilation, compiled_code_that_hangs, roles, replaced_process, reason_stays, own_thresholds,
 )  # fmt: skip

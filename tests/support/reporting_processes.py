@@ -38,11 +38,15 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def process(
-    exporter: Exporter | str, engine: str = "ns/m/0", stream: str = "core", incarnation: int = 1
+    exporter: Exporter | str,
+    engine: str = "ns/m/0",
+    stream: str = "core",
+    incarnation: int = 1,
+    role: str = CORE,
 ) -> AsyncIterator[Process]:
     """Run a process that falls silent after the block, as if it had been killed."""
     async with connect(exporter) as peer:
-        info = EngineInfo(engine, "vllm", {"engine": engine, "model_name": "m"}, role=CORE)
+        info = EngineInfo(engine, "vllm", {"engine": engine, "model_name": "m"}, role=role)
         await peer.send(Hello(VERSION, stream, incarnation, 1, 1, [info]))
         await peer.receive()
         made = Process(peer, incarnation)

@@ -61,7 +61,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         "limits.most if report.progress.condition in ON_PURPOSE else limits.waiting",
         "limits.waiting",
     ),
-    "no process is silent": (machine, "doubts = list(silences)", "doubts = []"),
+    "no process is silent": (machine, "[*silences, ", "["),
     "a silent process has other doubts": (
         machine,
         "if report.process.stream not in silent]",
@@ -140,6 +140,28 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         step_times,
         "usual * min(1.0, tokens / 2 ** (size - 1)) if size else usual",
         "usual if size <= tokens.bit_length() else 0.0",
+    ),
+    "a front end's loop is not looked at": (
+        machine,
+        "[*silences, *_loop_doubts(front_ends, limits, now)]",
+        "[*silences]",
+    ),
+    "a loop that stands is a queue": (machine, " or _is_standing(progress)", ""),
+    "a loop may not stand for long on purpose": (
+        machine,
+        "            _longest_silence(report, limits),\n",
+        "            limits.waiting,\n",
+    ),
+    "only the core's requests are unfinished": (machine, "max(counts)", "counts[not cores]"),
+    "a step that compiles is as others": (
+        machine,
+        "if any(_COMPILER",
+        "if False and any(_COMPILER",
+    ),
+    "all of the compiler's package compiles": (
+        machine,
+        "_dynamo/(bytecode",
+        "_dynamo/(eval|bytecode",
     ),
     "thresholds have no ceiling": (machine, "min(limit, limits.most)", "limit"),
     "waiting has no ceiling": (

@@ -39,6 +39,7 @@ class Reading(NamedTuple):
         computed: Tokens computed since then.
         blocked: Counts blocked requests. Called only while progress is overdue, like the next one.
         request_tokens: Counts the tokens of all unfinished requests.
+        loop_asked_at: When the event loop was asked to run what it has not run yet; None: it has.
     """
 
     unfinished: int = 0
@@ -53,6 +54,7 @@ class Reading(NamedTuple):
     condition: str = ""
     blocked: Callable[[], int] = _none
     request_tokens: Callable[[], int] = _none
+    loop_asked_at: float | None = None
 
 
 class ProgressMeter:
@@ -108,6 +110,8 @@ class ProgressMeter:
         )
         if not reading.condition:
             self._add_ages(progress, reading, now)
+        if reading.loop_asked_at is not None:
+            progress.loop_age = _age(max(self._earliest, reading.loop_asked_at), now)
         progress.stack = self._sample(now, is_wanted=is_overdue(progress))
         return progress
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
@@ -92,9 +93,8 @@ class Process:
 
     def stats(self, collector: Any, role: str) -> StatsRecorder:
         """Return the recorder of the stats of a scheduler's ``collector``."""
-        source = StatsRecorder(
-            self.deferred, self.engine(role, collector.labels, _features(collector))
-        )
+        engine = self.engine(role, collector.labels, _features(collector))
+        source = StatsRecorder(self.deferred, engine, partial(self._describe_missing, engine))
         self._sources.append(source)
         return source
 
@@ -127,6 +127,13 @@ class Process:
             if self.publisher is not None:
                 self.publisher.describe(self._infos)
         return index
+
+    def _describe_missing(self, engine: int, fields: Mapping[str, dict[str, str]]) -> None:
+        """Describe the fields that SGLang's release lacks, as ``FieldCheck`` finds them."""
+        with self._lock:
+            self._infos[engine].info = {**self._infos[engine].info, **fields}
+            if self.publisher is not None:
+                self.publisher.describe(self._infos)
 
     def stub(self, engine: int, metric: Any, labels: Mapping[str, Any]) -> MetricStub:
         """Return a stub that replaces ``metric``, one of prometheus_client's."""

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.rows import QUEUES
 from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
+from sidestep_adapters.publisher.field_check import FieldCheck, Fields, with_current_names
 from sidestep_adapters.publisher.translate import to_wire
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 
 RENAMED_FIELDS = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
 """Fields of the stats that have other names in older releases."""
+_TOKENS = "available", "evictable", "used"
+_SINCE = {
+    "0.5.12": [
+        *(f"{pool}_{kind}_tokens" for pool in ("kv", "swa", "mamba") for kind in _TOKENS),
+        "fwd_occupancy",
+        "num_streaming_sessions",
+        "streaming_session_held_tokens",
+    ],
+    "0.5.15": ["spec_num_steps", "spec_num_draft_tokens"],
+    "0.5.18": ["spec_cap_length", "spec_block_accept_length"],
+    "0.5.23": [
+        "num_decode_host_receive_queue_reqs",
+        "num_decode_deferred_kv_release_reqs",
+        "prealloc_full_token_usage",
+        "prealloc_swa_token_usage",
+        "hicache_host_mamba_used_states",
+        "hicache_host_mamba_total_states",
+    ],
+}
+FIELDS = Fields(
+    parts={"stats": SchedulerStats},
+    since={f"stats.{name}": release for release, names in _SINCE.items() for name in names},
+    unread={"stats.max_running_requests"},
+)
+"""The fields of a report since 0.5.11; where one came between two compared releases, the later counts."""
 IDLE_VALUES = {
     "decode_sum_seq_lens": 0,
     "gen_throughput": 0.0,
@@ -30,6 +56,7 @@ class StatsRecorder:
     Args:
         deferred: Where reports are recorded.
         engine: Index of the scheduler's engine.
+        missing: As of ``VllmTap``.
 
     Attributes:
         record: Records a report's fields; or the numbers of running and waiting requests
@@ -38,11 +65,17 @@ class StatsRecorder:
 
     order = 1
 
-    def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
+    def __init__(
+        self,
+        deferred: DeferredMetrics,
+        engine: int,
+        missing: Callable[[Mapping[str, dict[str, str]]], None] = lambda _: None,
+    ) -> None:
         self._deferred = deferred
         self.record = deferred.recorder(self)
         self._engine = engine
         self._fields: dict[str, Any] = {}
+        self._check = FieldCheck("sglang", FIELDS, missing)
 
     def record_report(self, stats: Any) -> None:
         """Record a report's current fields, on the scheduler's loop.
@@ -54,14 +87,15 @@ class StatsRecorder:
     def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as MetricSource
         """Add a recorded report; the newest value of each field counts."""
         if isinstance(value, dict):
+            with_current_names(value, RENAMED_FIELDS)
             self._fields.update(value)
-            for name, now in RENAMED_FIELDS.items():
-                if name in value:
-                    self._fields[now] = self._fields.pop(name)
             for name in QUEUES:
                 # Older releases have the total only, as a number.
                 if isinstance(self._fields.get(name), int):
                     self._fields[name] = _queue_count(self._fields[name])
+            if len(value) > 1:
+                # Not only the limit, which is known before the first report.
+                self._check.check(stats=SimpleNamespace(**self._fields))
             return
         if not self._fields:
             # The other fields are unknown before the first report.

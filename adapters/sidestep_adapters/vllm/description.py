@@ -159,6 +159,14 @@ def with_cache(description: Description, config: Any, prefix: str = "") -> Descr
     )
 
 
+def with_missing(
+    description: Description, fields: Mapping[str, Mapping[str, str]], prefix: str = ""
+) -> Description:
+    """Return ``description`` with the fields that the release lacks, as ``FieldCheck`` finds them."""
+    found = {f"{prefix}{name}": labels for name, labels in fields.items()}
+    return dataclasses.replace(description, info={**description.info, **found})
+
+
 def served_name(name: Any) -> str:
     """Return the first served model name, the one that vLLM exposes."""
     return str(name[0] if isinstance(name, list | tuple) and name else name)

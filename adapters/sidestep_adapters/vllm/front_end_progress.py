@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
+from sidestep_adapters.publisher.event_loop import LoopWatch
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class FrontEndProgress:
     def __init__(self, front_end: Any, engines: Sequence[int]) -> None:
         self._front_end = weakref.ref(front_end)
         self._is_asleep = False
+        self._loop = LoopWatch()
         # A stack is that of the serving thread: with several engines the first one has it.
         self._engines = {
             number: _Engine(index, None if index else get_ident())
@@ -59,8 +61,11 @@ class FrontEndProgress:
         if not requests.has_engines and len(self._engines) > 1:
             return []
         condition = ASLEEP if self._is_asleep else ""
+        # The task that receives the engines' outputs, once there is one.
+        get_loop = getattr(getattr(front_end, "output_handler", None), "get_loop", lambda: None)
+        asked_at = self._loop.asked_at(get_loop(), now)
         return [
-            engine.measure(engine.read(requests, number, condition, now), now)
+            engine.measure(engine.read(requests, number, condition, asked_at, now), now)
             for number, engine in self._engines.items()
         ]
 
@@ -88,7 +93,14 @@ class _Engine:
         self._answered_at = now
         self._answers += 1
 
-    def read(self, requests: _Requests, number: int, condition: str, now: float) -> Reading:
+    def read(
+        self,
+        requests: _Requests,
+        number: int,
+        condition: str,
+        loop_asked_at: float | None,
+        now: float,
+    ) -> Reading:
         unfinished, tokens = requests.count(number), 0
         if unfinished and now - self._answered_at >= OVERDUE:
             unfinished, tokens = requests.owed(number)
@@ -103,6 +115,7 @@ class _Engine:
             longest=longest,
             longest_tokens=longest_tokens,
             condition=condition,
+            loop_asked_at=loop_asked_at,
         )
 
 

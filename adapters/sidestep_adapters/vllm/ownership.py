@@ -26,6 +26,24 @@ the core's, except ``iteration_details``, which neither sends: the core times it
 """
 
 
+_FROM_EVENTS = (
+    "scheduler.iteration_details",
+    "scheduler.kv_cache_eviction_events",
+    "scheduler.running_lora_adapters",
+    "scheduler.waiting_lora_adapters",
+)
+"""Fields of the scheduler's stats that a core does not need: its events tell the same."""
+_LATENCIES = "iteration.time_to_first_tokens_iter", "iteration.finished_requests.e2e_latency"
+
+
+def is_owned(role: Role, path: str) -> bool:
+    """Return whether a process with ``role`` sends the field at ``path``, such as ``scheduler.kv_cache_usage``."""
+    part, _, name = path.partition(".")
+    if role == "core":
+        return part == "scheduler" and not path.startswith(_FROM_EVENTS)
+    return role == "alone" or part == "mm_cache" or path in _LATENCIES or name in FRONT_END_FIELDS
+
+
 def is_tapped(config: Any) -> bool:
     """Return whether a ``VllmConfig`` names sidestep's scheduler, or a class derived from it."""
     chosen = getattr(getattr(config, "scheduler_config", None), "scheduler_cls", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.metrics import loggers
@@ -23,7 +23,7 @@ from sidestep_adapters.publisher.environment import (
 )
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.vllm.description import Description, describe, with_cache
+from sidestep_adapters.vllm.description import Description, describe, with_cache, with_missing
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
 from sidestep_adapters.vllm.frontend import FrontendTap
 from sidestep_adapters.vllm.startup import front_end_startup
@@ -87,8 +87,14 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             role=description.role,
             connector=description.connector,
             diffusion="diffusion" in description.features,
+            missing=self._describe_missing,
         )
         self._tap.record_sleep_state()
+
+    def _describe_missing(self, fields: Mapping[str, dict[str, str]]) -> None:
+        self._description = with_missing(self._description, fields)
+        if self._publisher is not None:
+            self._publisher.describe(self._description.engine_infos)
 
     def record(
         self,
@@ -115,7 +121,8 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             if not self._description.api_server:
                 # All API servers update the same series.
                 self._startup = front_end_startup()
-            self._publisher.describe(with_cache(self._description, self._config).engine_infos)
+            self._description = with_cache(self._description, self._config)
+            self._publisher.describe(self._description.engine_infos)
         except Exception:  # noqa: BLE001 - the engine must start all the same
             self._publisher.fail("the cache configuration could not be read")
 

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -22,7 +23,7 @@ from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.vllm.description import describe, with_cache
+from sidestep_adapters.vllm.description import describe, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
@@ -49,6 +50,7 @@ class _Core:
         description = describe(config, [_rank(config)], core=True, log_stats=log_stats)
         # Some cache fields differ in the front end, whose values the engine's page shows.
         description = with_cache(description, config, CORE_INFO)
+        self._description = description
         self._process = ProcessTap("core")
         self._workers = WorkerTaps("VllmWorker-")
         self._startup = core_startup(config)
@@ -71,6 +73,7 @@ class _Core:
             role=description.role,
             connector=description.connector,
             diffusion="diffusion" in description.features,
+            missing=self._describe_missing,
         )
         self._blocks: BlockTap | None = None
         pool: Any = getattr(scheduler.kv_cache_manager, "block_pool", None)
@@ -154,6 +157,10 @@ class _Core:
         now = time.monotonic()
         usage = [self._process.families(), *self._workers.families(), self._startup]
         return [*(Samples(0, now, families) for families in usage if families), *more]
+
+    def _describe_missing(self, fields: Mapping[str, dict[str, str]]) -> None:
+        self._description = with_missing(self._description, fields, CORE_INFO)
+        self.publisher.describe(self._description.engine_infos)
 
     def _lookups(self, scheduler: Any) -> LookupEvents | None:
         try:

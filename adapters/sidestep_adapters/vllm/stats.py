@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -25,13 +25,16 @@ from sidestep.engines.vllm.wire import (
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS, printable
 from sidestep.protocol.self_described import Samples
+from sidestep_adapters.publisher.field_check import FieldCheck, with_current_names
 from sidestep_adapters.publisher.translate import item_parts, to_wire
 from sidestep_adapters.vllm.connectors import families
+from sidestep_adapters.vllm.fields import FIELDS, RENAMED_FIELDS
 from sidestep_adapters.vllm.ownership import (
     Role,
     front_end_latencies,
     front_end_part,
     has_front_end_part,
+    is_owned,
 )
 
 LISTS = (
@@ -60,6 +63,8 @@ class VllmTap:
         role: Which fields of a record this process owns.
         connector: Class name of the KV connector, or empty.
         diffusion: Whether the model is a diffusion model.
+        missing: Called with info of an engine that names the fields which vLLM's release lacks, once
+            for each kind of object that lacks some; in the publisher thread.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class VllmTap:
         role: Role = "alone",
         connector: str = "",
         diffusion: bool = False,
+        missing: Callable[[Mapping[str, dict[str, str]]], None] | None = None,
     ) -> None:
         self._push = push
         self._fail = fail
@@ -81,6 +87,9 @@ class VllmTap:
         self._sleep = 0, 0
         self._last_stats: dict[int, tuple[float, SchedulerStats]] = {}
         self._info_items: dict[tuple[int, str], Samples] = {}
+        self._fields: FieldCheck | None = None
+        if missing is not None:
+            self._fields = FieldCheck("vllm", FIELDS, missing, partial(is_owned, role))
 
     def record(
         self,
@@ -142,7 +151,9 @@ class VllmTap:
         self, engine: int, stamp: float, scheduler: Any, iteration: Any, mm_cache: Any
     ) -> list[VllmStep]:
         """Return the items of a record; runs in the publisher thread."""
-        output = _rebuild(iteration)
+        state, output, cache = _rebuild(scheduler), _rebuild(iteration), _rebuild(mm_cache)
+        if self._fields is not None:
+            self._fields.check(scheduler=state, iteration=output, mm_cache=cache)
         latencies = None
         if self._role == "front_end":
             latencies = front_end_latencies(output)
@@ -151,9 +162,9 @@ class VllmTap:
             engine=engine,
             stamp=stamp,
             wall=time.time(),
-            scheduler=_rebuild(scheduler),
+            scheduler=state,
             iteration=output,
-            mm_cache=_rebuild(mm_cache),
+            mm_cache=cache,
             front_end=latencies,
         )
         # Before anything reads its hundreds of values one by one.
@@ -264,6 +275,7 @@ def _rebuild(captured: Captured | None) -> Any:
     attributes = made.__dict__
     attributes.update(source.__dict__)
     attributes.update(zip(names, numbers, strict=True))
+    with_current_names(attributes, RENAMED_FIELDS)
     return made
 
 

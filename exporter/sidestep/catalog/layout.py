@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from sidestep.catalog.dialect import DialectTables
-from sidestep.catalog.model import OBSERVED, Alias, Kind, Row
+from sidestep.catalog.model import OBSERVED, Alias, Handler, Kind, Row
 from sidestep.protocol.limits import OTHER
 
 OWN_PREFIXES = ("sidestep_", "process_", "python_")
@@ -43,6 +44,20 @@ class SlotAssignment:
             return ((),)
         closed = self.row.closed if self.storage == "histogram" else (*self.row.closed, OTHER)
         return tuple((value,) for value in closed)
+
+    @property
+    def sources(self) -> Iterable[Sequence[str]]:
+        """The paths, without ``[]``, or the handler, that feed each of the slots."""
+        source = self.row.source
+        if isinstance(source, Mapping):
+            return [_paths((each,)) for each in source.values()]
+        several = source if isinstance(source, tuple) else (source,)
+        return itertools.repeat(_paths(several), len(self.slots))
+
+
+def _paths(sources: Iterable[object]) -> list[str]:
+    names = (each.name if isinstance(each, Handler) else each for each in sources)
+    return [name.replace("[]", "") for name in names if isinstance(name, str)]
 
 
 class FeedTarget(NamedTuple):
@@ -246,6 +261,21 @@ class Layout:
             for assignment in self.primary
             if assignment.row.lasting
             for slot in assignment.slots
+        )
+
+    def slots_without(self, fields: Collection[str]) -> tuple[tuple[Storage, int], ...]:
+        """Return storage and slot of the series that need one of ``fields``, which are paths."""
+        derived = {name for field in fields for name in self.tables.needed_by.get(field, ())}
+        gone = {*fields, *derived}
+
+        def is_gone(name: str) -> bool:
+            return name in gone or any(name.startswith(f"{field}.") for field in gone)
+
+        return tuple(
+            (assignment.storage, slot)
+            for assignment in (self.primary if gone else ())
+            for slot, names in zip(assignment.slots, assignment.sources, strict=False)
+            if any(map(is_gone, names))
         )
 
     def handler_slot(self, name: str) -> int:

@@ -14,8 +14,9 @@ from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.ingest.connection_log import REMEDIES
 from sidestep.ingest.health import HealthMonitor
-from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
 from sidestep.tracking.health.states import EngineState
 from sidestep.transport.process import resident
@@ -177,6 +178,11 @@ class OwnChecks:
                     code.remedy.replace("/ID/", f"/{quote(engine.id)}/"),
                 )
         for engine in self._registry.engines.values():
+            if engine.renamed_fields:
+                yield codes.MISSING_FIELDS.on(
+                    f"engine {engine.id}",
+                    f"{_release(engine)} has no {', '.join(engine.renamed_fields)}",
+                )
             if engine.labels.get(ORIGIN):
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
@@ -253,6 +259,12 @@ class OwnChecks:
         is_pushed = bool(self._installation().otlp)
         if self._registry.engines and not is_pushed and idle >= SCRAPE_SECONDS:
             yield codes.NOT_SCRAPED.on(EXPORTER, f"no scrape for {idle:.0f} s")
+
+
+def _release(engine: Engine) -> str:
+    """Return the engine's package and its release, such as ``vllm 0.33.0``."""
+    versions = engine.info.get(VERSIONS, {})
+    return next((f"{n} {v}" for n, v in versions.items() if n != "sidestep"), "its release")
 
 
 def _named(labels: Mapping[str, str]) -> str:

@@ -251,6 +251,14 @@ RECORDS_LOST = Code(
     " exporter.",
     "The exporter's log has the reason. Keep fewer records with --requests.log.if and --requests.log.share.",
 )
+MISSING_FIELDS = Code(
+    "SD137",
+    "error",
+    "An engine's release lacks fields that metrics need",
+    "The engine's release has renamed or removed fields of its statistics; metrics that need them have no"
+    " samples. The engine's log names the release and the fields.",
+    "Install a release of sidestep that names the engine's release as supported.",
+)
 
 CODES = (
     NO_ENGINE,
@@ -285,4 +293,5 @@ CODES = (
     OTLP_DOWN,
     OTLP_REJECTED,
     RECORDS_LOST,
+    MISSING_FIELDS,
 )

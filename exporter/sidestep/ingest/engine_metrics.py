@@ -30,6 +30,10 @@ def read_metrics(
         "sidestep_engine_last_seen_timestamp_seconds",
         engines.reading(lambda engine: engine.last_seen),
     )
+    read(
+        "sidestep_engine_missing_fields",
+        engines.samples(lambda engine: [((path,), 1) for path in engine.renamed_fields]),
+    )
     # A version of a model has no other metrics here, but a state of its own.
     parts = Engines(registry, with_parts=True)
     read("sidestep_engine_state", parts.samples(lambda engine: _states(health, engine)))

@@ -25,6 +25,8 @@ BATCH = 64
 """Engines that one call evaluates, at some microseconds each."""
 MAX_ADVANCE = 1.0
 """Most seconds between two calls that count; for the rest, the exporter was stopped or starved."""
+ABANDONED = 2.0
+"""Seconds of silence, two heartbeats, after which a core without front ends was killed."""
 MAX_FRAME_CHARS = 200
 LOGGED_FRAMES = 3
 """Innermost frames in the log line of a stalled engine."""
@@ -209,7 +211,7 @@ class HealthMonitor:
         followed.has_steps = any(process.role == CORE for process in processes)
         before = followed.health
         followed.health = health = engine.health.health(
-            self._presence(engine), processes, self._limits, followed.item_at, awake
+            self._presence(engine, now), processes, self._limits, followed.item_at, awake
         )
         self._log(engine, before, health)
 
@@ -230,12 +232,26 @@ class HealthMonitor:
                 found.append(Process(stream.id, role, awake - (now - stream.seen_at)))
         return found
 
-    def _presence(self, engine: Engine) -> Presence:
+    def _is_abandoned(self, engine: Engine, now: float) -> bool:
+        """Return whether all front ends have said goodbye and the core, which has not, is silent.
+
+        A server ends when its core is killed; a core that it stops says goodbye itself.
+        """
+        front_ends = [self._receiver.streams.get(name) for name in engine.front_ends]
+        feeding = map(self._streams.by_incarnation.get, engine.streams)
+        return (
+            bool(front_ends)
+            and all(s is None or s.state is StreamState.CLOSED for s in front_ends)
+            and all(s is None or now - s.seen_at >= ABANDONED for s in feeding)
+        )
+
+    def _presence(self, engine: Engine, now: float) -> Presence:
         """Return whether the engine's processes are there."""
         if engine.is_up:
             feeding = map(self._streams.by_incarnation.get, engine.streams)
             is_unanswered = all(s is not None and s.unanswered for s in feeding)
-            return Presence.LOST if is_unanswered else Presence.CONNECTED
+            is_lost = is_unanswered or self._is_abandoned(engine, now)
+            return Presence.LOST if is_lost else Presence.CONNECTED
         streams = self._receiver.streams
         lost = [streams[name] for name in engine.lost_cores if name in streams]
         if not engine.lost_cores and engine.id in self._streams.latest:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
 from sidestep.catalog.dialect import Polled
-from sidestep.catalog.layout import Layout, SlotAssignment
+from sidestep.catalog.layout import Layout, SlotAssignment, Storage
 from sidestep.catalog.model import OBSERVED, Kind, Row
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_UNDECIDED, Objectives
 from sidestep.metrics.histogram import Histogram
@@ -18,7 +18,15 @@ from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.saturation import Saturation
 from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES
-from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMITS, EngineInfo
+from sidestep.protocol.messages import (
+    CORE_INFO,
+    ENGINE_CORE,
+    KV_SAMPLING,
+    LIMITS,
+    MISSING,
+    MISSING_FIELDS,
+    EngineInfo,
+)
 from sidestep.tracking.health.machine import HealthTracker
 from sidestep.tracking.kv_blocks.lookups import LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
@@ -92,6 +100,8 @@ class Engine:
         label_cache: Encoded labels of a child, by family and key; the protobuf renderer fills it.
         description: Its description in the Hellos of its processes.
         info: Info metrics as exposed.
+        missing_fields: Paths of fields that the engine's release lacks, with ``MISSING`` or ``ABSENT``.
+        missing_slots: Storage and slot of the series that need one of these; they have no sample.
         native: Settings of native histograms; None: classic histograms only.
         objectives: Objectives that its requests count for; None where another process has
             counted them already.
@@ -150,6 +160,8 @@ class Engine:
         "live",
         "lookups",
         "lost_cores",
+        "missing_fields",
+        "missing_slots",
         "native",
         "objectives",
         "open_families",
@@ -180,6 +192,8 @@ class Engine:
         self.label_cache: dict[tuple[str, Key], bytes] = {}
         self.description = Description()
         self.info: Mapping[str, Mapping[str, str]] = {}
+        self.missing_fields: Mapping[str, str] = {}
+        self.missing_slots: Sequence[tuple[Storage, int]] = ()
         self.native = native
         self.objectives = objectives
         self.created = created
@@ -259,6 +273,7 @@ class Engine:
                 and self.layout.required_labels.issuperset(assignment.row.shared)
             ):
                 self.start_family(assignment)
+        self._find_missing()
 
     def set_info(
         self, core_info: Mapping[str, dict[str, str]], front_info: Mapping[str, dict[str, str]]
@@ -271,6 +286,33 @@ class Engine:
         if info != self.info:
             self.info = info
             self.renew_label_version()
+        self._find_missing()
+
+    def _find_missing(self) -> None:
+        """Find the series that need fields which a process has not found in the engine's release."""
+        infos = self.description.core_info, self.description.front_info
+        self.missing_fields = {
+            name.replace("__", "."): status
+            for info in infos
+            for name, status in info.get(MISSING_FIELDS, {}).items()
+        }
+        self.missing_slots = self.layout.slots_without(self.missing_fields)
+        self.drop_missing()
+
+    def drop_missing(self) -> None:
+        """Remove the samples of series that need missing fields, which items have as 0."""
+        for storage, slot in self.missing_slots:
+            if storage == "histogram":
+                self.histograms[slot] = None
+            elif storage == "keyed":
+                self.keyed[slot].clear()
+            else:
+                self.values[slot] = None
+
+    @property
+    def renamed_fields(self) -> list[str]:
+        """The missing fields that the engine's release should have."""
+        return [path for path, status in self.missing_fields.items() if status == MISSING]
 
     def renew_label_version(self) -> None:
         """Note that the labels may have changed."""

@@ -50,6 +50,10 @@ VERSIONS = "versions"
 LIMITS = "limits"
 """Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch, and the
 ``max_step_tokens`` that one of its steps computes."""
+MISSING_FIELDS = "missing_fields"
+"""Info key that is not a metric: paths of fields that the engine's release lacks, with ``__`` for a dot.
+The value is ``MISSING`` for a field that it should have, ``ABSENT`` where it is known to have none."""
+MISSING, ABSENT = "missing", "absent"
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):

@@ -41,6 +41,8 @@ class Progress(msgspec.Struct, array_like=True, gc=False):
             end, between two answers.
         longest_tokens: Tokens scheduled in it; of a front end, of the prompts answered.
         condition: One of the conditions above.
+        loop_age: How long the event loop of a front end has not run what it was asked to run; None:
+            it does, or the process does not know.
         stack: Frames of the thread that runs the steps, the innermost last, as ``file:line
             function``; empty while there is progress.
     """
@@ -57,9 +59,10 @@ class Progress(msgspec.Struct, array_like=True, gc=False):
     longest_tokens: Count = 0
     condition: Text = ""
     stack: Annotated[list[Text], Meta(max_length=MAX_FRAMES)] = []
+    loop_age: Seconds | None = None
 
 
 def is_overdue(progress: Progress) -> bool:
-    """Return whether the engine owes progress for ``OVERDUE`` seconds."""
-    ages = progress.step_age, progress.waiting_age, progress.output_age
+    """Return whether the engine, or a front end's loop, owes progress for ``OVERDUE`` seconds."""
+    ages = progress.step_age, progress.waiting_age, progress.output_age, progress.loop_age
     return any(age is not None and age >= OVERDUE for age in ages)

@@ -106,6 +106,13 @@ ROWS: tuple[SelfRow, ...] = (
         PER_ENGINE,
     ),
     SelfRow(
+        "sidestep_engine_missing_fields",
+        "gauge",
+        "1 for each field of the engine's statistics that its release should have and lacks, by the field's"
+        " path; metrics that need it have no samples.",
+        (*PER_ENGINE, "field"),
+    ),
+    SelfRow(
         "sidestep_engine_state",
         "gauge",
         "1 for the engine's present state, 0 for the other states: starting, ok, idle, slow, stalled,"
@@ -116,7 +123,7 @@ ROWS: tuple[SelfRow, ...] = (
         "sidestep_engine_stalled_seconds",
         "gauge",
         "Seconds for which a stalled engine has made no progress, by reason: step, no_steps, no_output,"
-        " publisher or queue; no sample in other states.",
+        " publisher, front_end or queue; no sample in other states.",
         (*PER_ENGINE, "reason"),
     ),
     SelfRow(

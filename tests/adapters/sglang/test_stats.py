@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
+import sys
+from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -62,6 +64,40 @@ def test_nan_is_absent(reports: Reports) -> None:
     assert sent.fwd_occupancy is None
     assert sent.lora_pool_slots_used is None
     assert reports.failures == []
+
+
+def test_missing_fields_are_absent_and_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that the release should have; not those that came later, nor a renamed one."""
+    release = ModuleType("sglang")
+    release.__version__ = "0.5.20"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang", release)
+    found: list[Mapping[str, dict[str, str]]] = []
+    recorder = StatsRecorder(DeferredMetrics(), 0, found.append)
+    gone = {"gen_throughput", "prealloc_full_token_usage", "num_prefill_bootstrap_queue_reqs"}
+    queue = SentQueue(1)
+    report = dict.fromkeys(set(SentStats.__struct_fields__) - gone, 0) | dict.fromkeys(
+        QUEUES, queue
+    )
+    del report["num_prefill_bootstrap_queue_reqs"]
+    recorder.add((), {**report, "num_prefill_prealloc_queue_reqs": queue}, 1)
+    recorder.add((), report, 1)
+    (item,) = recorder.items(1.0)
+
+    assert found == [
+        {
+            "missing_fields": {
+                "stats__gen_throughput": "missing",
+                "stats__prealloc_full_token_usage": "absent",
+            }
+        }
+    ]
+    (line,) = caplog.messages
+    assert line.startswith("sidestep: sglang 0.5.20 has no field stats.gen_throughput: ")
+    assert isinstance(item, SglangStats)
+    assert item.stats.gen_throughput is None
+    assert item.stats.num_prefill_bootstrap_queue_reqs == queue
 
 
 def test_queues_by_priority(reports: Reports) -> None:

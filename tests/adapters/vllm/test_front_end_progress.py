@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections import Counter, deque
@@ -15,6 +16,7 @@ import pytest
 from fake_vllm import AsyncLLM, IterationStats, LLMEngine, SchedulerStats, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
+from sidestep_adapters.publisher.event_loop import CALM, LoopWatch
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
 
 WAKE = 0.25
@@ -237,6 +239,140 @@ def test_a_search_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None
     assert "the front end was not found" in caplog.text
 
 
+class Loop:
+    """A running event loop that a test blocks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.free = threading.Event()
+
+    async def _task(self) -> asyncio.Task[None]:
+        return asyncio.create_task(asyncio.sleep(3600))
+
+    def task(self) -> asyncio.Task[None]:
+        """Return a task of the loop."""
+        return asyncio.run_coroutine_threadsafe(self._task(), self.loop).result(10)
+
+    def block(self) -> None:
+        """Block the loop until ``free`` is set."""
+        self.free.clear()
+        began = threading.Event()
+
+        def wait() -> None:
+            began.set()
+            self.free.wait()
+
+        self.loop.call_soon_threadsafe(wait)
+        began.wait(10)
+
+    def run(self) -> None:
+        """Wait until the loop has run what it was asked to run."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(10)
+
+    def close(self) -> None:
+        """Stop the loop."""
+
+        def stop() -> None:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.call_soon(self.loop.stop)
+
+        self.free.set()
+        self.loop.call_soon_threadsafe(stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """Return a loop that runs."""
+    made = Loop()
+    try:
+        yield made
+    finally:
+        if not made.loop.is_closed():
+            made.close()
+
+
+class Watched:
+    """A watch of a loop at simulated times."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.watch, self.now = loop, LoopWatch(), 1000.0
+        self.asked = 0
+
+    def read(self, seconds: float, *, is_blocked: bool = False) -> float | None:
+        """Return how old the callback is after ``seconds`` of the publisher's wakes."""
+        asked_at = None
+        for _ in range(int(seconds / WAKE)):
+            self.now += WAKE
+            asked_at = self.watch.asked_at(self.loop.loop, self.now)
+            if not is_blocked:
+                self.loop.run()
+        return None if asked_at is None else self.now - asked_at
+
+
+def test_a_loop_that_is_blocked(loop: Loop) -> None:
+    """The age grows until the loop runs again."""
+    watched = Watched(loop)
+    assert watched.read(60.0) is None
+    loop.block()
+    age = watched.read(8.0, is_blocked=True)
+    assert age is not None
+    assert 6.5 < age <= 8.0
+    loop.free.set()
+    loop.run()
+    assert watched.read(1.0) is None
+
+
+def test_a_loop_that_does_not_serve_yet_may_be_blocked(loop: Loop) -> None:
+    """A server that starts blocks it: the loop counts once it has run for ten seconds."""
+    watched = Watched(loop)
+    watched.read(CALM / 2)
+    loop.block()
+    assert watched.read(60.0, is_blocked=True) is None
+    loop.free.set()
+    watched.read(CALM - 1.0)
+    loop.block()
+    assert watched.read(60.0, is_blocked=True) is None
+    loop.free.set()
+    watched.read(CALM + 2.0)
+    loop.block()
+    assert watched.read(8.0, is_blocked=True) is not None
+
+
+def test_an_idle_loop_is_woken_once_a_second(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at all while it has not run the last callback."""
+    calls: list[float] = []
+    watched = Watched(loop)
+    real = loop.loop.call_soon_threadsafe
+
+    def counted(callback: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        if getattr(callback, "__self__", None) is watched.watch:
+            calls.append(watched.now)
+        return real(callback, *arguments, **more)
+
+    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", counted)
+    watched.read(60.0)
+    assert 55 <= len(calls) <= 60
+    loop.block()
+    watched.read(60.0, is_blocked=True)
+    assert len(calls) <= 61
+
+
+def test_a_loop_that_ends_owes_nothing(loop: Loop) -> None:
+    """Blocked before or not; and without a loop nothing is known."""
+    watched = Watched(loop)
+    watched.read(20.0)
+    loop.block()
+    assert watched.read(8.0, is_blocked=True) is not None
+    loop.close()
+    assert watched.read(8.0, is_blocked=True) is None
+    assert watched.watch.asked_at(None, watched.now) is None
+
+
 @pytest.fixture
 def exporter(tmp_path: Path) -> Iterator[Heartbeats]:
     """Return an exporter's end."""
@@ -291,3 +427,28 @@ def test_an_answer_that_cannot_be_read_is_counted(
         logger._publisher.close()
 
     assert errors > 0
+
+
+def test_the_plugin_sends_the_age_of_a_blocked_loop(
+    exporter: Heartbeats, monkeypatch: pytest.MonkeyPatch, loop: Loop
+) -> None:
+    """Several times a second, with the stack; an end of the loop is no fault."""
+    monkeypatch.setattr("sidestep_adapters.publisher.event_loop.CALM", 0.0)
+    with importable(monkeypatch, exporter.endpoint) as ours:
+        front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
+        (logger,) = front_end.logger_manager.stat_loggers
+        exporter.wait(lambda: bool(exporter.progress))
+        front_end.output_handler = loop.task()
+        exporter.wait(lambda: logger._progress._loop._calm_since is not None)
+        loop.block()
+        exporter.wait(lambda: (exporter.progress[-1].loop_age or 0.0) > OVERDUE)
+        found = exporter.progress[-1]
+        assert (found.unfinished, found.step_age) == (0, None)
+        assert found.stack
+        loop.free.set()
+        exporter.wait(lambda: exporter.progress[-1].loop_age is None)
+        loop.close()
+        beats = len(exporter.beats)
+        exporter.wait(lambda: len(exporter.beats) > beats + 1)
+        assert exporter.progress[-1] == Progress(0)
+        logger._publisher.close()

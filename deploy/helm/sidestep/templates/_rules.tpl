@@ -15,7 +15,7 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }} on {{ $labels.instance }}: engine {{ $labels.engine }} has made no progress for {{ $value | humanizeDuration }}: {{ $labels.reason }}"
           description: >-
-            The engine owes requests and hangs. The reason says where: step, no_steps, no_output, publisher or
+            The engine owes requests and hangs. The reason says where: step, no_steps, no_output, publisher, front_end or
             queue. The exporter has the stack of the thread, and a log line with its innermost frames.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineStalled.md
       # The exporter forgets an engine after 300 s: the last state counts for half an hour, until as many engines are up

@@ -15,7 +15,7 @@ from sidestep.engines.vllm import (
 )
 from sidestep.engines.vllm.handlers import VllmHandlers
 from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
-from sidestep.engines.vllm.wire import VllmRejection, VllmSleep, VllmStep
+from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.request_events import RequestEvents
@@ -65,6 +65,7 @@ DIALECT: Dialect = Dialect(
             "kv_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
         },
     ),
+    needed_by=NEEDED_BY,
     latencies={
         "ttft": "vllm:time_to_first_token_seconds",
         "inter_token": "vllm:inter_token_latency_seconds",

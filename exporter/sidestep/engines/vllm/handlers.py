@@ -51,6 +51,7 @@ class VllmHandlers(EventHandlers):
             engine, buffer = self._buffers.popitem()
             if refused := buffer.flush():
                 self._stats.omit(engine, refused)
+            engine.drop_missing()
             yield engine
 
     def _observe_scaled_evictions(self, engine: Engine, stats: SchedulerStats) -> None:
@@ -86,3 +87,5 @@ class VllmHandlers(EventHandlers):
                 stats.num_waiting_reqs,
                 stats.num_skipped_waiting_reqs,
             )
+        if engine.missing_slots:
+            engine.drop_missing()

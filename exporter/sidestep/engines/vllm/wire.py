@@ -7,6 +7,7 @@ classes unstable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -173,6 +174,42 @@ class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
     stamp: Seconds
     reason: Text
 
+
+_GRAPH = "scheduler.cudagraph_stats."
+_DRAFTS = "scheduler.spec_decoding_stats."
+_STEPS = "scheduler.diffusion_stats."
+_REQUESTS = "iteration.finished_requests."
+_COMPUTED = f"{_REQUESTS}num_prefill_kv_computed_tokens"
+NEEDED_BY: Mapping[str, tuple[str, ...]] = {
+    "scheduler.num_running_reqs": ("requests_by_state",),
+    "scheduler.num_waiting_reqs": ("scheduler.num_all_waiting_reqs", "requests_by_state"),
+    "scheduler.num_skipped_waiting_reqs": ("scheduler.num_all_waiting_reqs", "requests_by_state"),
+    "scheduler.iteration_details.elapsed_ms": ("scheduler.iteration_details.elapsed_seconds",),
+    "scheduler.prefix_cache_stats": ("cached_by_source",),
+    "scheduler.prefix_cache_stats.hits": ("cached_by_source",),
+    "scheduler.connector_prefix_cache_stats.hits_by_source": ("cached_by_source",),
+    "scheduler.cudagraph_stats": ("cudagraph_tokens", "cudagraph_padding"),
+    f"{_GRAPH}runtime_mode": ("cudagraph_tokens", "cudagraph_padding"),
+    f"{_GRAPH}num_unpadded_tokens": ("cudagraph_tokens",),
+    f"{_GRAPH}num_paddings": ("cudagraph_padding",),
+    "scheduler.spec_decoding_stats": ("scheduler.diffusion_stats",),
+    f"{_DRAFTS}num_drafts": (f"{_DRAFTS}num_emitted_tokens", f"{_STEPS}num_drafts"),
+    f"{_DRAFTS}num_draft_tokens": (f"{_STEPS}num_draft_tokens",),
+    f"{_DRAFTS}num_accepted_tokens": (
+        f"{_DRAFTS}num_emitted_tokens",
+        f"{_STEPS}num_accepted_tokens",
+    ),
+    "scheduler.running_lora_adapters": ("lora", "lora_requests"),
+    "scheduler.waiting_lora_adapters": ("lora", "lora_requests"),
+    "iteration.num_generation_tokens": ("iteration_tokens",),
+    "iteration.num_prompt_tokens": ("iteration.prompt_tokens", "iteration_tokens"),
+    "iteration.prompt_token_stats.total": ("iteration.prompt_tokens",),
+    "iteration.prompt_token_stats.computed": ("iteration_tokens",),
+    f"{_REQUESTS}num_prompt_tokens": (_COMPUTED,),
+    f"{_REQUESTS}num_cached_tokens": (_COMPUTED,),
+    f"{_REQUESTS}max_tokens_param": (f"{_REQUESTS}max_tokens_limit",),
+}
+"""Properties and handlers that need a field of vLLM's, by its path."""
 
 _encoder = msgspec.msgpack.Encoder()
 _FEW = 16

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from sidestep.protocol.messages import CORE
-from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
+from sidestep.protocol.progress import ASLEEP, OVERDUE, PAUSED, STARTING, Progress
 from sidestep.tracking.health.states import EngineState, Health, Presence, Process, Reason
 from sidestep.tracking.health.step_times import FACTOR, StepTimes, Thresholds
 
@@ -18,6 +19,12 @@ BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
 GROWTH = 1.0
 """Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
+_COMPILER = re.compile(
+    r"torch/_dynamo/(bytecode|convert_frame|output_graph|symbolic_convert|variables/)"
+    r"|torch/_inductor/(async_compile|codegen|cpp_builder|fx_passes|graph|ir|lowering|scheduler)\b"
+    r"|triton/compiler/"
+)
+"""Frames of a thread that compiles, which compiled code has not: a request may need kernels at any time."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
 
@@ -111,13 +118,14 @@ class HealthTracker:
             self._stall = None
             return Health(_ABSENT[presence])
         cores, front_ends = _divide(reports)
-        owing = cores or front_ends
-        unfinished = sum(each.progress.unfinished for each in owing) if owing else None
+        # What a front end has accepted may not have reached the core.
+        counts = [sum(each.progress.unfinished for each in side) for side in (cores, front_ends)]
+        unfinished = max(counts) if reports else None
         ages = [age for r in cores if (age := r.grown(r.progress.step_age, now)) is not None]
         step_age = max(ages, default=None)
         conditions = _conditions(cores, front_ends, limits)
         silences = [_silence(report, limits, now) for report in reports]
-        doubts = list(silences)
+        doubts = [*silences, *_loop_doubts(front_ends, limits, now)]
         if not conditions:
             silent = {doubt.stream for doubt in silences if doubt.age > doubt.limit}
             heard = [report for report in cores if report.process.stream not in silent]
@@ -170,7 +178,7 @@ class HealthTracker:
         doubts = []
         for report in front_ends:
             progress, times = report.progress, report.times
-            if (age := report.grown(progress.step_age, now)) is None:
+            if (age := report.grown(progress.step_age, now)) is None or _is_standing(progress):
                 continue
             limit = limits.waiting
             if not cores:
@@ -227,10 +235,34 @@ def _conditions(
 
 def _silence(report: _Report, limits: Thresholds, now: float) -> _Doubt:
     """Return a doubt of a process that has reported progress, which comes every second."""
-    # Loading, compiling and moving weights may hold Python's lock for long.
-    limit = limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
-    process = report.process
+    process, limit = report.process, _longest_silence(report, limits)
     return _Doubt(Reason.PUBLISHER, now - process.seen_at, limit, process.stream)
+
+
+def _longest_silence(report: _Report, limits: Thresholds) -> float:
+    """Return for how long a process, or its event loop, may do nothing."""
+    # Loading, compiling and moving weights may hold Python's lock for long.
+    return limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
+
+
+def _is_standing(progress: Progress) -> bool:
+    """Return whether a front end's event loop stands, which is why it gets no answer."""
+    return progress.loop_age is not None and progress.loop_age >= OVERDUE
+
+
+def _loop_doubts(front_ends: Sequence[_Report], limits: Thresholds, now: float) -> list[_Doubt]:
+    """Return doubts of front ends whose event loops stand, whether the engine answers others or not."""
+    return [
+        _Doubt(
+            Reason.FRONT_END,
+            age,
+            _longest_silence(report, limits),
+            report.process.stream,
+            report.progress.stack,
+        )
+        for report in front_ends
+        if (age := report.grown(report.progress.loop_age, now)) is not None
+    ]
 
 
 def _core_doubts(report: _Report, limits: Thresholds, now: float) -> list[_Doubt]:
@@ -239,8 +271,11 @@ def _core_doubts(report: _Report, limits: Thresholds, now: float) -> list[_Doubt
     if not progress.unfinished:
         return []
     is_blocked = progress.blocked >= progress.unfinished
+    step_limit = times.overdue_after(progress.step_tokens, limits)
+    if any(_COMPILER.match(frame) for frame in progress.stack):
+        step_limit = limits.most
     lateness = [
-        (Reason.STEP, progress.step_age, times.overdue_after(progress.step_tokens, limits)),
+        (Reason.STEP, progress.step_age, step_limit),
         (Reason.NO_STEPS, progress.waiting_age, limits.most if is_blocked else limits.waiting),
         # Some steps may pass without output, if they take longer than others.
         (Reason.NO_OUTPUT, progress.output_age, limits.waiting + FACTOR * times.longest),

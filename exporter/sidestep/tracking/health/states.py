@@ -31,6 +31,8 @@ class Reason(Enum):
     """Steps end, and no request gets any output."""
     PUBLISHER = "publisher"
     """One of its processes sends no heartbeat."""
+    FRONT_END = "front_end"
+    """The event loop of a front end stands, such as one of several API servers."""
     QUEUE = "queue"
     """A front end has accepted requests that the engine's core does not answer."""
 
