@@ -33,11 +33,14 @@ class Log:
         self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
     ) -> None:
         self.now = 5.0
+        self.registry = registry
         self.log = StatsLog(registry, health, lambda: self.now, lambda: 1e9 + self.now)
 
     def lines(self) -> list[tuple[int, Line]]:
-        """Return the lines of the last ten seconds."""
+        """Return the lines of the last ten seconds, in which streams have fed all engines."""
         self.now += 10.0
+        for engine in self.registry:
+            engine.streams.add(1)
         return [*self.log.lines()]
 
     def texts(self) -> list[str]:

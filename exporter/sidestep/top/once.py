@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.verdict import state_text
 from sidestep.top.formatting import count, duration, plain, rate, share
 from sidestep.top.report import Report
 
@@ -37,11 +38,10 @@ def table(report: Report) -> Iterator[str]:
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
-    reason = f" ({row.reason})" if row.reason else ""
     return (
         plain(row.engine),
         plain(row.model) or "--",
-        plain(f"{row.state}{reason}") if row.state else "--",
+        plain(state_text(row)) if row.state or row.attention else "--",
         count(row.running),
         count(row.waiting),
         rate(row.prompt_tokens_per_second),

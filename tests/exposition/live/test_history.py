@@ -26,7 +26,7 @@ from sidestep.exposition.live.history import (
 from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
 from sidestep.exposition.live.rows import History as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
-from sidestep.exposition.live.verdict import verdict
+from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.iteration_stats import IterationStats
@@ -375,10 +375,10 @@ def test_many_engines_are_sampled_and_rendered_in_small_slices() -> None:
     assert len(fed.intake.registry.engines) == MANY
     assert largest(view._sample_all()) < MOST / 4
     rows = Rows()
-    assert largest(view._encoded_rows(rows)) < MOST / 4
+    assert largest(view._rows(rows)) < MOST / 4
     assert len(rows.rows) == MANY
     with counted() as calls:
-        verdict(rows.rows)
+        evaluate(rows.rows)
         rows.total()
     assert calls.count < 2 * MOST
     with counted() as calls:

@@ -17,7 +17,9 @@ from sidestep.metrics.series import (
     BucketReader,
     NumberReader,
     bucket_reader,
+    either_reader,
     number_reader,
+    request_readers,
     sum_reader,
 )
 
@@ -112,10 +114,10 @@ class _Readers:
         used, capacity = (
             number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
         )
-        instead = number_reader(layout, live.running), number_reader(layout, live.waiting)
+        usage = number_reader(layout, None if key is None else key.kv_cache_usage)
         self.gauges: list[NumberReader] = [
-            _either(number_reader(layout, None if key is None else getattr(key, name)), other)
-            for name, other in zip(GAUGES, (*instead, _ratio(used, capacity)), strict=False)
+            *request_readers(layout),
+            either_reader(usage, _ratio(used, capacity)),
         ]
         self.counters: list[NumberReader] = [
             *(
@@ -137,16 +139,6 @@ class _Readers:
         return _Readers(layout)
 
 
-def _either(one: NumberReader, other: NumberReader) -> NumberReader:
-    """Return the function that reads ``other`` where ``one`` has no sample."""
-
-    def reader(engine: Engine) -> float | None:
-        found = one(engine)
-        return other(engine) if found is None else found
-
-    return reader
-
-
 def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
     """Return the function that divides one number by another; None: one of them is not known."""
 
@@ -163,9 +155,12 @@ def is_shown(engine: Engine) -> bool:
 
 
 def read(engine: Engine, now: float) -> Sample:
-    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing."""
+    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
+
+    An engine that has stopped, or is silent, has no gauges: the last ones say nothing of now.
+    """
     readers = _Readers.of(engine.layout)
-    if engine.live:
+    if engine.live and engine.is_up:
         saturation = computed_gauge(engine, "saturation")
         gauges = [_number(reader(engine)) for reader in readers.gauges]
         gauges.append(_number(saturation))
