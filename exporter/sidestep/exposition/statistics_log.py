@@ -217,7 +217,9 @@ def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
     now = totals.sample
     if before is None:
         none = (math.nan,) * len(now.counters)
-        empty = now._replace(at=last, counters=none, bounds=((),) * len(now.bounds))
+        empty = now._replace(
+            at=last, counters=none, bounds=((),) * len(now.bounds), caught_up_at=0.0
+        )
         before = totals._replace(sample=empty, drafted=0, accepted=0)
     then = before.sample
     counters = [0.0 if math.isnan(number) else number for number in then.counters]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from sidestep.catalog.layout import Layout
@@ -48,7 +49,8 @@ class LoadTracker:
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and not engine.federated and reader is not None:
+        is_known = engine.live and not (engine.federated or math.isnan(engine.caught_up_at))
+        if is_known and reader is not None:
             load = reader(engine)
         before = _gauges(engine)
         if load is None:

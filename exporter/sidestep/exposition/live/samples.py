@@ -50,6 +50,7 @@ class Sample(NamedTuple):
         counters: Totals, likewise for ``COUNTERS``.
         bounds: Upper bounds for each of ``HISTOGRAMS``; empty where there is no sample.
         counts: Total observations per bucket, likewise.
+        caught_up_at: The engine's ``caught_up_at``; totals compare only with those of the same one.
     """
 
     at: float
@@ -57,6 +58,7 @@ class Sample(NamedTuple):
     counters: Numbers
     bounds: Sequence[Bounds]
     counts: Sequence[Counts]
+    caught_up_at: float = 0.0
 
     def packed(self, last: Sample | None) -> Sample:
         """Return a compact copy; it shares what has not changed since ``last``."""
@@ -71,6 +73,7 @@ class Sample(NamedTuple):
                 None if counts is None else _shared(packed_counts(counts), before)
                 for counts, before in zip(self.counts, last.counts, strict=True)
             ),
+            self.caught_up_at,
         )
 
 
@@ -173,6 +176,7 @@ def read(engine: Engine, now: float) -> Sample:
         [_number(reader(engine)) for reader in readers.counters],
         tuple(() if found is None else found[0] for found in buckets),
         tuple(None if found is None else found[1] for found in buckets),
+        engine.caught_up_at,
     )
 
 
@@ -200,7 +204,8 @@ def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) 
     """Return what was counted from the first sample to the last; None for fewer than two.
 
     A series that begins later counts from its first sample on, as in PromQL, and so does a
-    histogram whose bounds have changed.
+    histogram whose bounds have changed. Nothing is known if a backlog was delivered in between: it
+    has been counted while the exporter was away.
 
     Args:
         samples: Of one engine, the oldest first.
@@ -209,6 +214,9 @@ def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) 
     if len(samples) <= 1:
         return None
     first, last = samples[0], samples[-1]
+    if first.caught_up_at != last.caught_up_at:
+        unknown = [math.nan] * len(COUNTERS), last.bounds, [None] * len(histograms)
+        return Increase(last.at - first.at, *unknown)
     counters = [now - then for now, then in zip(last.counters, first.counters, strict=True)]
     if math.isnan(sum(counters)):
         for index, found in enumerate(counters):

@@ -191,6 +191,8 @@ class LiveView:
         """Return what an engine has counted until ``sample``; None: it has just come."""
         history = self._history(engine)
         window = [] if history is None else history.window(sample.at)
+        # After a backlog, rates are those since then.
+        window = [each for each in window if each.caught_up_at == sample.caught_up_at]
         found = increase([*window, sample], LATENCIES)
         return None if found is None or found.seconds < MIN_SECONDS else found
 
