@@ -261,12 +261,10 @@ class Exporter:
             series_filter=self.series_filter,
             hold=self._hold,
         )
-        live = None
-        if not self.config.web_disable_ui:
-            live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
+        live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
             self.registry,
-            self.intake.health,
+            live.evaluation,
             self.metrics,
             self._installation,
             scraped_at=lambda: pages.scraped_at,
@@ -278,11 +276,11 @@ class Exporter:
             self.intake.health,
             checks,
             view=self.config.web_default_view,
-            live=live,
+            live=None if self.config.web_disable_ui else live,
         )
         async with self.http_server.serving(app, sockets):
             background = [_background(checks.run())]
-            if live is not None:
+            if not self.config.web_disable_ui:
                 background.append(_background(live.run()))
             try:
                 yield

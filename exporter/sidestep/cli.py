@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__
-from sidestep.config.parsing import forward_endpoint
+from sidestep.config.parsing import exporter_endpoint
 from sidestep.config.settings import (
     CONFIG_FILE,
     SETTINGS,
@@ -488,7 +488,7 @@ def hash_password() -> None:
 
 def _endpoint(text: str) -> str:
     try:
-        return forward_endpoint(text)
+        return exporter_endpoint(text)
     except ValueError as error:
         raise ConfigError(f"endpoint {text!r}: {error}") from None
 

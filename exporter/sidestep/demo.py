@@ -21,7 +21,7 @@ from sidestep.config.settings import Config
 from sidestep.errors import SidestepError
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.limits import escape
-from sidestep.tracking.health.states import EngineState
+from sidestep.tracking.health.states import LEVELS, EngineState
 from sidestep_adapters.recording.replay import Replay
 from sidestep_adapters.recording.replayed_steps import ReplayedSteps
 
@@ -293,7 +293,7 @@ def status_line(exporter: Exporter, number: int, seconds: float) -> str:
     ill = [
         f"{engine.labels.get('engine', engine.id)} {health.state.value}"
         for engine, health in exporter.intake.health
-        if health.state not in (EngineState.OK, EngineState.IDLE, EngineState.STARTING)
+        if LEVELS[health.state] != "ok" and health.state is not EngineState.STARTING
     ]
     line = (
         f"round {number + 1}, {seconds:.0f} s  {', '.join(ill) or 'all well'}"

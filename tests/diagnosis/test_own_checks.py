@@ -19,11 +19,13 @@ from exporters import Start, until
 from reporting_processes import WORKING, process
 from sidestep.app import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
 from sidestep.telemetry.rows import BY_NAME
 from sidestep.web_client.access import Access
-from socket_peers import connect
+from socket_peers import batch, connect
 
 
 async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
@@ -112,6 +114,27 @@ async def test_a_stalled_engine(start: Start) -> None:
             assert await answer.text() == "no stack: engine ns/m/0 is stalled\n"
 
 
+async def test_no_engine_that_serves(start: Start) -> None:
+    """All have said goodbye; one that is not asked for numbers counts as well."""
+    async with start(web_disable_ui=True) as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=2)
+        await peer.send(batch(1, *(VllmStep(n, 1.0, 1.0, SchedulerStats()) for n in range(2))))
+        await until(lambda: exporter.intake.items == 2)
+        await peer.send(Bye(1, 2))
+        finding = await found(exporter, "SD140")
+    assert finding["text"].startswith("no engine serves requests: ")
+
+
+async def test_an_engine_with_more_to_do_than_it_can(start: Start) -> None:
+    """The finding says what the verdict says."""
+    full = SchedulerStats(num_running_reqs=3, num_waiting_reqs=7, kv_cache_usage=0.99)
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        await peer.send(batch(1, VllmStep(0, 1.0, 1.0, full)))
+        finding = await found(exporter, "SD141")
+    assert finding["text"] == "is full: 7 requests wait, KV cache 99% in use"
+
+
 async def test_a_scraped_target_is_down(start: Start) -> None:
     """Its address is the subject."""
     async with start(scrape=("http://127.0.0.1:9/metrics",)) as exporter:
@@ -179,7 +202,7 @@ async def checks(
     async with start() as exporter:
         made = OwnChecks(
             exporter.registry,
-            exporter.intake.health,
+            LiveView(exporter.intake).evaluation,
             exporter.metrics,
             lambda: Installation(exporter.endpoints, **installation),
             clock=clock,
@@ -187,24 +210,25 @@ async def checks(
         yield exporter, made
 
 
-def codes_of(checks: OwnChecks) -> set[str]:
+async def codes_of(checks: OwnChecks) -> set[str]:
     """Return the codes that are found now."""
-    return {each.code for each in checks.findings()}
+    return {each.code for each in await checks.findings()}
 
 
 async def test_no_engine(start: Start) -> None:
     """After 15 s, unless the exporter polls a server."""
     clock = Clock()
     async with checks(start, clock) as (exporter, own):
-        assert "SD101" not in codes_of(own)
+        assert "SD101" not in await codes_of(own)
         clock.now += 15
-        (finding,) = [each for each in own.findings() if each.code == "SD101"]
+        (finding,) = [each for each in await own.findings() if each.code == "SD101"]
         assert exporter.endpoints[0] in finding.text
         async with process(exporter):
-            await until(lambda: "SD101" not in codes_of(own))
+            await until(lambda: bool(exporter.registry.engines))
+            assert "SD101" not in await codes_of(own)
     async with checks(start, clock, has_sources=True) as (_, own):
         clock.now += 60
-        assert "SD101" not in codes_of(own)
+        assert "SD101" not in await codes_of(own)
 
 
 async def test_nothing_scrapes(start: Start) -> None:
@@ -212,9 +236,9 @@ async def test_nothing_scrapes(start: Start) -> None:
     clock = Clock()
     async with checks(start, clock) as (exporter, own), process(exporter):
         await until(lambda: bool(exporter.registry.engines))
-        assert "SD123" not in codes_of(own)
+        assert "SD123" not in await codes_of(own)
         clock.now += 300
-        assert "SD123" in codes_of(own)
+        assert "SD123" in await codes_of(own)
 
 
 async def test_findings_of_counters_end_after_an_hour(start: Start) -> None:
@@ -224,26 +248,26 @@ async def test_findings_of_counters_end_after_an_hour(start: Start) -> None:
         exporter.metrics.add("sidestep_lost_items_total", 5)
         own = OwnChecks(
             exporter.registry,
-            exporter.intake.health,
+            LiveView(exporter.intake).evaluation,
             exporter.metrics,
             lambda: Installation([]),
             clock=clock,
         )
-        assert "SD110" not in codes_of(own)
+        assert "SD110" not in await codes_of(own)
         exporter.metrics.add("sidestep_lost_items_total", 2)
-        (finding,) = [each for each in own.findings() if each.code == "SD110"]
+        (finding,) = [each for each in await own.findings() if each.code == "SD110"]
         assert finding.text.startswith("2 since the start")
         for _ in range(60):
             own.note()
-        assert "SD110" not in codes_of(own)
+        assert "SD110" not in await codes_of(own)
 
 
 async def test_memory_near_its_limit(start: Start) -> None:
     """Nine tenths of the soft limit; 0 is no limit."""
     async with checks(start, Clock(), memory_soft=1) as (_, own):
-        assert "SD115" in codes_of(own)
+        assert "SD115" in await codes_of(own)
     async with checks(start, Clock(), memory_soft=0) as (_, own):
-        assert "SD115" not in codes_of(own)
+        assert "SD115" not in await codes_of(own)
 
 
 async def test_an_otlp_receiver_that_accepts_nothing(start: Start) -> None:
@@ -254,13 +278,13 @@ async def test_an_otlp_receiver_that_accepts_nothing(start: Start) -> None:
         await until(lambda: bool(exporter.registry.engines))
         exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
         clock.now += 54
-        assert "SD133" not in codes_of(own)
+        assert "SD133" not in await codes_of(own)
         clock.now += 300
-        (finding,) = [each for each in own.findings() if each.code == "SD133"]
+        (finding,) = [each for each in await own.findings() if each.code == "SD133"]
         assert finding.subject == receiver["otlp"]
-        assert "SD123" not in codes_of(own)
+        assert "SD123" not in await codes_of(own)
         exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", time.time())
-        assert "SD133" not in codes_of(own)
+        assert "SD133" not in await codes_of(own)
 
 
 async def test_data_points_that_an_otlp_receiver_rejects(start: Start) -> None:
@@ -289,7 +313,7 @@ async def test_records_that_do_not_arrive(
 ) -> None:
     """The receiver rejects spans or log records, or the queue of an output is full."""
     async with checks(start, Clock()) as (exporter, own):
-        assert code not in codes_of(own)
+        assert code not in await codes_of(own)
         exporter.metrics.add(counter, 3, *labels)
-        (finding,) = [each for each in own.findings() if each.code == code]
+        (finding,) = [each for each in await own.findings() if each.code == code]
     assert finding.text.startswith(f"3 since the start ({counter})")

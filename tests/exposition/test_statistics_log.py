@@ -12,6 +12,7 @@ import pytest
 from intakes import Fed, steps
 from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
+from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
@@ -20,7 +21,8 @@ from sidestep.exposition.statistics_log import Line, StatsLog
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
 from vllm_bench import Bench
@@ -33,11 +35,14 @@ class Log:
         self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
     ) -> None:
         self.now = 5.0
+        self.registry = registry
         self.log = StatsLog(registry, health, lambda: self.now, lambda: 1e9 + self.now)
 
     def lines(self) -> list[tuple[int, Line]]:
-        """Return the lines of the last ten seconds."""
+        """Return the lines of the last ten seconds, in which streams have fed all engines."""
         self.now += 10.0
+        for engine in self.registry:
+            engine.streams.add(1)
         return [*self.log.lines()]
 
     def texts(self) -> list[str]:
@@ -281,6 +286,25 @@ def test_what_was_counted_before_the_start_is_in_no_line() -> None:
 
     assert line.row.generation_tokens_per_second == 0
     assert (line.row.ttft, line.row.finished) == (None, 0)
+
+
+def test_a_backlog_is_in_no_line() -> None:
+    """What an engine has counted while the exporter was away; the next line is as usual."""
+    fed = Fed()
+    log = Log(fed.intake.registry)
+    infos = [EngineInfo("0", "vllm", {"engine": "0", "model_name": "m"})]
+    fed.send("s", Hello(VERSION, "s", fed.incarnation("s"), 1, 1, infos))
+    fed.seqs["s"] = 0
+    for _ in range(100):
+        fed.items("s", [encode_item(busy())] * 10)
+    fed.now = 6.0
+    fed.send("s", Heartbeat(fed.incarnation("s"), 1000, 0))
+    ((_, line),) = log.lines()
+    assert (line.row.generation_tokens_per_second, line.row.preemptions) == (None, None)
+    assert "tokens/s" not in line.text()
+    fed.items("s", [encode_item(busy())])
+    ((_, line),) = log.lines()
+    assert line.row.generation_tokens_per_second == 2.0
 
 
 def test_an_engine_whose_gauges_have_expired_has_no_line(bench: Bench) -> None:

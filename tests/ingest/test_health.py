@@ -13,7 +13,7 @@ from exporters import DATA
 from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.triton.wire import ModelStats, TritonStats
-from sidestep.engines.vllm.wire import VllmStep
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_ENGINES_PER_STREAM, VALUE_LIMIT
@@ -629,3 +629,31 @@ def test_a_heartbeat_of_an_earlier_release_has_no_progress() -> None:
 
     assert fed.intake.receiver.streams["core"].dropped == 1
     assert fed.rejected == {}
+
+
+def gauges(fed: Fed, running: int, stream: str = "core") -> None:
+    """Send a step of the engine with so many requests."""
+    step = VllmStep(0, fed.now, fed.now, SchedulerStats(num_running_reqs=running))
+    fed.items(stream, [encode_item(step)])
+
+
+def test_an_engine_with_running_requests_is_not_idle() -> None:
+    """One that reports no progress, such as a replayed recording, whose steps are far apart."""
+    fed = Fed(now=1000.0)
+    fed.send_hello("core", [info(role="")])
+    gauges(fed, 19)
+    for _ in range(60):
+        fed.advance(1.0)
+        fed.send("core", Heartbeat(fed.incarnation("core"), fed.seqs["core"], 0))
+        assert state(fed) is EngineState.OK
+    for _ in range(70):
+        fed.advance(1.0)
+        fed.send("core", Heartbeat(fed.incarnation("core"), fed.seqs["core"], 0))
+    # It cannot be told from one that hangs.
+    assert (state(fed), health(fed).reason) == (EngineState.SLOW, None)
+    assert health(fed).age == pytest.approx(130.0, abs=2.0)
+    gauges(fed, 0)
+    for _ in range(20):
+        fed.advance(1.0)
+        fed.send("core", Heartbeat(fed.incarnation("core"), fed.seqs["core"], 0))
+    assert state(fed) is EngineState.IDLE

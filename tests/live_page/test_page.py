@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -27,7 +29,7 @@ from sidestep.app import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER
-from sidestep.protocol.messages import EngineInfo, Hello
+from sidestep.protocol.messages import Bye, EngineInfo, Hello
 from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
@@ -226,6 +228,49 @@ async def test_it_reconnects_after_a_restart(start: Start, browser: Browser) -> 
         await expect(page.locator("#table")).to_contain_text("ns/second/0", timeout=15_000)
         await expect(page.locator("#table")).not_to_contain_text("ns/first/0")
     await context.close()
+
+
+async def test_an_exporter_that_is_gone_is_not_well(start: Start, browser: Browser) -> None:
+    """The page and its title say so, grey, also after the next look at the last numbers."""
+    settings = {"web_listen_address": (f"127.0.0.1:{free_port()}",)}
+    context = await browser.new_context()
+    page = await context.new_page()
+    async with start(**settings) as exporter, process(exporter, "ns/first/0"):
+        await page.goto(base(exporter))
+        await expect(page.locator("#verdict.ok")).to_contain_text(
+            "1 engine is well", timeout=20_000
+        )
+    await expect(page.locator("#verdict.unknown")).to_contain_text("the exporter does not answer")
+    await expect(page).to_have_title(re.compile("^sidestep: the exporter does not answer"))
+    await expect(page.locator("body.lost")).to_have_count(1)
+    await page.get_by_role("button", name="ns/first/0").click()
+    await expect(page.locator("#verdict")).not_to_contain_text("well")
+    async with start(**settings) as exporter, process(exporter, "ns/second/0"):
+        await expect(page.locator("#verdict.ok")).to_contain_text("well", timeout=20_000)
+        await expect(page.locator("body.lost")).to_have_count(0)
+    await context.close()
+
+
+async def test_engines_that_have_all_stopped_are_not_well(start: Start, browser: Browser) -> None:
+    """Nor are they full by their last gauges; doctor and the page say the same."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=2)
+        full = VllmStats(num_running_reqs=19, num_waiting_reqs=7, kv_cache_usage=0.99)
+        await peer.send(batch(1, *(VllmStep(n, 1.0, 1.0, full) for n in range(2))))
+        async with opened(browser, base(exporter)) as page:
+            verdict = page.locator("#verdict.warning")
+            await expect(verdict).to_contain_text("is full: 7 requests wait", timeout=20_000)
+            await expect(verdict).to_contain_text("1 more needs attention")
+            await page.get_by_label("Filter").fill("attention")
+            await expect(page.locator("#table tbody tr")).to_have_count(2)
+            await expect(page.locator("#table tbody tr").first).to_contain_text("ok (full)")
+            await page.get_by_label("Filter").fill("")
+            await peer.send(Bye(1, 2))
+            await expect(verdict).to_contain_text("no engine serves requests: 2 stopped")
+            assert (await cells(page, "s0"))["Running"] == UNKNOWN
+            findings = json.loads(await get(base(exporter) + "/api/v1/doctor"))["findings"]
+    assert "SD140" in {each["code"] for each in findings}
+    assert "SD141" not in {each["code"] for each in findings}
 
 
 async def test_it_needs_the_password_of_everything_else(

@@ -22,6 +22,7 @@ from sidestep.protocol.messages import (
     Batch,
     EngineInfo,
     FromSender,
+    Heartbeat,
     Hello,
     Settings,
     encode,
@@ -89,10 +90,11 @@ class Fed:
         self.seqs[stream] = 0
 
     def send_hello(self, stream: str, engines: list[EngineInfo]) -> None:
-        """Send the hello of a stream."""
+        """Send the hello of a stream that holds nothing, and its first heartbeat."""
         self.engines[stream] = engines
-        first = self.seqs.setdefault(stream, 0) + 1
-        self.send(stream, Hello(VERSION, stream, self.incarnation(stream), 1, first, engines))
+        head, incarnation = self.seqs.setdefault(stream, 0), self.incarnation(stream)
+        self.send(stream, Hello(VERSION, stream, incarnation, 1, head + 1, engines))
+        self.send(stream, Heartbeat(incarnation, head, 0))
 
     def send(self, stream: str, message: FromSender) -> None:
         """Take a frame in, and apply it."""

@@ -22,6 +22,7 @@ from sidestep.protocol.messages import (
     EngineInfo,
     FromExporter,
     FromSender,
+    Heartbeat,
     Hello,
     decode_from_exporter,
     encode,
@@ -46,7 +47,7 @@ class Peer:
         return decode_from_exporter(await asyncio.wait_for(self.socket.recv(), 10))
 
     async def send_hello(self, stream: str = "s", incarnation: int = 1, engines: int = 1) -> Ack:
-        """Open a stream and return the exporter's answer."""
+        """Open a stream that holds nothing, and return the exporter's answer."""
         infos = [
             EngineInfo(f"{stream}{n}", "vllm", {"engine": f"{stream}{n}", "model_name": "m"})
             for n in range(engines)
@@ -54,6 +55,7 @@ class Peer:
         await self.send(Hello(VERSION, stream, incarnation, 1, 1, infos))
         answer = await self.receive()
         assert isinstance(answer, Ack)
+        await self.send(Heartbeat(incarnation, 0, 0))
         return answer
 
 

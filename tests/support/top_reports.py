@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from sidestep.exposition.live.rows import EngineRow, Percentiles
-from sidestep.exposition.live.verdict import verdict
-from sidestep.top.report import Report, TargetReport
+from sidestep.top.report import Report, TargetReport, report
 
 URL = "http://10.0.0.1:9400"
 DOWN = "http://10.0.0.2:8000/metrics"
@@ -59,8 +58,7 @@ class Reports:
         """Return a report of the targets as they are."""
         self.polls += 1
         await self.answering.wait()
-        rows = [row for target in self.targets for row in target.engines]
-        return Report(time=1.7e9, verdict=verdict(rows), targets=self.targets)
+        return report(self.targets, 1.7e9)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from sidestep.exposition.live.rows import Verdict
 from sidestep.top.columns import COLUMNS, Entry, Order, bar, entries, fit, level, matches, ordered
 from sidestep.top.history import History, totals
-from sidestep.top.report import Report, TargetReport
+from sidestep.top.report import TargetReport, report
 from sidestep.top.sparkline import sparkline
 from top_reports import DOWN, URL, engine
 
@@ -18,7 +17,7 @@ LONG = "vllm-llama-7d9f6c7b9-x3k4p-in-a-long-namespace"
 
 def listed(*targets: TargetReport) -> list[Entry]:
     """Return the entries of a report."""
-    return entries(Report(time=0.0, verdict=Verdict("ok", ""), targets=list(targets)))
+    return entries(report(targets, 0.0))
 
 
 def test_entries_of_a_failed_target() -> None:
@@ -52,7 +51,7 @@ def test_every_column_sorts(column, reverse) -> None:  # type: ignore[no-untyped
     unknown = {
         name: None
         for name in engine(0).__struct_fields__
-        if name not in {"id", "engine", "model", "dialect"}
+        if name not in {"id", "engine", "model", "dialect", "up"}
     }
     rows = [engine(1), engine(2, **unknown), engine(3, kv_cache_usage=math.nan, model="")]
     found = listed(TargetReport(url=URL, engines=rows))

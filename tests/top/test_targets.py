@@ -277,7 +277,8 @@ async def test_a_page_that_stalls_keeps_its_numbers(monkeypatch: pytest.MonkeyPa
     assert after.error == "no answer within 0.5 s"
     assert [row.running for row in after.engines] == [4.0]
     assert (after.age or 0) >= 0.5
-    assert report.verdict.text == "no engine is connected"
+    assert report.verdict.level == "critical"
+    assert report.verdict.text == f"{url} does not answer: no answer within 0.5 s"
 
 
 async def test_tensorrt_llms_statistics_are_not_read() -> None:
@@ -389,7 +390,8 @@ async def test_the_command() -> None:
         code, output, _ = await command(url, nobody, "--once", "--interval", "0.5")
         lines = output.splitlines()
         assert code == 1
-        assert lines[0].startswith("ok: 1 engine is well")
+        assert lines[0].startswith(f"critical: http://{nobody} does not answer: cannot connect")
+        assert "; 1 engine is well: requests running" in lines[0]
         assert lines[2].split()[:3] == ["ENGINE", "MODEL", "STATE"]
         assert lines[3].split()[:2] == ["0", "tiny"]
         assert lines[-1] == f"http://{nobody}: cannot connect: Connection refused"

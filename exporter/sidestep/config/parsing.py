@@ -48,6 +48,14 @@ def ingest_endpoint(value: object) -> str:
     return checked_endpoint(text(value))
 
 
+def exporter_endpoint(value: object) -> str:
+    """Accept the endpoint of an exporter to connect to."""
+    given = text(value)
+    if not given.startswith(("ipc://", "tcp://")):
+        raise ValueError("must begin with ipc:// or tcp://")
+    return checked_endpoint(given)
+
+
 def optional_address(value: object) -> tuple[str, int] | None:
     """Parse ``host:port``, ``:port`` or ``[v6]:port``; None for an empty text.
 

@@ -6,19 +6,19 @@ import asyncio
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep.exposition.live.rows import Attention
+from sidestep.exposition.live.verdict import Evaluation
 from sidestep.ingest.connection_log import REMEDIES
-from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
-from sidestep.tracking.health.states import EngineState
 from sidestep.transport.process import resident
 from sidestep.transport.watchdog import MIB
 
@@ -72,10 +72,13 @@ GAUGES = (
     "sidestep_loop_lag_seconds",
     "sidestep_otlp_last_success_timestamp_seconds",
 )
-HEALTH = {
-    EngineState.UNREACHABLE: codes.UNREACHABLE,
-    EngineState.STALLED: codes.STALLED,
-    EngineState.SLOW: codes.SLOW,
+PROBLEMS: Mapping[Attention, Code] = {
+    "unreachable": codes.UNREACHABLE,
+    "stalled": codes.STALLED,
+    "slow": codes.SLOW,
+    "full": codes.OVERLOADED,
+    "saturated": codes.OVERLOADED,
+    "outlier": codes.OUTLIER,
 }
 Counts = dict[tuple[str, Labels], float]
 
@@ -104,6 +107,7 @@ class OwnChecks:
     """Checks of an exporter by itself.
 
     Args:
+        engines: Returns the engines and the verdict on them, as the live page shows them.
         installation: Returns the present settings.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
         clock: Monotonic seconds.
@@ -112,7 +116,7 @@ class OwnChecks:
     def __init__(
         self,
         registry: Registry,
-        health: HealthMonitor,
+        engines: Callable[[], Awaitable[Evaluation]],
         metrics: SelfMetrics,
         installation: Callable[[], Installation],
         *,
@@ -120,7 +124,7 @@ class OwnChecks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
-        self._health = health
+        self._evaluation = engines
         self._metrics = metrics
         self._installation = installation
         self._scraped_at = scraped_at
@@ -138,10 +142,10 @@ class OwnChecks:
         """Note the counters of this minute."""
         self._minutes.append(self._counts())
 
-    def findings(self) -> list[Finding]:
+    async def findings(self) -> list[Finding]:
         """Return what is wrong now, or has been within the last hour."""
         return [
-            *self._engines(),
+            *self._engines(await self._evaluation()),
             *self._increases(),
             *self._gauges(),
             *self._state_directory(),
@@ -161,22 +165,20 @@ class OwnChecks:
         found = filter(None, self._metrics.samples(frozenset(names)))
         return {row.name: dict(filter(None, samples)) for row, samples in found}
 
-    def _engines(self) -> Iterator[Finding]:
+    def _engines(self, found: Evaluation) -> Iterator[Finding]:
         installation, age = self._installation(), self._clock() - self._started
         if not self._registry.engines and age >= CONNECT_SECONDS and not installation.has_sources:
             listed = ", ".join(installation.endpoints)
             yield codes.NO_ENGINE.on(
                 EXPORTER, f"no engine within {age:.0f} s at {listed or 'none'}"
             )
-        for engine, health in self._health:
-            code = HEALTH.get(health.state)
-            if code is not None:
-                why = "" if health.reason is None else f", {health.reason.value}"
-                yield code.on(
-                    f"engine {engine.id}",
-                    f"{health.state.value} for {health.age:.0f} s{why}",
-                    code.remedy.replace("/ID/", f"/{quote(engine.id)}/"),
-                )
+        if not found.serves:
+            yield codes.NOT_SERVING.on(EXPORTER, found.verdict.text)
+        for row in found.rows:
+            if row.attention is not None:
+                code = PROBLEMS[row.attention]
+                remedy = code.remedy.replace("/ID/", f"/{quote(row.id)}/")
+                yield code.on(f"engine {row.id}", row.problem or row.attention, remedy)
         for engine in self._registry.engines.values():
             if engine.renamed_fields:
                 yield codes.MISSING_FIELDS.on(

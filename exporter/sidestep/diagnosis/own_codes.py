@@ -35,6 +35,27 @@ SLOW = Code(
     "A step takes longer than the engine's own step times of its size.",
     "If it becomes stalled, read /api/v1/engines/ID/stack.",
 )
+NOT_SERVING = Code(
+    "SD140",
+    "warning",
+    "No engine serves requests",
+    "All engines that the exporter knows are starting, stopped or asleep, so that no request is served.",
+    "Start an engine, or wait until one has loaded its model; /-/engines has their states.",
+)
+OVERLOADED = Code(
+    "SD141",
+    "warning",
+    "An engine is full or saturated",
+    "Requests wait because the KV cache is full, or more load is offered than the engine can serve.",
+    "Add a replica, or send it less load; see autoscaling.md.",
+)
+OUTLIER = Code(
+    "SD142",
+    "warning",
+    "A replica is slower than the others of its model",
+    "The engine's p95 of TTFT or ITL in the last minute is three times the median of its replicas or more.",
+    "Compare its device, its neighbours and its share of the load with those of the other replicas.",
+)
 SAME_LABELS = Code(
     "SD105",
     "warning",
@@ -294,4 +315,7 @@ CODES = (
     OTLP_REJECTED,
     RECORDS_LOST,
     MISSING_FIELDS,
+    NOT_SERVING,
+    OVERLOADED,
+    OUTLIER,
 )

@@ -18,18 +18,17 @@ from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.exposition.live.samples import LATENCIES, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
+from sidestep.exposition.live.verdict import evaluate, state_text
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.cooperative import collect_in_slices
-from sidestep.tracking.health.states import EngineState, Health
+from sidestep.tracking.health.states import Health
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
 """The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
-UNREMARKABLE = frozenset({EngineState.OK.value, EngineState.IDLE.value})
-"""States that a line does not mention."""
 
 
 class _Totals(NamedTuple):
@@ -85,9 +84,8 @@ class Line:
             "drafts accepted": self.draft_acceptance_rate,
         }
         parts += [f"{name} {rate:.1%}" for name, rate in rates.items() if rate is not None]
-        if row.state and row.state not in UNREMARKABLE:
-            why = f" ({row.reason}, {row.stalled_seconds or 0:.0f} s)" if row.reason else ""
-            parts.append(f"state {row.state}{why}")
+        if row.attention or (row.state and row.level is None):
+            parts.append(f"state {state_text(row)}")
         return f"{self.name}: " + ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
@@ -108,7 +106,7 @@ class Line:
         rates = row.prompt_tokens_per_second, row.generation_tokens_per_second
         if row.finished is None and rates == (None, None):
             return bool(row.running or row.waiting)
-        return bool(any(rates) or row.finished or row.reason)
+        return bool(any(rates) or row.finished or row.attention)
 
 
 class StatsLog:
@@ -165,6 +163,7 @@ class StatsLog:
             engine.computed["generation_throughput"] = row.generation_tokens_per_second or 0.0
             if not engine.live or not _has_numbers(row):
                 continue
+            (row,), _ = evaluate([row])
             # A stream's engine usually pushes its own statistics, too.
             if engine in self._shown.summed:
                 rows.rows.append(row)
@@ -217,7 +216,9 @@ def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
     now = totals.sample
     if before is None:
         none = (math.nan,) * len(now.counters)
-        empty = now._replace(at=last, counters=none, bounds=((),) * len(now.bounds))
+        empty = now._replace(
+            at=last, counters=none, bounds=((),) * len(now.bounds), caught_up_at=0.0
+        )
         before = totals._replace(sample=empty, drafted=0, accepted=0)
     then = before.sample
     counters = [0.0 if math.isnan(number) else number for number in then.counters]

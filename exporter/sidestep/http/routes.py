@@ -207,7 +207,7 @@ class Endpoints:
 
     async def doctor(self, _: web.Request) -> web.StreamResponse:
         """Return what is wrong with the exporter, its engines and its sources."""
-        return _json(own_report(self._checks.findings()))
+        return _json(own_report(await self._checks.findings()))
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """Return the state of all engines now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,6 +16,7 @@ from sidestep.protocol.stream import Stream, StreamState
 
 Work = Callable[[], None]
 
+_OPEN = StreamState.OPEN
 FRONT_END_WAIT = 3.0
 """Seconds for which a new core waits for its front ends, which reconnect within 1.25 s."""
 
@@ -106,6 +108,29 @@ class EngineBindings:
         ]
         return [*works, partial(self._bound, stream, before, now)]
 
+    def note_backlog(self, stream: Stream, *, has_items: bool, now: float) -> None:
+        """Note of the engines of ``stream`` that they fall behind, or that they have caught up.
+
+        ``has_items`` says whether it has just delivered something.
+        """
+        if has_items is stream.caught_up:
+            return
+        if not has_items:
+            self._catch_up(stream, now)
+            return
+        for engine in self.engines[stream.incarnation]:
+            engine.caught_up_at = math.nan
+
+    def _catch_up(self, stream: Stream, now: float) -> None:
+        behind = [e for e in self.engines[stream.incarnation] if math.isnan(e.caught_up_at)]
+        if not behind:
+            return
+        streams = self._receiver.streams.values()
+        delivering = {s.incarnation for s in streams if s.state is _OPEN and not s.caught_up}
+        for engine in behind:
+            if not engine.streams & delivering:
+                engine.caught_up_at = now
+
     def resume(self, stream: Stream) -> None:
         """Bind a silent stream to its engines again."""
         stream.silent = False
@@ -131,6 +156,7 @@ class EngineBindings:
         stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
         self._receiver.changes += 1
         self._feed(stream, engine, info.role)
+        engine.caught_up_at = math.nan
         return engine
 
     def unbind(self, stream: Stream, identity: str) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, MAX_ENGINES, Registry
+from sidestep.metrics.series import requests
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import CORE
 from sidestep.protocol.progress import Progress
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep.tracking.health.states import EngineState, Health, Presence, Process
+from sidestep.tracking.health.states import LEVELS, EngineState, Health, Presence, Process
 from sidestep.tracking.health.step_times import Thresholds
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,10 @@ ABANDONED = 2.0
 MAX_FRAME_CHARS = 200
 LOGGED_FRAMES = 3
 """Innermost frames in the log line of a stalled engine."""
-ALARMING = frozenset({EngineState.STALLED, EngineState.UNREACHABLE})
+ALARMING = frozenset(state for state, level in LEVELS.items() if level == "critical")
 """States in which an engine serves nothing and should."""
-NOT_READY = ALARMING | {EngineState.STARTING, EngineState.STOPPED, EngineState.ASLEEP}
+NOT_READY = ALARMING | {state for state, level in LEVELS.items() if level is None}
 """States in which an engine does not serve requests."""
-
 
 _NEW = Health(EngineState.STARTING)
 """Health of an engine before its first evaluation."""
@@ -211,7 +211,12 @@ class HealthMonitor:
         followed.has_steps = any(process.role == CORE for process in processes)
         before = followed.health
         followed.health = health = engine.health.health(
-            self._presence(engine, now), processes, self._limits, followed.item_at, awake
+            self._presence(engine, now),
+            processes,
+            self._limits,
+            followed.item_at,
+            awake,
+            requests=requests(engine),
         )
         self._log(engine, before, health)
 

@@ -8,6 +8,7 @@ everything else continues.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -112,7 +113,7 @@ class Intake:
         self.refused = self.items = 0
         self.loads = LoadTracker(registry)
         self.curves = CurveTracker(registry)
-        self._wall = wall
+        self._clock, self._wall = clock, wall
         self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()
         self._buffered = 0
@@ -192,6 +193,7 @@ class Intake:
         if isinstance(message, Heartbeat):
             self._report(stream, message, engines, now)
         raws = self._without_oversized(frame, received.items)
+        self.bindings.note_backlog(stream, has_items=bool(raws or received.records), now=now)
         if raws:
             # Reversed: the next item is popped from the end.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
@@ -267,6 +269,9 @@ class Intake:
             WireError: See ``Applier.apply``.
         """
         self.applier.apply(engine, item)
+        if math.isnan(engine.caught_up_at):
+            # The first answer of a server has all that it has counted since the last one.
+            engine.caught_up_at = self._clock()
         self._arrived = self._wall()
         self._applied(engine)
 

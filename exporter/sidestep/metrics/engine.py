@@ -127,6 +127,8 @@ class Engine:
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
         last_seen: Unix time at which the exporter received the engine's last item.
         seen_at: Monotonic time at which the exporter last received anything for the engine.
+        caught_up_at: Monotonic time since which its counters grow as things happen; NaN while a stream
+            delivers what it has held.
         streams: Incarnations that feed the engine now.
         lost_cores: Streams of the engine's core that are silent or closed.
         front_ends: Streams of front ends that send what users waited, or have sent it until recently.
@@ -138,6 +140,7 @@ class Engine:
     __slots__ = (
         "absent",
         "blocks",
+        "caught_up_at",
         "computed",
         "counted",
         "created",
@@ -207,7 +210,7 @@ class Engine:
         self.saturation: Saturation | None = None
         self.health = HealthTracker()
         self.computed: dict[str, float] = {}
-        self.gauge_stamp = self.last_seen = self.seen_at = 0.0
+        self.gauge_stamp = self.last_seen = self.seen_at = self.caught_up_at = 0.0
         self.streams: set[int] = set()
         self.lost_cores: set[str] = set()
         self.front_ends: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from sidestep.catalog.layout import Layout
@@ -45,7 +46,7 @@ class LoadTracker:
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and reader is not None:
+        if engine.live and not math.isnan(engine.caught_up_at) and reader is not None:
             load = reader(engine)
         before = _gauges(engine)
         if load is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from sidestep.catalog.buckets import Bounds
@@ -55,6 +56,33 @@ def sum_reader(layout: Layout, several: Sequence[Series]) -> NumberReader:
     if len(readers) == 1:
         return readers[0]
     return lambda engine: _sum(read(engine) for read in readers)
+
+
+def either_reader(one: NumberReader, other: NumberReader) -> NumberReader:
+    """Return the function that reads ``other`` where ``one`` has no sample."""
+
+    def reader(engine: Engine) -> Number | None:
+        found = one(engine)
+        return other(engine) if found is None else found
+
+    return reader
+
+
+@functools.cache
+def request_readers(layout: Layout) -> tuple[NumberReader, NumberReader]:
+    """Return the functions that read how many requests run, and how many wait."""
+    key, live = layout.tables.key_series, layout.tables.live_series
+    named = (None, None) if key is None else (key.running, key.waiting)
+    running, waiting = (number_reader(layout, series) for series in named)
+    return (
+        either_reader(running, number_reader(layout, live.running)),
+        either_reader(waiting, number_reader(layout, live.waiting)),
+    )
+
+
+def requests(engine: Engine) -> Number:
+    """Return how many requests run or wait by the engine's gauges; 0 where it has none."""
+    return sum(read(engine) or 0 for read in request_readers(engine.layout))
 
 
 def bucket_reader(layout: Layout, family: str | None) -> BucketReader:

@@ -218,6 +218,7 @@ class Receiver:
         received = Received(stream, opened=True, lost=max(hello.first - 1 - stream.seq, 0))
         stream.seq += received.lost
         stream.peer, stream.engines, stream.seen_at = peer, hello.engines, now
+        stream.caught_up = False
         self.changes += 1
         received.replies.append(self._ack(stream, now, hello.nonce))
         return received
@@ -266,6 +267,8 @@ class Receiver:
         """Add up what the sender dropped, folded or could not encode."""
         before = stream.beat or Heartbeat(beat.incarnation, 0, 0)
         stream.beat = beat
+        # A sender sends its first one after all items that it holds.
+        stream.caught_up = stream.caught_up or beat.head <= stream.seq
         stream.dropped = _grown(stream.dropped, beat.dropped - before.dropped)
         stream.errors = _grown(stream.errors, beat.errors - before.errors)
         stream.folded = _grown(stream.folded, beat.folded - before.folded)

@@ -38,6 +38,7 @@ class Stream:
         silent: True if it has been silent for so long that its engines' gauges have expired.
         unanswered: True if the server that a source in this process polls accepts connections and
             has not answered for so long that its engines' gauges have expired.
+        caught_up: True once it has sent all that it held when it connected.
         beat: Its last Heartbeat, without the progress that it carried.
         dropped: Items that all its incarnations reported as dropped.
         errors: Records that they could not translate or encode.
@@ -60,6 +61,7 @@ class Stream:
     seen_at: float = 0.0
     silent: bool = False
     unanswered: bool = False
+    caught_up: bool = False
     beat: Heartbeat | None = None
     dropped: int = 0
     errors: int = 0

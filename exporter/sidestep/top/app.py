@@ -18,7 +18,6 @@ from textual.events import Resize
 from textual.widgets import Input, Static
 
 from sidestep.errors import SidestepError
-from sidestep.exposition.live.rows import Level
 from sidestep.protocol.limits import escape
 from sidestep.top.columns import Entry, Order, entries, matches, ordered
 from sidestep.top.details import DetailsScreen, labelled
@@ -29,6 +28,7 @@ from sidestep.top.palette import COLOURS, Part
 from sidestep.top.report import Report
 from sidestep.top.sparkline import sparkline
 from sidestep.top.table import EngineTable
+from sidestep.tracking.health.states import Level
 
 INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between polls that keys choose from."""
@@ -214,9 +214,7 @@ class TopApp(App[None]):
 
     def _show_table(self) -> None:
         shown = [entry for entry in self._entries if matches(entry, self.sought)]
-        verdict = self.report.verdict if self.report else None
-        worst, alarm = (verdict.engine, verdict.level) if verdict else (None, None)
-        self.query_one(EngineTable).show(ordered(shown, self.order), self.order, worst, alarm)
+        self.query_one(EngineTable).show(ordered(shown, self.order), self.order)
 
     def _show_details(self, screen: DetailsScreen) -> None:
         entry = next((each for each in self._entries if each.key == screen.key), None)

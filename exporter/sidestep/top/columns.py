@@ -7,26 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sidestep.exposition.live.rows import EngineRow, Level, Percentiles
+from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.protocol.limits import escape
 from sidestep.top import formatting
 from sidestep.top.formatting import age, count, duration, rate, share
 from sidestep.top.report import Report
+from sidestep.tracking.health.states import Level
 
 KV_WARNING, KV_CRITICAL = 0.65, 0.85
-STATES: dict[str | None, Level | None] = {
-    "stalled": "critical",
-    "unreachable": "critical",
-    "slow": "warning",
-    "starting": None,
-    "asleep": None,
-    "stopped": None,
-    "ok": "ok",
-    "idle": "ok",
-    None: None,
-}
-"""States of engines, the worst first."""
-SEVERITY = {state: rank for rank, state in enumerate(STATES)}
+SEVERITY: dict[Level | None, int] = {"critical": 0, "warning": 1, None: 2, "ok": 3}
+"""Levels of engines in the order of the column STATE, the worst first."""
+ATTENTION = "attention"
+"""Text by which a filter finds all engines that need attention."""
 BAR = 3
 """Least cells of a bar; the percentage beside it takes five."""
 
@@ -105,6 +97,7 @@ def matches(entry: Entry, text: str) -> bool:
     fields = [entry.url, entry.error or ""]
     if row is not None:
         fields += [row.engine, row.model, row.dialect, row.state or ""]
+        fields += [ATTENTION, row.attention] if row.attention else []
     return any(sought in field.casefold() for field in fields)
 
 
@@ -154,7 +147,7 @@ def level(column: Column, row: EngineRow) -> Level | None:
     """Return how alarming a cell is; None: it is a plain number."""
     usage = row.kv_cache_usage
     if column.key == "state":
-        return STATES.get(row.state)
+        return row.level
     if column.key == "kv" and usage is not None and usage >= KV_WARNING:
         return "critical" if usage >= KV_CRITICAL else "warning"
     if column.key == "load" and row.saturation is not None and row.saturation >= 1:
@@ -173,12 +166,22 @@ def bar(value: float | None, width: int) -> str:
 
 
 def state(row: EngineRow, width: int) -> str:
-    """Return the state, with the seconds without progress if there is room."""
+    """Return the state, with the seconds without progress or the problem if there is room."""
     text = escape(row.state) if row.state else formatting.UNKNOWN
-    if row.stalled_seconds is None:
-        return text
-    longer = f"{text} {age(row.stalled_seconds)}"
+    if row.stalled_seconds is not None:
+        longer = f"{text} {age(row.stalled_seconds)}"
+    elif row.attention not in (None, row.state):
+        longer = f"{text} {row.attention}"
+        # A problem says more than that the engine works.
+        text = longer if len(longer) <= width else str(row.attention)
+    else:
+        longer = text
     return longer if len(longer) <= width else text
+
+
+def _severity(row: EngineRow) -> str:
+    """Return the key that sorts engines that need attention first, by kind."""
+    return f"{SEVERITY[row.level]} {row.attention or row.state or 'unknown'}"
 
 
 @lru_cache(maxsize=4096)
@@ -202,8 +205,8 @@ COLUMNS = (
         lambda row: row.model or None, lambda row, _: escape(row.model) or formatting.UNKNOWN,
     ),
     Column(
-        "state", "", "STATE", "health; -- where no process reports progress",
-        lambda row: SEVERITY.get(row.state, len(SEVERITY)) if row.state else None, state,
+        "state", "", "STATE", "health, or what is wrong; -- where no process reports progress",
+        _severity, state,
     ),
     Column(
         "running", "requests", "RUN", "requests in the batch",

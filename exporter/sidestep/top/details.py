@@ -13,13 +13,14 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Static
 
-from sidestep.exposition.live.rows import EngineRow, Level
+from sidestep.exposition.live.rows import EngineRow
 from sidestep.protocol.limits import escape
-from sidestep.top.columns import BY_KEY, STATES, Entry, bar, level, state
+from sidestep.top.columns import BY_KEY, Entry, bar, level, state
 from sidestep.top.formatting import UNKNOWN, age, count, duration, rate, share
 from sidestep.top.history import TRENDS, Sample
 from sidestep.top.palette import COLOURS, CURVE, MUTED, Part
 from sidestep.top.sparkline import sparkline
+from sidestep.tracking.health.states import Level
 
 LABEL = 14
 NUMBER = 9
@@ -42,7 +43,7 @@ def describe(entry: Entry, history: Sequence[Sample], width: int, height: int = 
         parts.append((f"✗ {escape(entry.error)}{since}\n", COLOURS["critical"]))
     if row is not None:
         why = f" ({escape(row.reason)})" if row.reason else ""
-        parts += _field("state", f"{state(row, width)}{why}", STATES.get(row.state))
+        parts += _field("state", f"{state(row, width)}{why}", row.level)
         parts += ["\n", *_numbers(row), "\n", *_percentiles(row), "\n"]
         parts += _trends(history, width, height)
     return parts

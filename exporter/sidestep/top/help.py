@@ -18,7 +18,7 @@ KEYS = (
     ("Enter", "details of the engine; Escape leaves them"),
     ("s", "sort by the next column; ← → likewise; a click on a heading"),
     ("S", "reverse the order"),
-    ("/", "filter by engine, model, state or target; Escape removes it"),
+    ("/", "filter by engine, model, state or target, or attention; Escape removes it"),
     ("p", "pause; nothing is asked while paused"),
     ("+ -", "ask more often, less often"),
     ("r Space", "ask now, also while paused"),
@@ -29,7 +29,7 @@ KEYS = (
 SIGNS = (
     ("--", "not known; 0 is a measured zero"),
     ("✗", "critical: stalled, unreachable, or a target that failed"),
-    ("!", "a warning, or numbers that are old because the target failed"),
+    ("!", "slow, full, saturated, an outlier, or numbers that are old as the target failed"),
 )
 NOTE = """
 Rates, percentiles and counts are of the last 60 s.

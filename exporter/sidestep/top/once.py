@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
 from sidestep.top.formatting import count, duration, rate, share
 from sidestep.top.report import Report
@@ -38,11 +39,10 @@ def table(report: Report) -> Iterator[str]:
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
-    reason = f" ({row.reason})" if row.reason else ""
     return (
         escape(row.engine),
         escape(row.model) or "--",
-        escape(f"{row.state}{reason}") if row.state else "--",
+        escape(state_text(row)) if row.state or row.attention else "--",
         count(row.running),
         count(row.waiting),
         rate(row.prompt_tokens_per_second),

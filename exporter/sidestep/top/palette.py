@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.exposition.live.rows import Level
+from sidestep.tracking.health.states import Level
 
 Part = str | tuple[str, str]
 """Text, or text and its style."""

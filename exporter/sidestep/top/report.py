@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from sidestep.exposition.live.rows import EngineRow, Verdict
+from sidestep.exposition.live.verdict import evaluate
 
 
 class TargetReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -33,3 +36,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     time: float
     verdict: Verdict
     targets: list[TargetReport]
+
+
+def report(targets: Sequence[TargetReport], time: float) -> Report:
+    """Return the report of ``targets`` at a Unix time: the engines of those that answered, evaluated."""
+    failed = [target for target in targets if target.error is not None]
+    answered = [target for target in targets if target.error is None]
+    rows, verdict = evaluate(row for target in answered for row in target.engines)
+    if failed:
+        others = f"; {len(failed) - 1} more failed" if len(failed) > 1 else ""
+        text = f"{failed[0].url} does not answer: {failed[0].error}{others}"
+        if rows:
+            text += f"; {verdict.text}"
+        verdict = Verdict("critical", text, verdict.engine)
+    evaluated = iter(rows)
+    return Report(
+        time=time,
+        verdict=verdict,
+        targets=[
+            target
+            if target.error is not None
+            else msgspec.structs.replace(target, engines=[next(evaluated) for _ in target.engines])
+            for target in targets
+        ],
+    )

@@ -17,10 +17,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from sidestep.exposition.live.rows import Level
 from sidestep.protocol.limits import escape
-from sidestep.top.columns import STATES, Column, Entry, Order, fit, level
+from sidestep.top.columns import Column, Entry, Order, fit, level
 from sidestep.top.formatting import age
+from sidestep.tracking.health.states import Level
 
 MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", None: " "}
 MARGIN = 2
@@ -92,7 +92,6 @@ class EngineTable(ScrollView, can_focus=True):
         self.entries: list[Entry] = []
         self.order = Order()
         self.cursor: str | None = None
-        self._worst: tuple[str | None, Level | None] = (None, None)
         self._columns: list[tuple[Column, int]] = []
         self._head: list[Strip] = []
         self._arranged: Size | None = None
@@ -104,16 +103,14 @@ class EngineTable(ScrollView, can_focus=True):
         """Keys of the columns on the screen."""
         return [column.key for column, _ in self._columns]
 
-    def show(
-        self, entries: Sequence[Entry], order: Order, worst: str | None, alarm: Level | None
-    ) -> None:
-        """Show these entries in their order; ``worst`` is the identity that the verdict names.
+    def show(self, entries: Sequence[Entry], order: Order) -> None:
+        """Show these entries in their order.
 
         The cursor stays on its entry, and follows it if it was on the screen; the scroll position
         stays. If its entry is gone, the cursor goes to the one that took its place.
         """
         position, followed = self.position, self._cursor_is_visible()
-        self.entries, self.order, self._worst = list(entries), order, (worst, alarm)
+        self.entries, self.order = list(entries), order
         keys = [entry.key for entry in self.entries]
         if self.cursor not in keys:
             self.cursor = keys[min(position, len(keys) - 1)] if keys else None
@@ -255,12 +252,9 @@ class EngineTable(ScrollView, can_focus=True):
 
     def _alarm(self, entry: Entry) -> Level | None:
         """Return the level that the mark beside an entry shows."""
-        row, (worst, alarm) = entry.row, self._worst
-        if row is None:
+        if entry.row is None:
             return "critical"
-        if entry.error is not None:
-            return "warning"
-        return alarm if row.id == worst else STATES.get(row.state)
+        return entry.row.level if entry.error is None else "warning"
 
     def action_cursor(self, step: int) -> None:
         """Move the cursor by so many entries."""

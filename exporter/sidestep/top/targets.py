@@ -12,10 +12,9 @@ import aiohttp
 import msgspec
 
 from sidestep.exposition.live.rows import EngineRow, Live
-from sidestep.exposition.live.verdict import verdict
 from sidestep.top.increases import Increases
 from sidestep.top.page_reader import Reading, read_page
-from sidestep.top.report import Report, TargetReport
+from sidestep.top.report import Report, TargetReport, report
 from sidestep.web_client import fetch
 from sidestep.web_client.access import Access
 from sidestep.web_client.fetch import DENIED, FetchError
@@ -156,8 +155,7 @@ class Targets:
     async def poll(self) -> Report:
         """Ask all targets once."""
         found = await asyncio.gather(*(target.poll(self._session) for target in self.targets))
-        engines = [row for each in found if each.error is None for row in each.engines]
-        return Report(time=time.time(), verdict=verdict(engines), targets=[*found])
+        return report(found, time.time())
 
 
 async def discover() -> list[str]:

@@ -26,12 +26,12 @@ from sidestep.exposition.live.history import (
 from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
 from sidestep.exposition.live.rows import History as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
-from sidestep.exposition.live.verdict import verdict
+from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.limits import MAX_BOUNDS
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.limits import MAX_BOUNDS, VERSION
+from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from slices import MOST, counted, slices
 
 MANY = 256
@@ -303,6 +303,78 @@ def test_a_new_engine_is_sampled_within_a_second() -> None:
     assert fed.rows()["0"].generation_tokens_per_second == 5.0
 
 
+def deliver(fed: Viewed, backlog: int, *, hello: bool = True) -> None:
+    """Send a hello, what the process has held, and the heartbeat that follows."""
+    if hello:
+        fed.seqs.setdefault("s", 0)
+        fed.send("s", Hello(VERSION, "s", fed.incarnation("s"), 1, fed.seqs["s"] + 1, [info()]))
+    for _ in range(backlog):
+        fed.step("s", 0.3)
+    fed.send("s", Heartbeat(fed.incarnation("s"), fed.seqs["s"], 0))
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("minutes", [0, 1, 5])
+def test_a_backlog_is_no_rate(minutes: int, known: bool) -> None:  # from pytest
+    """What was counted while the exporter or the network was away, however long that was."""
+    fed = Viewed()
+    if known:
+        fed.send_hello("s", [info()])
+        for _ in range(20):
+            fed.step("s", 0.3)
+            fed.round()
+        assert fed.rows()["0"].generation_tokens_per_second == pytest.approx(10 / INTERVAL)
+    for _ in range(minutes):
+        fed.round(60.0)
+    deliver(fed, 5000)
+    fed.round()
+
+    row = fed.rows()["0"]
+    assert (row.generation_tokens_per_second, row.finished, row.ttft) == (None, None, None)
+    assert fed.live.total is not None
+    assert fed.live.total.generation_tokens_per_second is None
+    for _ in range(3):
+        fed.step("s", 0.3)
+        fed.round()
+    assert fed.rows()["0"].generation_tokens_per_second == pytest.approx(10 / INTERVAL)
+    for engine in (None, "0"):
+        answer = fed.history(engine)
+        rates = answer.series["generation_tokens_per_second"]
+        assert max(each for each in rates if each is not None) == pytest.approx(10 / INTERVAL)
+        assert rates[-1] == pytest.approx(10 / INTERVAL)
+        assert answer.series["ttft_p95"][-1] is not None
+        assert max(map(sum, fed.heat("ttft", engine).counts)) <= 1
+
+
+def test_a_backlog_that_arrives_piece_by_piece_is_no_rate() -> None:
+    """Samples are taken meanwhile, too."""
+    fed = Viewed()
+    fed.send("s", Hello(VERSION, "s", fed.incarnation("s"), 1, 1, [info()]))
+    fed.seqs["s"] = 0
+    for _ in range(5):
+        for _ in range(1000):
+            fed.step("s", 0.3)
+        fed.round()
+        assert fed.rows()["0"].generation_tokens_per_second is None
+    deliver(fed, 0, hello=False)
+    fed.round()
+    fed.step("s", 0.3)
+    fed.round()
+    assert fed.rows()["0"].generation_tokens_per_second == pytest.approx(10 / INTERVAL)
+
+
+def test_a_reconnect_without_a_backlog_changes_no_rate() -> None:
+    """Nothing was counted meanwhile."""
+    fed = Viewed()
+    fed.send_hello("s", [info()])
+    for _ in range(10):
+        fed.step("s", 0.3)
+        fed.round()
+    before = fed.rows()["0"].generation_tokens_per_second
+    fed.send_hello("s", [info()])
+    assert fed.rows()["0"].generation_tokens_per_second == before is not None
+
+
 def test_gauges_of_an_engine_that_is_gone_are_not_known() -> None:
     """They leave the metrics page after 30 s, and this one with it."""
     fed = Viewed()
@@ -375,10 +447,10 @@ def test_many_engines_are_sampled_and_rendered_in_small_slices() -> None:
     assert len(fed.intake.registry.engines) == MANY
     assert largest(view._sample_all()) < MOST / 4
     rows = Rows()
-    assert largest(view._encoded_rows(rows)) < MOST / 4
+    assert largest(view._rows(rows)) < MOST / 4
     assert len(rows.rows) == MANY
     with counted() as calls:
-        verdict(rows.rows)
+        evaluate(rows.rows)
         rows.total()
     assert calls.count < 2 * MOST
     with counted() as calls:

@@ -1,13 +1,35 @@
-"""The verdict: which engine it names, and why."""
+"""The evaluation of engines: which need attention, and which one the verdict names and why."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sidestep.exposition.live.rows import EngineRow, Percentiles, Verdict
-from sidestep.exposition.live.verdict import ENOUGH, verdict
+from sidestep.diagnosis.own_checks import PROBLEMS
+from sidestep.exposition.live.rows import Attention, EngineRow, Percentiles, Verdict
+from sidestep.exposition.live.verdict import ENOUGH, RANKS, evaluate, state_text
+from sidestep.exposition.statistics_log import Line
+from sidestep.ingest.health import ALARMING, NOT_READY
+from sidestep.top.columns import ATTENTION, Order, entries, matches, ordered
+from sidestep.top.report import TargetReport, report
+from sidestep.tracking.health.states import LEVELS, EngineState, Level
+
+SERVING = {"ok", "idle", "slow"}
+STATES = [*(state.value for state in EngineState), None]
+GAUGES: Sequence[dict[str, Any]] = (
+    {},
+    {"running": 0.0, "waiting": 0.0, "kv_cache_usage": 0.0, "saturation": 0.0},
+    {"running": 19.0, "waiting": 7.0, "kv_cache_usage": 0.97},
+    {"running": 19.0, "waiting": 7.0, "kv_cache_usage": 0.5, "saturation": 3.0},
+)
+AGES = (None, 0.0, 9.0, 31.0, 299.0)
+"""Seconds since an engine's last item."""
 
 
 def row(name: str = "a", **fields: Any) -> EngineRow:
@@ -15,6 +37,122 @@ def row(name: str = "a", **fields: Any) -> EngineRow:
     return EngineRow(
         **{"id": f"id-{name}", "engine": name, "model": "m", "dialect": "vllm", **fields}
     )
+
+
+def verdict(rows: Sequence[EngineRow]) -> Verdict:
+    """Return the verdict on all engines."""
+    return evaluate(rows).verdict
+
+
+FACTS = [
+    {
+        "state": state,
+        "up": up,
+        "last_seen": age,
+        **({"stalled_seconds": 30.0} if state in ("stalled", "slow") else {}),
+        **gauges,
+    }
+    for state, up, age, gauges in itertools.product(STATES, (True, False), AGES, GAUGES)
+]
+"""Every state with every staleness and every load, also those that contradict each other."""
+
+
+def is_serving(fields: dict[str, Any]) -> bool:
+    """Return whether an engine of these facts serves requests."""
+    return bool(fields["up"] if fields["state"] is None else fields["state"] in SERVING)
+
+
+@given(st.lists(st.sampled_from(FACTS), min_size=1, max_size=6))
+def test_nothing_is_well_that_is_not(facts: list[dict[str, Any]]) -> None:
+    """Whatever engines are mixed: only those that serve are called well, and none else is full."""
+    rows = [row(str(number), **fields) for number, fields in enumerate(facts)]
+    found = evaluate(rows)
+
+    troubled = [each for each in found.rows if each.attention]
+    assert found.serves is any(
+        is_serving(fields) or each.attention for fields, each in zip(facts, found.rows, strict=True)
+    )
+    for fields, each in zip(facts, found.rows, strict=True):
+        assert (each.level in ("warning", "critical")) is (each.attention is not None)
+        if not is_serving(fields):
+            assert each.attention in (None, "stalled", "unreachable")
+            assert each.level != "ok"
+    if troubled:
+        assert found.verdict.level != "ok"
+        (more,) = re.findall(r"; (\d+) more need", found.verdict.text) or ["0"]
+        assert int(more) == len(troubled) - 1
+    elif any(map(is_serving, facts)):
+        assert found.verdict.level == "ok"
+        well = sum(map(is_serving, facts))
+        claims = re.match(r"(?:all )?(\d+)(?: of \d+)? engine", found.verdict.text)
+        assert claims is not None
+        assert int(claims[1]) == well
+        assert ("all" in found.verdict.text) is (well == len(rows) > 1)
+    else:
+        assert found.verdict.level == "warning"
+        assert found.verdict.text.startswith("no engine serves requests: ")
+
+
+@given(st.lists(st.sampled_from(FACTS), min_size=1, max_size=6))
+def test_every_view_has_the_same_evaluation(facts: list[dict[str, Any]]) -> None:
+    """``top`` marks, sorts first and finds what the verdict counts, and the statistics line says it."""
+    rows = [row(str(number), **fields) for number, fields in enumerate(facts)]
+    found = evaluate(rows)
+    seen = report([TargetReport(url="http://a", engines=rows)], 0.0)
+
+    assert seen.verdict == found.verdict
+    assert seen.targets[0].engines == found.rows
+    table = entries(seen)
+    troubled = {each.id for each in found.rows if each.attention}
+    assert {e.row.id for e in table if e.row and matches(e, ATTENTION)} == troubled
+    first = ordered(table, Order("state"))[: len(troubled)]
+    assert {e.row.id for e in first if e.row} == troubled
+    for each in found.rows:
+        text = Line(each, "a", 0, None, None, None).text()
+        assert text.endswith(f"state {state_text(each)}") is (
+            each.attention is not None or (each.state is not None and each.level is None)
+        )
+
+
+def test_probes_and_findings_follow_the_same_levels() -> None:
+    """Each kind of problem has a finding, and each state fails the probes that its level says."""
+    assert PROBLEMS.keys() == set(get_args(Attention)) == set(RANKS)
+    for state, level in LEVELS.items():
+        assert (state in ALARMING) is (level == "critical")
+        assert (state in NOT_READY) is (level in ("critical", None))
+
+
+@pytest.mark.parametrize(
+    ("states", "level", "text"),
+    [
+        (["stopped", "stopped"], "warning", "no engine serves requests: 2 stopped"),
+        (["starting", "asleep"], "warning", "no engine serves requests: 1 asleep, 1 starting"),
+        (
+            ["ok", "stopped", "idle"],
+            "ok",
+            "2 of 3 engines are well, 1 stopped: requests running 0, waiting 0",
+        ),
+    ],
+)
+def test_engines_that_serve_nothing_are_not_well(
+    states: list[str], level: Level, text: str
+) -> None:
+    """Those that have stopped are said, and without any other the verdict is a warning."""
+    rows = [row(str(number), state=state) for number, state in enumerate(states)]
+    assert verdict(rows) == Verdict(level, text)
+
+
+def test_a_target_that_does_not_answer_is_critical() -> None:
+    """However well the engines of others are, and not as if no engine were connected."""
+    gone = TargetReport(url="http://a", error="connection refused", engines=[row(state="ok")])
+    other = TargetReport(url="http://b", engines=[row("b", state="ok")])
+
+    assert report([gone], 0.0).verdict == Verdict(
+        "critical", "http://a does not answer: connection refused"
+    )
+    both = report([gone, other], 0.0).verdict
+    assert both.level == "critical"
+    assert both.text.endswith("connection refused; 1 engine is well: requests running 0, waiting 0")
 
 
 def latency(p95: float, count: float = ENOUGH) -> Percentiles:

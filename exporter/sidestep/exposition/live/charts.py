@@ -98,7 +98,10 @@ def points(samples: Sequence[Sample]) -> Iterator[Point]:
     start = 0
     for end in range(1, len(samples)):
         last = samples[end]
-        while samples[start + 1].at <= last.at - WINDOW:
+        while start < end - 1 and (
+            samples[start + 1].at <= last.at - WINDOW
+            or samples[start].caught_up_at != last.caught_up_at
+        ):
             start += 1
         interval = increase(samples[end - 1 : end + 1])
         minute = increase(samples[start : end + 1], LATENCIES)

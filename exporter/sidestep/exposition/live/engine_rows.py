@@ -10,9 +10,7 @@ from sidestep.exposition.live.history import Merged
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.exposition.live.samples import LATENCIES, Increase, Sample
 from sidestep.metrics.engine import Engine
-from sidestep.tracking.health.states import EngineState, Health
-
-WITHOUT_PROGRESS = frozenset({EngineState.SLOW, EngineState.STALLED})
+from sidestep.tracking.health.states import Health
 
 
 def engine_row(
@@ -44,6 +42,7 @@ def engine_row(
         waiting=waiting,
         kv_cache_usage=usage,
         saturation=saturation,
+        up=engine.is_up,
         last_seen=max(wall - engine.last_seen, 0.0) if engine.last_seen else None,
         **_health(health),
         **_counted(found),
@@ -63,7 +62,7 @@ def _health(health: Health | None) -> dict[str, Any]:
     return {
         "state": health.state.value,
         "reason": None if health.reason is None else health.reason.value,
-        "stalled_seconds": health.age if health.state in WITHOUT_PROGRESS else None,
+        "stalled_seconds": health.age or None,
         "step_age": health.step_age,
     }
 

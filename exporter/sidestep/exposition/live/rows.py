@@ -10,10 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from sidestep.tracking.health.states import Level
+
 WINDOW = 60.0
 """Seconds that rates, percentiles and counts of events cover."""
 
-Level = Literal["ok", "warning", "critical"]
+Attention = Literal["stalled", "unreachable", "slow", "full", "saturated", "outlier"]
+"""Kinds of problems for which an engine needs attention."""
 
 
 class Percentiles(msgspec.Struct, frozen=True, gc=False):
@@ -33,6 +36,10 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         engine: What people call it: the label ``engine``, or the identity.
         model: The model's name; empty if it has none.
         dialect: The kind of engine: ``vllm``, ``sglang``, ``triton`` and others.
+        up: Whether a process or a server feeds it.
+        level: How alarming it is; None: it serves no requests, and is not expected to.
+        attention: Kind of its problem; None: it needs no attention.
+        problem: Its problem in words, as the verdict names it after the engine's name.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
         stalled_seconds: Seconds without progress, while it is slow or stalled.
@@ -57,6 +64,10 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     engine: str
     model: str
     dialect: str
+    up: bool = True
+    level: Level | None = None
+    attention: Attention | None = None
+    problem: str | None = None
     state: str | None = None
     reason: str | None = None
     stalled_seconds: float | None = None

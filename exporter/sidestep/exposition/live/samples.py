@@ -17,7 +17,9 @@ from sidestep.metrics.series import (
     BucketReader,
     NumberReader,
     bucket_reader,
+    either_reader,
     number_reader,
+    request_readers,
     sum_reader,
 )
 
@@ -48,6 +50,7 @@ class Sample(NamedTuple):
         counters: Totals, likewise for ``COUNTERS``.
         bounds: Upper bounds for each of ``HISTOGRAMS``; empty where there is no sample.
         counts: Total observations per bucket, likewise.
+        caught_up_at: The engine's ``caught_up_at``; totals compare only with those of the same one.
     """
 
     at: float
@@ -55,6 +58,7 @@ class Sample(NamedTuple):
     counters: Numbers
     bounds: Sequence[Bounds]
     counts: Sequence[Counts]
+    caught_up_at: float = 0.0
 
     def packed(self, last: Sample | None) -> Sample:
         """Return a compact copy; it shares what has not changed since ``last``."""
@@ -69,6 +73,7 @@ class Sample(NamedTuple):
                 None if counts is None else _shared(packed_counts(counts), before)
                 for counts, before in zip(self.counts, last.counts, strict=True)
             ),
+            self.caught_up_at,
         )
 
 
@@ -112,10 +117,10 @@ class _Readers:
         used, capacity = (
             number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
         )
-        instead = number_reader(layout, live.running), number_reader(layout, live.waiting)
+        usage = number_reader(layout, None if key is None else key.kv_cache_usage)
         self.gauges: list[NumberReader] = [
-            _either(number_reader(layout, None if key is None else getattr(key, name)), other)
-            for name, other in zip(GAUGES, (*instead, _ratio(used, capacity)), strict=False)
+            *request_readers(layout),
+            either_reader(usage, _ratio(used, capacity)),
         ]
         self.counters: list[NumberReader] = [
             *(
@@ -137,16 +142,6 @@ class _Readers:
         return _Readers(layout)
 
 
-def _either(one: NumberReader, other: NumberReader) -> NumberReader:
-    """Return the function that reads ``other`` where ``one`` has no sample."""
-
-    def reader(engine: Engine) -> float | None:
-        found = one(engine)
-        return other(engine) if found is None else found
-
-    return reader
-
-
 def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
     """Return the function that divides one number by another; None: one of them is not known."""
 
@@ -163,9 +158,12 @@ def is_shown(engine: Engine) -> bool:
 
 
 def read(engine: Engine, now: float) -> Sample:
-    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing."""
+    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
+
+    An engine that has stopped, or is silent, has no gauges: the last ones say nothing of now.
+    """
     readers = _Readers.of(engine.layout)
-    if engine.live:
+    if engine.live and engine.is_up:
         saturation = computed_gauge(engine, "saturation")
         gauges = [_number(reader(engine)) for reader in readers.gauges]
         gauges.append(_number(saturation))
@@ -178,6 +176,7 @@ def read(engine: Engine, now: float) -> Sample:
         [_number(reader(engine)) for reader in readers.counters],
         tuple(() if found is None else found[0] for found in buckets),
         tuple(None if found is None else found[1] for found in buckets),
+        engine.caught_up_at,
     )
 
 
@@ -205,7 +204,8 @@ def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) 
     """Return what was counted from the first sample to the last; None for fewer than two.
 
     A series that begins later counts from its first sample on, as in PromQL, and so does a
-    histogram whose bounds have changed.
+    histogram whose bounds have changed. Nothing is known if a backlog was delivered in between: it
+    has been counted while the exporter was away.
 
     Args:
         samples: Of one engine, the oldest first.
@@ -214,6 +214,9 @@ def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) 
     if len(samples) <= 1:
         return None
     first, last = samples[0], samples[-1]
+    if first.caught_up_at != last.caught_up_at:
+        unknown = [math.nan] * len(COUNTERS), last.bounds, [None] * len(histograms)
+        return Increase(last.at - first.at, *unknown)
     counters = [now - then for now, then in zip(last.counters, first.counters, strict=True)]
     if math.isnan(sum(counters)):
         for index, found in enumerate(counters):

@@ -16,11 +16,13 @@ class ShownEngines:
 
     Attributes:
         engines: Engines of which there is something to show.
-        summed: Those that count in the row of all engines.
+        hidden: The others, such as an HTTP server's.
+        summed: Shown ones that count in the row of all engines.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.engines: Sequence[Engine] = ()
+        self.hidden: Sequence[Engine] = ()
         self.summed: AbstractSet[Engine] = frozenset()
         self._registry = registry
         self._versions: Sequence[int] = ()
@@ -32,6 +34,8 @@ class ShownEngines:
         if versions != self._versions:
             self._versions = versions
             self.engines = [engine for engine in engines if is_shown(engine)]
+            shown = {*self.engines}
+            self.hidden = [engine for engine in engines if engine not in shown]
             self.summed = _summed(self.engines)
 
 

@@ -1,12 +1,20 @@
-"""The verdict: one line that names the worst engine and why, for the live page and ``sidestep top``."""
+"""The evaluation of engines: which need attention and why, and a line that names the worst.
+
+The live page, ``sidestep top``, ``sidestep doctor`` and the statistics line show its results; none of
+them decides on its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from sidestep.exposition.live.rows import EngineRow, Level, Verdict
+import msgspec
+
+from sidestep.exposition.live.rows import Attention, EngineRow, Verdict
+from sidestep.tracking.health.states import LEVELS, EngineState, Level
 
 FULL = 0.95
 """Share of the KV cache from which on requests that wait, wait for blocks."""
@@ -16,71 +24,138 @@ ENOUGH = 20
 """Observations from which on a percentile is compared."""
 LEAST_REPLICAS = 3
 """Replicas of a model from which on they are compared."""
+RANKS: Sequence[Attention] = ("outlier", "saturated", "full", "slow", "unreachable", "stalled")
+"""Reasons to look at an engine, the worst last."""
+_LEVELS: dict[str | None, Level | None] = {state.value: level for state, level in LEVELS.items()}
 
 
-class _Complaint(NamedTuple):
-    """What is wrong with one engine; the highest rank, and in it the highest degree, is the worst."""
+class Evaluation(NamedTuple):
+    """All engines, each with its level and its problem, and the verdict on them."""
 
-    rank: int
+    rows: list[EngineRow]
+    verdict: Verdict
+
+    @property
+    def serves(self) -> bool:
+        """True if an engine serves requests, or no engine is known."""
+        return not self.rows or any(row.level is not None for row in self.rows)
+
+
+class _Problem(NamedTuple):
+    """Why an engine needs attention; of equal kinds, the highest degree is the worst."""
+
+    kind: Attention
     degree: float
-    level: Level
     row: EngineRow
     text: str
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        # A full engine is no worse than a saturated one.
+        kind = "full" if self.kind == "saturated" else self.kind
+        return RANKS.index(kind), self.degree
 
-def verdict(rows: Sequence[EngineRow]) -> Verdict:
-    """Return the verdict on all engines."""
+    def marked(self) -> EngineRow:
+        """Return the row with this problem."""
+        level = _LEVELS.get(self.kind, "warning")
+        return msgspec.structs.replace(
+            self.row, level=level, attention=self.kind, problem=self.text
+        )
+
+
+def evaluate(rows: Iterable[EngineRow]) -> Evaluation:
+    """Return the engines with their levels and problems, and the verdict."""
+    found = [msgspec.structs.replace(row, level=_level(row)) for row in rows]
+    problems = [each for row in found if (each := _problem(row)) is not None]
+    problems += _outliers(found)
+    worst: dict[str, _Problem] = {}
+    for each in sorted(problems, key=lambda each: each.rank):
+        worst[each.row.id] = each
+    found = [worst[row.id].marked() if row.id in worst else row for row in found]
+    return Evaluation(found, _verdict(found, max(problems, key=lambda p: p.rank, default=None)))
+
+
+def state_text(row: EngineRow) -> str:
+    """Return an engine's state, with the reason or the problem that it has besides: ``ok (full)``."""
+    state = row.state or "not known"
+    if row.stalled_seconds is not None:
+        found = (row.reason, f"{row.stalled_seconds:.0f} s")
+        return f"{state} ({', '.join(filter(None, found))})"
+    return state if row.attention in (None, row.state) else f"{state} ({row.attention})"
+
+
+def _level(row: EngineRow) -> Level | None:
+    """Return the level of an engine without problems; None: it serves no requests."""
+    if row.state is None:
+        return "ok" if row.up else None
+    return _LEVELS.get(row.state)
+
+
+def _verdict(rows: Sequence[EngineRow], worst: _Problem | None) -> Verdict:
+    if worst is not None:
+        row = worst.marked()
+        others = sum(each.attention is not None for each in rows) - 1
+        more = f"; {others} more need{'s' if others == 1 else ''} attention" if others else ""
+        return Verdict(row.level or "warning", f"engine {row.engine} {worst.text}{more}", row.id)
     if not rows:
         return Verdict("warning", "no engine is connected")
-    complaints = [found for row in rows if (found := _complaint(row)) is not None]
-    complaints += _outliers(rows)
-    if not complaints:
-        return Verdict("ok", _calm(rows))
-    worst = max(complaints, key=lambda each: (each.rank, each.degree))
-    others = len({each.row.id for each in complaints}) - 1
-    more = f"; {others} more need{'s' if others == 1 else ''} attention" if others else ""
-    return Verdict(worst.level, f"engine {worst.row.engine} {worst.text}{more}", worst.row.id)
+    serving = [row for row in rows if row.level is not None]
+    idle = Counter(row.state or "not connected" for row in rows if row.level is None)
+    rest = ", ".join(f"{count} {state}" for state, count in sorted(idle.items()))
+    if not serving:
+        return Verdict("warning", f"no engine serves requests: {rest}")
+    running = sum(row.running or 0 for row in serving)
+    waiting = sum(row.waiting or 0 for row in serving)
+    return Verdict(
+        "ok",
+        f"{_well(len(serving), len(rows))}{rest and f', {rest}'}:"
+        f" requests running {running:.0f}, waiting {waiting:.0f}",
+    )
 
 
-def _calm(rows: Sequence[EngineRow]) -> str:
-    running = sum(row.running or 0 for row in rows)
-    waiting = sum(row.waiting or 0 for row in rows)
-    engines = "1 engine is" if len(rows) == 1 else f"all {len(rows)} engines are"
-    return f"{engines} well: requests running {running:.0f}, waiting {waiting:.0f}"
+def _well(serving: int, engines: int) -> str:
+    if serving < engines:
+        return f"{serving} of {engines} engines {'is' if serving == 1 else 'are'} well"
+    return "1 engine is well" if engines == 1 else f"all {engines} engines are well"
 
 
-def _complaint(row: EngineRow) -> _Complaint | None:
+def _problem(row: EngineRow) -> _Problem | None:
     """Return what is wrong with an engine by its own numbers."""
+    if row.level == "ok":
+        return _overload(row)
     seconds = row.stalled_seconds or 0.0
-    why = f" ({row.reason})" if row.reason else ""
-    if row.state == "stalled":
-        text = f"is stalled: no progress for {seconds:.0f} s{why}"
-        return _Complaint(5, seconds, "critical", row, text)
-    if row.state == "unreachable":
-        return _Complaint(4, row.last_seen or 0.0, "critical", row, "is unreachable")
-    if row.state == "slow":
-        text = f"is slow: no progress for {seconds:.0f} s{why}"
-        return _Complaint(3, seconds, "warning", row, text)
-    waiting, usage = row.waiting or 0.0, row.kv_cache_usage
-    if waiting and usage is not None and usage >= FULL:
-        text = f"is full: {waiting:.0f} requests wait, KV cache {usage:.0%} in use"
-        return _Complaint(2, waiting, "warning", row, text)
-    if row.saturation is not None and row.saturation >= 1.0:
-        text = (
-            f"is saturated: load {row.saturation:.0%} of its capacity, {waiting:.0f} requests wait"
-        )
-        return _Complaint(2, waiting, "warning", row, text)
+    progress = f"no progress for {seconds:.0f} s{f' ({row.reason})' if row.reason else ''}"
+    match row.state:
+        case EngineState.STALLED.value:
+            return _Problem("stalled", seconds, row, f"is stalled: {progress}")
+        case EngineState.UNREACHABLE.value:
+            return _Problem("unreachable", row.last_seen or 0.0, row, "is unreachable")
+        case EngineState.SLOW.value:
+            return _Problem("slow", seconds, row, f"is slow: {progress}")
+    # The gauges of an engine that serves nothing are those of before.
     return None
 
 
-def _outliers(rows: Sequence[EngineRow]) -> list[_Complaint]:
+def _overload(row: EngineRow) -> _Problem | None:
+    """Return whether an engine that works has more to do than it can."""
+    waiting, usage, load = row.waiting or 0.0, row.kv_cache_usage, row.saturation
+    if waiting and usage is not None and usage >= FULL:
+        text = f"is full: {waiting:.0f} requests wait, KV cache {usage:.0%} in use"
+        return _Problem("full", waiting, row, text)
+    if load is not None and load >= 1.0:
+        text = f"is saturated: load {load:.0%} of its capacity, {waiting:.0f} requests wait"
+        return _Problem("saturated", waiting, row, text)
+    return None
+
+
+def _outliers(rows: Sequence[EngineRow]) -> list[_Problem]:
     """Return the replicas whose latency stands out among those of the same model."""
     found = []
     for name, title in (("ttft", "TTFT"), ("inter_token", "ITL")):
         replicas: dict[tuple[str, str], list[tuple[float, EngineRow]]] = {}
         for row in rows:
             percentiles = getattr(row, name)
-            if percentiles is not None and percentiles.count >= ENOUGH:
+            if row.level and percentiles is not None and percentiles.count >= ENOUGH:
                 same = replicas.setdefault((row.dialect, row.model), [])
                 same.append((percentiles.p95, row))
         for same in replicas.values():
@@ -90,5 +165,5 @@ def _outliers(rows: Sequence[EngineRow]) -> list[_Complaint]:
             usual = median(other for other, its in same if its is not row)
             if usual > 0 and p95 >= OUTLIER * usual:
                 text = f"stands out: {title} p95 {p95:.3g} s, other replicas {usual:.3g} s"
-                found.append(_Complaint(1, p95 / usual, "warning", row, text))
+                found.append(_Problem("outlier", p95 / usual, row, text))
     return found

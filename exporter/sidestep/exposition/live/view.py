@@ -22,11 +22,12 @@ from sidestep.exposition.live.rows import WINDOW, EngineRow, ExporterHealth, Liv
 from sidestep.exposition.live.rows import History as HistoryAnswer
 from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
-from sidestep.exposition.live.verdict import verdict
+from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.shared_renders import SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
+from sidestep.tracking.health.states import LEVELS
 from sidestep.transport.process import resident
 
 CACHE_SECONDS = 1.0
@@ -143,14 +144,18 @@ class LiveView:
         """Return the answer of ``/api/v1/live``, rendered at most once a second."""
         return await self._renders.get(None, self._answer)
 
+    async def evaluation(self) -> Evaluation:
+        """Return all engines as they are now, and the verdict on them."""
+        return evaluate(await collect_in_slices(self._rows(Rows())))
+
     async def _answer(self) -> Body:
-        self._shown.refresh()
         found = Rows()
-        raws = await collect_in_slices(self._encoded_rows(found))
+        engines, verdict = evaluate(await collect_in_slices(self._rows(found)))
+        raws = await collect_in_slices(msgspec.Raw(msgspec.json.encode(row)) for row in engines)
         live = Live(
             version=__version__,
             time=self._wall(),
-            verdict=verdict(found.rows),
+            verdict=verdict,
             total=found.total(),
             # Encoded in slices.
             engines=cast("list[EngineRow]", raws),
@@ -159,10 +164,12 @@ class LiveView:
         )
         return Body([msgspec.json.encode(live)])
 
-    def _encoded_rows(self, found: Rows) -> Iterator[msgspec.Raw]:
+    def _rows(self, found: Rows) -> Iterator[EngineRow]:
         """Add the row of each engine to ``found``, and yield it."""
-        names = Counter(engine.name for engine in self._shown.engines)
-        for engine in self._shown.engines:
+        self._shown.refresh()
+        shown = [*self._shown.engines, *self._hidden_problems()]
+        names = Counter(engine.name for engine in shown)
+        for engine in shown:
             name = engine.name if names[engine.name] == 1 else engine.id
             sample = read(engine, self._clock())
             counted = self._last_minute(engine, sample)
@@ -173,12 +180,19 @@ class LiveView:
                 found.summed.append(row)
                 if counted is not None:
                     found.merged.add(counted)
-            yield msgspec.Raw(msgspec.json.encode(row))
+            yield row
+
+    def _hidden_problems(self) -> list[Engine]:
+        """Return engines that have no numbers to show, and need attention."""
+        found = ((engine, self._intake.health.of(engine)) for engine in self._shown.hidden)
+        return [e for e, health in found if health and LEVELS[health.state] not in ("ok", None)]
 
     def _last_minute(self, engine: Engine, sample: Sample) -> Increase | None:
         """Return what an engine has counted until ``sample``; None: it has just come."""
         history = self._history(engine)
         window = [] if history is None else history.window(sample.at)
+        # After a backlog, rates are those since then.
+        window = [each for each in window if each.caught_up_at == sample.caught_up_at]
         found = increase([*window, sample], LATENCIES)
         return None if found is None or found.seconds < MIN_SECONDS else found
 

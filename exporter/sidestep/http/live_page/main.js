@@ -17,6 +17,7 @@ const CURVE_INTERVAL = 10_000;
 
 let chosen = new URLSearchParams(location.hash.slice(1)).get("engine");
 let live = null;
+let failure = null;
 let history = null;
 
 const charts = new Charts();
@@ -40,17 +41,21 @@ function row() {
 }
 
 function showLive() {
+  // Numbers of before say nothing of now, however well the engines were.
+  const verdict = failure === null ? live?.verdict : { level: "unknown", text: failure };
+  if (verdict) {
+    showVerdict(verdict);
+    document.title = `sidestep: ${verdict.text}`;
+  }
   if (!live) return;
   const hasEngines = live.engines.length > 0;
   for (const id of ["fleet", "engines", "history"]) byId(id).hidden = !hasEngines;
   byId("connect").hidden = hasEngines;
-  showVerdict(live.verdict);
   showExporter(live);
   showWarnings(live.warnings);
   showCommands(live.exporter.endpoints);
   byId("all").hidden = chosen === null;
   setText(byId("scope"), chosen === null ? "all engines" : row()?.engine ?? chosen);
-  document.title = `sidestep: ${live.verdict.text}`;
   if (!hasEngines) return;
   showTiles(live.total);
   table.show(live.engines, chosen);
@@ -59,6 +64,8 @@ function showLive() {
 
 function connected(answer) {
   live = answer;
+  failure = null;
+  setClass(document.body, "");
   setText(byId("connection"), `live, ${clock(live.time)}`);
   setClass(byId("connection"), "");
   showLive();
@@ -70,6 +77,10 @@ function disconnected(error) {
   const why = isDenied ? `the exporter denies access (${error.message}): reload the page and log in` : "disconnected, retrying";
   setText(byId("connection"), why + since);
   setClass(byId("connection"), "lost");
+  failure = isDenied ? "the exporter denies access" : "the exporter does not answer";
+  failure += live ? `; last seen at ${clock(live.time)}` : "";
+  setClass(document.body, "lost");
+  showLive();
 }
 
 poll(() => "api/v1/live", LIVE_INTERVAL, connected, disconnected);

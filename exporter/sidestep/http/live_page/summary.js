@@ -4,7 +4,7 @@ import { byId, make, setClass, setFacts, setText } from "./elements.js";
 import { UNKNOWN, bytes, clock, count, seconds, share } from "./format.js";
 
 export function showVerdict(verdict) {
-  setText(byId("verdict"), `${{ ok: "✓", warning: "▲", critical: "✕" }[verdict.level]} ${verdict.text}`);
+  setText(byId("verdict"), `${{ ok: "✓", warning: "▲", critical: "✕", unknown: "?" }[verdict.level]} ${verdict.text}`);
   setClass(byId("verdict"), verdict.level);
 }
 

@@ -5,17 +5,17 @@ import { UNKNOWN, count, seconds, share } from "./format.js";
 
 const PAGE = 25;
 const SYMBOLS = { ok: "●", idle: "○", slow: "▲", stalled: "■", unreachable: "✕", starting: "◌", stopped: "–", asleep: "☾" };
-const SEVERITY = ["stalled", "unreachable", "slow", "starting", "stopped", "asleep", "ok", "idle"];
+const LEVELS = ["critical", "warning", null, "ok"];
 
+/** Return the key that sorts engines that need attention first, by what is wrong. */
 function severity(row) {
-  const found = SEVERITY.indexOf(row.state);
-  return found < 0 ? SEVERITY.length : found;
+  return `${LEVELS.indexOf(row.level)} ${row.attention ?? row.state ?? "unknown"}`;
 }
 
 function state(row) {
-  if (!row.state) return UNKNOWN;
-  const why = row.reason ? ` (${row.reason}, ${seconds(row.stalled_seconds)})` : "";
-  return `${SYMBOLS[row.state] ?? ""} ${row.state}${why}`;
+  const text = row.state ? `${SYMBOLS[row.state] ?? ""} ${row.state}` : UNKNOWN;
+  if (row.reason) return `${text} (${row.reason}, ${seconds(row.stalled_seconds)})`;
+  return row.attention && row.attention !== row.state ? `${text} (${row.attention})` : text;
 }
 
 const latency = (name, title, part) => ({ title: `${title} ${part}`, value: row => row[name]?.[part] ?? null, text: seconds });
@@ -88,7 +88,7 @@ export class Table {
     this.rows = rows;
     this.chosen = chosen;
     const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = row => `${row.id} ${row.engine} ${row.model} ${row.dialect} ${row.state ?? ""}`.toLowerCase();
+    const text = row => `${row.id} ${row.engine} ${row.model} ${row.dialect} ${row.state ?? ""} ${row.attention ? `attention ${row.attention}` : ""}`.toLowerCase();
     const found = rows.filter(row => words.every(word => text(row).includes(word)));
     found.sort((a, b) => compare(a, b, COLUMNS[this.sorted], this.direction));
     this.first = Math.max(0, Math.min(this.first, Math.ceil(found.length / PAGE) * PAGE - PAGE));
@@ -147,6 +147,6 @@ export class Table {
       const text = column.text ? column.text(value, row) : value || UNKNOWN;
       setText(element.cells[index].firstElementChild ?? element.cells[index], text);
     });
-    setClass(element.cells[STATE].firstElementChild, `state ${row.state ?? ""}`);
+    setClass(element.cells[STATE].firstElementChild, `state ${row.level ?? ""}`);
   }
 }

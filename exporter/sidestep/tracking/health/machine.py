@@ -103,6 +103,8 @@ class HealthTracker:
         limits: Thresholds,
         item_at: float | None,
         now: float,
+        *,
+        requests: float = 0.0,
     ) -> Health:
         """Return the engine's health at ``now``.
 
@@ -112,6 +114,7 @@ class HealthTracker:
             limits: Least and most seconds without progress.
             item_at: When the engine's last item arrived; None: none has.
             now: Monotonic time that stands still while the exporter itself does.
+            requests: Requests that run or wait by the engine's gauges.
         """
         reports = self._refresh(processes, limits)
         if presence is not Presence.CONNECTED:
@@ -137,7 +140,11 @@ class HealthTracker:
             return Health(
                 state, worst.reason, worst.age, step_age, unfinished, worst.stream, worst.stack
             )
-        state = self._calm_state(conditions, unfinished, item_at, now)
+        silence = 0.0 if reports or item_at is None else now - item_at
+        if requests and silence > limits.most:
+            # Nothing reports progress, so that a long step cannot be told from a stall.
+            return Health(EngineState.SLOW, age=silence)
+        state = self._calm_state(conditions, unfinished or requests, item_at, now)
         return Health(state, step_age=step_age, unfinished=unfinished)
 
     def _refresh(self, processes: Sequence[Process], limits: Thresholds) -> list[_Report]:
@@ -191,15 +198,15 @@ class HealthTracker:
         return doubts
 
     def _calm_state(
-        self, conditions: set[str], unfinished: int | None, item_at: float | None, now: float
+        self, conditions: set[str], requests: float, item_at: float | None, now: float
     ) -> EngineState:
-        """Return the state of an engine that nothing is doubtful about."""
+        """Return the state of an engine with so many requests that nothing is doubtful about."""
         if conditions & {ASLEEP, PAUSED}:
             return EngineState.ASLEEP
         latest = self._stepped_at if self._reports else item_at
         if conditions or (latest is None and not self._reports):
             return EngineState.STARTING
-        is_busy = unfinished or (latest is not None and now - latest < BUSY)
+        is_busy = requests > 0 or (latest is not None and now - latest < BUSY)
         return EngineState.OK if is_busy else EngineState.IDLE
 
 

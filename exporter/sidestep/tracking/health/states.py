@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class EngineState(Enum):
@@ -18,6 +18,20 @@ class EngineState(Enum):
     UNREACHABLE = "unreachable"
     STOPPED = "stopped"
     ASLEEP = "asleep"
+
+
+Level = Literal["ok", "warning", "critical"]
+LEVELS: Mapping[EngineState, Level | None] = {
+    EngineState.STALLED: "critical",
+    EngineState.UNREACHABLE: "critical",
+    EngineState.SLOW: "warning",
+    EngineState.STARTING: None,
+    EngineState.STOPPED: None,
+    EngineState.ASLEEP: None,
+    EngineState.OK: "ok",
+    EngineState.IDLE: "ok",
+}
+"""Level of each state; None: the engine serves no requests, and is not expected to."""
 
 
 class Reason(Enum):
