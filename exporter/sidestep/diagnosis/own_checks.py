@@ -39,6 +39,7 @@ PUSH_SECONDS = 10.0
 EXPORTER = "exporter"
 COUNTERS: Mapping[str, Code] = {
     "sidestep_rejected_total": codes.REJECTED,
+    "sidestep_identity_conflicts_total": codes.CONTESTED,
     "sidestep_auth_denied_total": codes.DENIED,
     "sidestep_http_refused_total": codes.HTTP_REFUSED,
     "sidestep_lost_items_total": codes.LOST,
@@ -177,6 +178,8 @@ class OwnChecks:
                     f"engine {engine.id}", f"{health.state.value} for {health.age:.0f} s{why}"
                 )
         for engine in self._registry.engines.values():
+            if engine.contested and engine.is_up:
+                yield codes.CONTESTED.on(f"engine {engine.id}", "another living server has its ids")
             if engine.labels.get(ORIGIN):
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
@@ -191,6 +194,8 @@ class OwnChecks:
             code, text = COUNTERS[name], ", ".join(filter(None, labels))
             if name == "sidestep_auth_denied_total" and labels == ("curve",):
                 code = codes.WRONG_KEY
+            if name == "sidestep_rejected_total" and labels == ("id_conflict",):
+                code = codes.COUNTED_TWICE
             within = (
                 "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
             )

@@ -120,6 +120,7 @@ class Engine:
         streams: Incarnations that feed the engine now.
         lost_cores: Streams of the engine's core that are silent or closed.
         front_ends: Streams of front ends that send what users waited, or have sent it until recently.
+        contested: Whether it is of a server whose ids another living server had already.
         live: Whether gauges are exposed; they expire soon after the last stream detaches.
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
         federated: Whether another exporter counts the engine; no items are applied to it here.
@@ -130,6 +131,7 @@ class Engine:
         "absent",
         "blocks",
         "computed",
+        "contested",
         "counted",
         "created",
         "description",
@@ -199,6 +201,7 @@ class Engine:
         self.streams: set[int] = set()
         self.lost_cores: set[str] = set()
         self.front_ends: set[str] = set()
+        self.contested = False
         self.live = True
         self.absent = self.federated = False
         self.update(info, overrides)

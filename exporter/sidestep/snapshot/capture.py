@@ -44,8 +44,11 @@ class SavedStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
     errors: int
     folded: int
     beat: Heartbeat | None
-    retired: list[int]
+    retired: dict[int, int]
     mark: list[int] = []
+    replica: int = 1
+    server: str = ""
+    process: str = ""
 
 
 class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
@@ -331,6 +334,9 @@ def _saved_stream(stream: Stream) -> SavedStream:
         stream.beat,
         stream.retired,
         stream.mark,
+        stream.replica,
+        stream.server,
+        stream.process,
     )
 
 
@@ -339,5 +345,6 @@ def _stream(piece: SavedStream) -> Stream:
     stream.state = StreamState.DETACHED if piece.open else StreamState.CLOSED
     stream.beat, stream.retired = piece.beat, piece.retired
     stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded
-    stream.mark = piece.mark
+    stream.mark, stream.replica = piece.mark, piece.replica
+    stream.server, stream.process = piece.server, piece.process
     return stream

@@ -51,6 +51,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         saturation: Offered load divided by the load that the engine can serve.
         step_age: Seconds since the open step began; None without one.
         last_seen: Seconds since the engine's last item.
+        contested: Whether another living server has its ids.
     """
 
     id: str
@@ -75,6 +76,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     saturation: float | None = None
     step_age: float | None = None
     last_seen: float | None = None
+    contested: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):

@@ -34,6 +34,11 @@ def verdict(rows: Sequence[EngineRow]) -> Verdict:
         return Verdict("warning", "no engine is connected")
     complaints = [found for row in rows if (found := _complaint(row)) is not None]
     complaints += _outliers(rows)
+    complaints += [
+        _Complaint(0, 0.0, "warning", row, "has the name of another living server: see SD136")
+        for row in rows
+        if row.contested
+    ]
     if not complaints:
         return Verdict("ok", _calm(rows))
     worst = max(complaints, key=lambda each: (each.rank, each.degree))
