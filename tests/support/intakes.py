@@ -15,6 +15,7 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.claims import SILENT_AFTER
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Aggregate,
@@ -79,6 +80,8 @@ class Fed:
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
         self.engines: dict[str, list[EngineInfo]] = {}
+        self.replaced: set[str] = set()
+        """Streams whose new process has not sent a hello yet."""
 
     def incarnation(self, stream: str) -> int:
         """Return the incarnation of a stream's process."""
@@ -88,12 +91,19 @@ class Fed:
         """Replace the process of a stream by one that has not sent a hello yet."""
         self.processes[stream] = 1000 + self.incarnation(stream)
         self.seqs[stream] = 0
+        self.replaced.add(stream)
 
     def send_hello(self, stream: str, engines: list[EngineInfo]) -> None:
-        """Send the hello of a stream."""
+        """Send the hello of a stream; a new process repeats it until the one before is silent."""
         self.engines[stream] = engines
         first = self.seqs.setdefault(stream, 0) + 1
-        self.send(stream, Hello(VERSION, stream, self.incarnation(stream), 1, first, engines))
+        incarnation = self.incarnation(stream)
+        self.send(stream, Hello(VERSION, stream, incarnation, 1, first, engines))
+        known = self.intake.receiver.streams.get(stream)
+        if stream in self.replaced and known is not None and known.incarnation != incarnation:
+            self.advance(SILENT_AFTER)
+            self.send(stream, Hello(VERSION, stream, incarnation, 1, first, engines))
+        self.replaced.discard(stream)
 
     def send(self, stream: str, message: FromSender) -> None:
         """Take a frame in, and apply it."""
@@ -163,6 +173,7 @@ class Fed:
         other = Fed(boot=2, native=self.intake.registry.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
+        other.replaced = set(self.replaced)
         for stream, engines in self.engines.items():
             other.send_hello(stream, engines)
         return other

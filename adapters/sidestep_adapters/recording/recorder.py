@@ -15,13 +15,7 @@ from typing import Any
 import zmq
 
 from sidestep.errors import RunError, WireError
-from sidestep.protocol.messages import (
-    FromExporter,
-    FromSender,
-    Hello,
-    decode_from_sender,
-    encode,
-)
+from sidestep.protocol.messages import FromExporter, decode_from_sender, encode
 from sidestep.protocol.receiver import Received, Receiver
 from sidestep.transport.access import Access
 from sidestep.transport.client_keys import keys_for
@@ -31,7 +25,6 @@ from sidestep_adapters.recording.format import Items, StreamStart, Writer
 
 POLL_MS = 50
 Socket = zmq.Socket[bytes]
-Replies = list[tuple[bytes, FromExporter]]
 
 
 class Tee:
@@ -120,25 +113,16 @@ class Tee:
         peer, *payload = frames
         try:
             frame = payload[0] if payload else b""
-            replies = self._receive(peer, decode_from_sender(frame), len(frame))
+            message = decode_from_sender(frame)
+            received = self._receiver.receive(peer, message, time.monotonic(), len(frame))
+            self._record(received)
+            replies = received.replies
         except WireError as error:
             replies = self._receiver.refuse_frame(peer, error)
         if self._upstream:
             self._send(self._upstream_socket(peer), payload)
         else:
             self._reply(replies)
-
-    def _receive(self, peer: bytes, message: FromSender, size: int) -> Replies:
-        """Record the items of ``message`` that are new, and return the replies to it."""
-        now, placed = time.monotonic(), None
-        if isinstance(message, Hello):
-            placed = self._receiver.place(message, now)
-            if placed is None:
-                return []
-            message = placed.hello
-        received = self._receiver.receive(peer, message, now, size, placed)
-        self._record(received)
-        return received.replies
 
     def _record(self, received: Received) -> None:
         stream = received.stream
@@ -166,7 +150,7 @@ class Tee:
             self._poller.register(upstream, zmq.POLLIN)
         return upstream
 
-    def _reply(self, replies: Replies) -> None:
+    def _reply(self, replies: list[tuple[bytes, FromExporter]]) -> None:
         for peer, message in replies:
             self._send(self._engine_socket, [peer, encode(message)])
 

@@ -188,7 +188,7 @@ class Intake:
             return [*self._refuse(error.reason), *refusal.replies]
         if placed is None or self.bindings.must_wait(placed.hello, now):
             return []
-        return self._receive(peer, placed.hello, frame, now, placed)
+        return self._receive(peer, hello, frame, now, placed)
 
     def _receive(
         self,

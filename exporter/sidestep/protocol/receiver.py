@@ -156,9 +156,16 @@ class Receiver:
     ) -> Received:
         """Apply ``TRANSITIONS`` to ``message``, of ``size`` bytes from ``peer``.
 
-        A Hello is that of ``placed``, which ``place`` has returned.
+        ``placed`` is what ``place`` has returned for a Hello; None: it is called here.
+
+        Raises:
+            WireError: See ``place``.
         """
         if isinstance(message, Hello):
+            placed = placed or self.place(message, now)
+            if placed is None:
+                return Received()
+            message = placed.hello
             stream, event = self._hello_event(message, now)
         else:
             stream = self._by_incarnation.get(message.incarnation) or Stream("", 0)
@@ -398,7 +405,7 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_CODES = ("version", "unauthorised", "over_limit", "ended_epoch")
+_CODES = ("version", "unauthorised", "over_limit", "id_conflict", "ended_epoch")
 """Reasons that have a code of their own in a Nack."""
 _CONFLICT = "another process has this stream id; set SIDESTEP_NAMESPACE to distinguish deployments"
 
