@@ -20,7 +20,7 @@ from sidestep.protocol.stream import Stream, StreamState
 ALIVE_AFTER = 1.0
 """Seconds after a Hello from which on a message proves that its sender is alive: senders send a
 heartbeat each second, and earlier messages may have waited in a socket."""
-SILENT_AFTER = 3.0
+SILENT_AFTER = 2.5
 """Seconds of silence after which another process may take over a stream."""
 REPEATED_WITHIN = 10.0
 """Seconds within which a sender repeats a Hello."""
