@@ -39,7 +39,6 @@ PUSH_SECONDS = 10.0
 EXPORTER = "exporter"
 COUNTERS: Mapping[str, Code] = {
     "sidestep_rejected_total": codes.REJECTED,
-    "sidestep_identity_conflicts_total": codes.CONTESTED,
     "sidestep_auth_denied_total": codes.DENIED,
     "sidestep_http_refused_total": codes.HTTP_REFUSED,
     "sidestep_lost_items_total": codes.LOST,
@@ -179,7 +178,9 @@ class OwnChecks:
                 )
         for engine in self._registry.engines.values():
             if engine.contested and engine.is_up:
-                yield codes.CONTESTED.on(f"engine {engine.id}", "another living server has its ids")
+                yield codes.CONTESTED.on(
+                    f"engine {engine.id}", "another server with its ids was alive when it connected"
+                )
             if engine.labels.get(ORIGIN):
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
