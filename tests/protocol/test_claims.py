@@ -232,7 +232,7 @@ def test_a_hello_that_was_not_repeated_for_long_begins_again() -> None:
     assert list(placed(claims, HELLO, [2.0, 60.0])) == [None, None]
 
 
-def test_servers_that_share_no_stream_are_told_apart_by_their_engine() -> None:
+def test_servers_that_share_no_stream_are_distinguished_by_their_engine() -> None:
     """One has a tap, and the other one has none."""
     before = stream(9.0, server="old")
     core = Hello(VERSION, "host/m/core", 2, 1, 1, [info(CORE)], "new")

@@ -41,7 +41,7 @@ SAME_LABELS = Code(
     "Two engines have the same labels",
     "Two engines send the same `engine` and `model_name`, as replicas of one model do; the later one has its"
     " identity, which begins with its host and port or its SIDESTEP_NAMESPACE, in the label `origin`.",
-    "Keep `origin` in `by (...)` where replicas are told apart; sums over the model need nothing.",
+    "Keep `origin` in `by (...)` to distinguish replicas; sums over the model need nothing.",
 )
 REJECTED = Code(
     "SD106",
