@@ -20,7 +20,7 @@ from exporters import until
 from pages import get
 from ports import free_port
 
-START = 900.0
+START = 300.0
 """Seconds until an engine must answer; it takes 15 to 45 on an idle machine."""
 STOP = 90.0
 ROOT = Path(__file__).parents[3]
