@@ -34,7 +34,7 @@ def publish(name: str, endpoint: str, pipe: Connection) -> None:
 
 def main() -> None:
     """Run the server; its arguments are the endpoint and what a server's command line has."""
-    context = multiprocessing.get_context("spawn" if "--spawn" in sys.argv else "fork")
+    context = multiprocessing.get_context("fork")
     pipes = []
     for name in ROLES:
         ours, theirs = context.Pipe()
