@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,25 @@ from aiohttp import web
 
 import otlp_receiver
 from exporters import Start, until
+from pages import get
+from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.messages import (
+    CORE,
+    FRONT_END_STATS,
+    Bye,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+)
 from sidestep.telemetry.rows import BY_NAME
 from sidestep.web_client.access import Access
+from sidestep_adapters.publisher.publisher import Publisher
 from socket_peers import batch, connect
 
 
@@ -81,6 +94,60 @@ async def test_two_engines_with_equal_labels(start: Start) -> None:
         finding = await found(exporter, "SD105")
     assert finding["subject"] == "engine b/m/0"
     assert finding["text"] == "another engine has its labels engine=0, model_name=m"
+
+
+async def test_two_living_processes_with_one_identity(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are counted; the log, a counter, the verdict and a finding say so."""
+    async with start() as exporter:
+        endpoint = exporter.endpoints[0]
+        with closing(publisher(endpoint)) as one, closing(publisher(endpoint)) as other:
+            for each in (one, other):
+                each.push(step(5))
+            await until(lambda: one.drained and other.drained)
+            finding = await found(exporter, "SD136")
+            shown = json.loads(await get(exporter.url.removesuffix("/metrics") + "/api/v1/live"))
+            tokens = await get(exporter.url)
+
+    assert finding["subject"] == "engine e~2"
+    assert exporter.metrics.value("sidestep_identity_conflicts_total") == 1
+    assert shown["verdict"]["text"].startswith("engine e~2 has the name of another living server")
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 5' in tokens
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m",origin="e~2"} 5' in tokens
+    process_name = f"process {os.getpid()} on {socket.gethostname()}"
+    (line,) = [text for text in caplog.messages if "two living processes" in text]
+    assert line.startswith(
+        f"two living processes claim the ids of stream s: {process_name} and {process_name}; the"
+        " second one counts as stream s~2; set SIDESTEP_NAMESPACE"
+    )
+
+
+@pytest.mark.parametrize("is_core_first", [True, False])
+async def test_a_core_and_a_front_end_that_count_the_same(
+    is_core_first: bool, start: Start
+) -> None:
+    """The second one stops for good; nothing is doubled, and a finding says so."""
+    labels = {"engine": "0", "model_name": "m"}
+    roles = {"core": CORE, "api0": ""} if is_core_first else {"api0": "", "core": CORE}
+    async with start() as exporter, AsyncExitStack() as stack:
+        made: list[Publisher] = []
+        for name, role in roles.items():
+            features = [FRONT_END_STATS] if role else []
+            info = EngineInfo("ns/m/0", "vllm", labels, features=features, role=role)
+            made.append(Publisher(exporter.endpoints[0], f"ns/m/{name}", [info]))
+            stack.enter_context(closing(made[-1]))
+            made[-1].push(step(5))
+            await until(lambda: made[-1].drained or made[-1].refused)
+        first, second = made
+        finding = await found(exporter, "SD137")
+        assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 5' in await get(
+            exporter.url
+        )
+        assert (first.refused, second.refused) == (False, True)
+        assert second.dropped == 1
+    assert finding["subject"] == "id_conflict"
+    assert exporter.metrics.value("sidestep_rejected_total", "id_conflict") == 1
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_totals_expire(fed: Fed) -> None:
     for batch in range(2):
         for number in range(MAX_ENGINES - 5):
             fed.send_hello("many", [engine(f"e{batch}/{number}")])
+            fed.send("many", Bye(fed.incarnation("many"), 0))
             fed.restart("many")
         fed.send_hello("many", [])
         fed.advance(ENGINE_EXPIRES_SECONDS + 1)

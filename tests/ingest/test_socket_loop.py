@@ -20,6 +20,7 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import (
     Ack,
+    Bye,
     EngineInfo,
     Hello,
     Nack,
@@ -165,8 +166,11 @@ async def test_a_refused_hello_changes_nothing(start: Start) -> None:
     async with start() as exporter, connect(exporter) as peer:
         await peer.send_hello()
         bad = EngineInfo("e", "abacus", LABELS)
+        await peer.send(Bye(1, 0))
+        await peer.receive()
         await peer.send(Hello(VERSION, "s", 2, 1, 1, [bad]))
         answer = await peer.receive()
+        await peer.send_hello()
         await peer.send(batch(1, step()))
         await until(lambda: tokens(exporter) == 1)
 
@@ -181,6 +185,8 @@ async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
         info = EngineInfo("s0", "vllm", LABELS)
         for incarnation in range(1, 300):
             await peer.send(Hello(VERSION, "s", incarnation, 1, 1, [info]))
+            await peer.send(Bye(incarnation, 0))
+        await peer.send(Hello(VERSION, "s", 299, 2, 1, [info]))
         await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
 
         assert len(exporter.ingest.intake.bindings.engines) == 1

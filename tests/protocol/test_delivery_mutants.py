@@ -36,20 +36,25 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
         "Transition(_KNOWN, [Event.HELLO], Receiver._resume,",
         "Transition(_KNOWN, [Event.HELLO], Receiver._open,",
     ),
-    "a replaced process stays open": (
-        RECEIVER,
-        "Receiver._replace, StreamState.RETIRED)",
-        "Receiver._replace)",
-    ),
     "applied items are reported as durable": (
         RECEIVER,
         "durable = stream.durable if self.durable else stream.seq",
         "durable = stream.seq",
     ),
-    "a retired incarnation is accepted again": (
+    "a replaced process that goes on has no seq": (
         RECEIVER,
-        "if hello.incarnation in stream.retired or (",
-        "if (",
+        "stream.seq = known.retired.pop(hello.incarnation)",
+        "known.retired.pop(hello.incarnation)",
+    ),
+    "a snapshot has no seqs of replaced processes": (
+        "snapshot/capture.py",
+        "list(stream.retired.values()),",
+        "[0 for _ in stream.retired],",
+    ),
+    "records of a replica are refused": (
+        "ingest/intake.py",
+        "name = numbered_id(record.head.engine.id, replica)",
+        "name = record.head.engine.id",
     ),
     "an aggregate takes one seq": (
         RECEIVER,

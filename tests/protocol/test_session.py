@@ -11,6 +11,7 @@ import pytest
 
 from sidestep.engines.folding import ItemFolder
 from sidestep.errors import WireError
+from sidestep.protocol.claims import Placement
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Ack,
@@ -33,7 +34,7 @@ from sidestep.protocol.stream import Stream, StreamState
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
 
-def sender(incarnation: int = 7, **options: int) -> Sender:
+def sender(incarnation: int = 7, **options: Any) -> Sender:
     """Return a sender of stream ``s``."""
     return Sender("s", incarnation, [ENGINE], Random(1), ItemFolder(), **options)
 
@@ -187,23 +188,25 @@ def test_an_unreadable_frame_is_replaced_by_empty_items() -> None:
     assert [None, 2] == link.applied
 
 
-def test_the_newest_process_of_a_stream_wins() -> None:
-    """The older one stops for good, and counts what it is given as dropped."""
+def test_a_replaced_process_continues_at_its_seq_under_another_id() -> None:
+    """It was frozen while a new process took its place; nothing is lost or applied twice."""
     receiver = Receiver(1)
     old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
-    old.run(0.0)
-    new.run(0.0)
-
     old.sender.add([item(1)])
-    old.run(1.0)
+    old.run(0.0)
+    for now in (0.5, 4.0, 5.0):
+        new.run(now)
     old.sender.add([item(2)])
-    old.sender.describe([ENGINE])
+    for now in (5.0, 6.5, 8.0):
+        new.sender.add([item(3)])
+        new.run(now)
+        old.run(now)
+    new.run(8.0)
 
-    assert old.applied == []
-    assert frames(old.sender, 9.0) == []
-    assert old.sender.state is State.STOPPED
-    assert old.sender.dropped == 2
+    assert old.applied == [1, 2]
+    assert new.applied == [3, 3, 3]
     assert receiver.streams["s"].incarnation == 2
+    assert receiver.streams["s~2"].incarnation == 1
 
 
 def test_engines_described_during_a_handshake_are_sent() -> None:
@@ -248,7 +251,10 @@ def test_a_restart_is_distinguished_from_a_reconnect() -> None:
 
     assert receiver.receive(b"a", hello, 0.0).retired is None
     assert receiver.receive(b"b", hello, 0.0).retired is None
-    assert receiver.receive(b"c", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0).retired == 1
+    receiver.detach(receiver.streams["s"])
+    new = Hello(VERSION, "s", 2, 1, 1, [ENGINE])
+    receiver.receive(b"c", new, 4.0)
+    assert receiver.receive(b"c", new, 5.0).retired == 1
 
 
 def opened(receiver: Receiver, first: int = 1) -> None:
@@ -307,7 +313,8 @@ def prepared(state: StreamState) -> Receiver:
     elif state is StreamState.CLOSED:
         receiver.receive(b"p", Bye(1, 0), 0.0)
     elif state is StreamState.RETIRED:
-        receiver.receive(b"q", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0)
+        new = Hello(VERSION, "s", 2, 1, 1, [ENGINE])
+        receiver.receive(b"q", new, 0.0, placed=Placement(new))
     return receiver
 
 
@@ -321,17 +328,16 @@ OTHERS = [BATCH, Aggregate(1, 1, 1, []), Heartbeat(1, 0, 0), Bye(1, 0)]
     [
         ([UNKNOWN, DETACHED, OPEN, CLOSED], b"p", [HELLO], [], OPEN),
         ([UNKNOWN, DETACHED, OPEN, CLOSED], b"new", [HELLO], [], OPEN),
-        ([RETIRED, LOCAL], b"new", [HELLO], ["id_conflict"], None),
-        ([DETACHED, CLOSED], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], [], RETIRED),
-        ([OPEN], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], ["id_conflict"], RETIRED),
+        ([LOCAL], b"new", [HELLO], ["id_conflict"], None),
+        ([DETACHED, OPEN, CLOSED], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], [], RETIRED),
         ([LOCAL], b"q", [Hello(VERSION, "s", 2, 1, 1, [ENGINE])], ["id_conflict"], LOCAL),
-        ([DETACHED, OPEN, CLOSED, RETIRED, LOCAL], b"q", [Hello(VERSION, "t", 1, 1, 1, [ENGINE])], ["id_conflict"], None),
+        ([DETACHED, OPEN, CLOSED, LOCAL], b"q", [Hello(VERSION, "t", 1, 1, 1, [ENGINE])], ["id_conflict"], None),
         ([OPEN], b"p", OTHERS[:3], [], OPEN),
         ([OPEN], b"p", [Bye(1, 0)], [], CLOSED),
         ([OPEN], b"p", [Heartbeat(1, 3, 0)], ["need_hello"], OPEN),
-        ([RETIRED], b"p", OTHERS, ["id_conflict"], RETIRED),
+        ([RETIRED], b"p", OTHERS, ["need_hello"], UNKNOWN),
         ([UNKNOWN, DETACHED, CLOSED, LOCAL], b"p", OTHERS, ["need_hello"], None),
-        (list(StreamState), b"other", OTHERS, ["need_hello"], None),
+        ([UNKNOWN, DETACHED, OPEN, CLOSED, LOCAL], b"other", OTHERS, ["need_hello"], None),
     ],
 )  # fmt: skip
 def test_a_message_is_answered_by_the_state_table(
@@ -346,7 +352,8 @@ def test_a_message_is_answered_by_the_state_table(
         for message in messages:
             receiver = prepared(state)
             stream = receiver._by_incarnation.get(1)
-            received = receiver.receive(peer, message, 0.0)
+            placed = Placement(message) if isinstance(message, Hello) else None
+            received = receiver.receive(peer, message, 0.0, placed=placed)
 
             assert codes(received.replies) == refusals
             assert bool(received.items) == (state is OPEN and message is BATCH and peer == b"p")
@@ -361,8 +368,9 @@ def test_reported_drops_add_up_over_incarnations() -> None:
 
     receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=3, errors=1), 0.0)
     receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=5, errors=1), 0.0)
-    receiver.receive(b"q", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0)
-    receiver.receive(b"q", Heartbeat(2, 0, 0, dropped=4), 0.0)
+    for now in (4.0, 5.0):
+        receiver.receive(b"q", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), now)
+    receiver.receive(b"q", Heartbeat(2, 0, 0, dropped=4), 5.0)
     stream = receiver.streams["s"]
 
     assert (stream.dropped, stream.errors) == (9, 1)

@@ -16,6 +16,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import TOTALS_EXPIRE_SECONDS, Registry
+from sidestep.protocol.claims import SILENT_AFTER
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Aggregate,
@@ -79,6 +80,8 @@ class Fed:
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
         self.engines: dict[str, list[EngineInfo]] = {}
+        self.replaced: set[str] = set()
+        """Streams whose new process has not sent a hello yet."""
 
     def incarnation(self, stream: str) -> int:
         """Return the incarnation of a stream's process."""
@@ -88,12 +91,22 @@ class Fed:
         """Replace the process of a stream by one that has not sent a hello yet."""
         self.processes[stream] = 1000 + self.incarnation(stream)
         self.seqs[stream] = 0
+        self.replaced.add(stream)
 
     def send_hello(self, stream: str, engines: list[EngineInfo]) -> None:
-        """Send the hello of a stream that holds nothing, and its first heartbeat."""
+        """Send the hello of a stream that holds nothing, and its first heartbeat.
+
+        A new process repeats its hello until the one before is silent.
+        """
         self.engines[stream] = engines
         head, incarnation = self.seqs.setdefault(stream, 0), self.incarnation(stream)
-        self.send(stream, Hello(VERSION, stream, incarnation, 1, head + 1, engines))
+        hello = Hello(VERSION, stream, incarnation, 1, head + 1, engines)
+        self.send(stream, hello)
+        known = self.intake.receiver.streams.get(stream)
+        if stream in self.replaced and known is not None and known.incarnation != incarnation:
+            self.advance(SILENT_AFTER)
+            self.send(stream, hello)
+        self.replaced.discard(stream)
         self.send(stream, Heartbeat(incarnation, head, 0))
 
     def send(self, stream: str, message: FromSender) -> None:
@@ -166,6 +179,7 @@ class Fed:
         other = into or Fed(boot=2, native=self.intake.registry.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
+        other.replaced = set(self.replaced)
         for stream, engines in self.engines.items():
             other.send_hello(stream, engines)
         return other

@@ -15,6 +15,7 @@ from sidestep.config import variables
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import VERSIONS
 from sidestep.transport.addresses import checked_endpoint
+from sidestep_adapters.publisher.server_identity import serving_port
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,20 @@ def stacks() -> bool:
     return chosen != "off"
 
 
-def namespace() -> str:
-    """Return the prefix that distinguishes this deployment's engines at a shared exporter."""
-    return os.environ.get("SIDESTEP_NAMESPACE") or socket.gethostname()
+def namespace(*, with_port: bool = True) -> str:
+    """Return the prefix that distinguishes this deployment's engines at a shared exporter.
+
+    The host's name, and the port if the server's command line names one: several servers of one
+    model may run on a host.
+
+    Args:
+        with_port: Whether all processes of the server have its command line.
+    """
+    given = os.environ.get("SIDESTEP_NAMESPACE")
+    if given:
+        return given
+    port = serving_port() if with_port else ""
+    return f"{socket.gethostname()}:{port}" if port else socket.gethostname()
 
 
 def identity(namespace: str, model: str, suffix: str) -> str:

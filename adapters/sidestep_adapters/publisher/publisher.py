@@ -26,6 +26,7 @@ from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.link import Link
 from sidestep_adapters.publisher import process_hooks
 from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue
+from sidestep_adapters.publisher.server_identity import process_name, server_key
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class Publisher:
         self.errors = 0
         self._endpoint = endpoint
         self._stream = stream
+        # A forked child belongs to the server of its parent.
+        self._server = server_key()
         self._engines = list(engines)
         self._periodic_items = periodic_items
         self._current_state = current_state
@@ -198,7 +201,15 @@ class Publisher:
         incarnation = secrets.randbits(63)
         jitter = Random(incarnation)  # noqa: S311 - of reconnects
         self._folder = ItemFolder()
-        self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
+        self._sender = Sender(
+            self._stream,
+            incarnation,
+            self._engines,
+            jitter,
+            self._folder,
+            server=self._server,
+            process=process_name(),
+        )
         self._link = Link(self._endpoint, jitter)
         self._peer_log = PeerLog(log, "sidestep", f"the exporter at {self._endpoint}")
         self._stop = threading.Event()

@@ -107,6 +107,7 @@ def describe(
     speculative = getattr(config, "speculative_config", None)
     lora = getattr(config, "lora_config", None)
     transfer = getattr(config, "kv_transfer_config", None)
+    parallel = getattr(config, "parallel_config", None)
     diffusion = bool(getattr(model, "is_diffusion", False))
     tapped = core or is_tapped(config)
     options = {
@@ -127,7 +128,8 @@ def describe(
         model=served_name(model.served_model_name),
         max_model_len=model.max_model_len,
         engines=tuple(engines),
-        namespace=namespace(),
+        # Ray starts the cores, which have its command line.
+        namespace=namespace(with_port=getattr(parallel, "data_parallel_backend", "mp") != "ray"),
         api_server=_api_server(config),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},

@@ -25,6 +25,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
@@ -191,6 +192,12 @@ class _Tapped(Base):  # type: ignore[misc]
         super().__init__(*args, log_stats=log_stats or usable_endpoint(), **kwargs)
         self._log_to_front_end = log_stats
         if not usable_endpoint():
+            return
+        if log_stats and not is_tapped(self.vllm_config):
+            log.error(
+                "sidestep: the scheduler's tap is off: front ends cannot see it in --scheduler-cls and"
+                " would count the same; name a class that derives from SidestepScheduler there"
+            )
             return
         try:
             self._core = _Core(self, log_stats=log_stats)

@@ -79,6 +79,7 @@ PROBLEMS: Mapping[Attention, Code] = {
     "full": codes.OVERLOADED,
     "saturated": codes.OVERLOADED,
     "outlier": codes.OUTLIER,
+    "contested": codes.CONTESTED,
 }
 Counts = dict[tuple[str, Labels], float]
 
@@ -199,6 +200,8 @@ class OwnChecks:
             code, text = COUNTERS[name], ", ".join(filter(None, labels))
             if name == "sidestep_auth_denied_total" and labels == ("curve",):
                 code = codes.WRONG_KEY
+            if name == "sidestep_rejected_total" and labels == ("id_conflict",):
+                code = codes.COUNTED_TWICE
             within = (
                 "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
             )

@@ -58,11 +58,11 @@ OUTLIER = Code(
 )
 SAME_LABELS = Code(
     "SD105",
-    "warning",
+    "info",
     "Two engines have the same labels",
-    "Two engines send the same `engine` and `model_name`; the later one has its identity in the label"
-    " `origin`.",
-    "Give each replica a SIDESTEP_NAMESPACE of its own.",
+    "Two engines send the same `engine` and `model_name`, as replicas of one model do; the later one has its"
+    " identity, which begins with its host and port or its SIDESTEP_NAMESPACE, in the label `origin`.",
+    "Keep `origin` in `by (...)` to distinguish replicas; sums over the model need nothing.",
 )
 REJECTED = Code(
     "SD106",
@@ -272,8 +272,25 @@ RECORDS_LOST = Code(
     " exporter.",
     "The exporter's log has the reason. Keep fewer records with --requests.log.if and --requests.log.share.",
 )
-MISSING_FIELDS = Code(
+CONTESTED = Code(
+    "SD136",
+    "warning",
+    "Two living processes have one identity",
+    "Two servers have equal ids: one host name or SIDESTEP_NAMESPACE, one model, and one port or none on their"
+    " command lines. Both are counted, each as an engine of its own, but which of them is the second one (`~2` in"
+    " the namespace) may change when they restart.",
+    "Give each server a SIDESTEP_NAMESPACE of its own, or name its port with --port.",
+)
+COUNTED_TWICE = Code(
     "SD137",
+    "error",
+    "Two processes of an engine count the same requests",
+    "The engine's core has a scheduler with a tap, and its front end does not know that. The exporter accepts only"
+    " the one that connected first; the other one has stopped sending.",
+    "Name sidestep's scheduler, or a class that derives from it, in --scheduler-cls; not a function that makes one.",
+)
+MISSING_FIELDS = Code(
+    "SD138",
     "error",
     "An engine's release lacks fields that metrics need",
     "The engine's release has renamed or removed fields of its statistics; metrics that need them have no"
@@ -314,6 +331,8 @@ CODES = (
     OTLP_DOWN,
     OTLP_REJECTED,
     RECORDS_LOST,
+    CONTESTED,
+    COUNTED_TWICE,
     MISSING_FIELDS,
     NOT_SERVING,
     OVERLOADED,

@@ -227,6 +227,7 @@ class EngineBindings:
             if info.role == CORE:
                 # Others belonged to the core's previous process, some of whose items came after theirs.
                 engine.front_ends = set(filter(self._is_active, engine.front_ends))
+        engine.contested = stream.replica > 1
         self._feed(stream, engine, info.role)
         engines.append(engine)
 

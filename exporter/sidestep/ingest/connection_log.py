@@ -26,6 +26,7 @@ REMEDIES = {
     "over_limit": "connect fewer engines to this exporter, or give it more memory",
     "unknown_dialect": "install the same release of sidestep here and in the engine's environment",
     "changed_dialect": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
+    "id_conflict": "read the log of the engine, which has stopped sending",
     "bad_label": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
 }
 """Remedy of a refusal, by its reason; the text of other refusals contains it."""
@@ -87,6 +88,19 @@ class ConnectionLog:
             printable(text),
             f"; {remedy}" if remedy else "",
             fields={"event": "refused", "sender": printable(sender), "reason": reason},
+        )
+
+    def conflict(self, stream: Stream, rival: Stream) -> None:
+        """Log that the living process of ``rival`` has the ids that the sender of ``stream`` claims."""
+        self._lines.warning(
+            f"conflict {stream.id}",
+            "two living processes claim the ids of stream %s: %s and %s; the second one counts as"
+            " stream %s; set SIDESTEP_NAMESPACE, so that each server has a name of its own",
+            rival.id,
+            rival.process or "a process",
+            stream.process or "another process",
+            stream.id,
+            fields={"event": "conflict", "id": stream.id, "other": rival.id},
         )
 
     def update(self) -> None:

@@ -29,6 +29,7 @@ from sidestep.metrics.kv_curves import CurveTracker
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.claims import Placement, numbered_id
 from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import (
     FromExporter,
@@ -161,30 +162,44 @@ class Intake:
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
-            try:
-                self.bindings.check(message)
-                self.guard.admit(key, message, self.receiver.streams.get)
-            except WireError as error:
-                self._connections.refused(f"stream {message.stream}", error.reason, str(error))
-                refusal = self.receiver.refuse_hello(peer, message, error)
-                return [*self._refuse(error.reason), *refusal.replies]
-            if self.bindings.must_wait(message, now):
-                return []
+            return self._accept_hello(peer, message, frames[0], now, key)
         return self._receive(peer, message, frames[0], now)
 
-    def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
-        received = self.receiver.receive(peer, message, now, len(frame))
+    def _accept_hello(
+        self, peer: bytes, hello: Hello, frame: bytes, now: float, key: str
+    ) -> Replies:
+        try:
+            self.guard.admit(key, hello, self.receiver.streams.get)
+            placed = self.receiver.place(hello, now)
+            if placed is not None:
+                self.bindings.check(placed.hello)
+        except WireError as error:
+            self._connections.refused(f"stream {hello.stream}", error.reason, str(error))
+            refusal = self.receiver.refuse_hello(peer, hello, error)
+            return [*self._refuse(error.reason), *refusal.replies]
+        if placed is None or self.bindings.must_wait(placed.hello, now):
+            return []
+        return self._receive(peer, hello, frame, now, placed)
+
+    def _receive(
+        self,
+        peer: bytes,
+        message: FromSender,
+        frame: bytes,
+        now: float,
+        placed: Placement | None = None,
+    ) -> Replies:
+        received = self.receiver.receive(peer, message, now, len(frame), placed)
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
         self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
-            if isinstance(message, Hello):
-                for _, reply in received.replies:
-                    if isinstance(reply, Nack):
-                        text = reply.detail or reply.code
-                        self._connections.refused(f"stream {message.stream}", reply.code, text)
+            self._log_refusals(message, received.replies)
             return received.replies
         if received.opened:
+            if placed is not None and placed.rival is not None:
+                self.metrics.add("sidestep_identity_conflicts_total", 1)
+                self._connections.conflict(stream, placed.rival)
             self._work.extend(self.bindings.attach(stream, received.retired, now))
         elif stream.silent:
             self.bindings.resume(stream)
@@ -197,10 +212,18 @@ class Intake:
         if raws:
             # Reversed: the next item is popped from the end.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
-        self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
+        self._work.extend(
+            partial(self._add_record, engines, stream.replica, raw) for raw in received.records
+        )
         if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
         return received.replies
+
+    def _log_refusals(self, message: FromSender, replies: Replies) -> None:
+        for _, reply in replies:
+            if isinstance(message, Hello) and isinstance(reply, Nack):
+                text = reply.detail or reply.code
+                self._connections.refused(f"stream {message.stream}", reply.code, text)
 
     def _report(
         self, stream: Stream, beat: Heartbeat, engines: Sequence[Engine], now: float
@@ -329,9 +352,10 @@ class Intake:
             if raws:
                 self._work.appendleft(partial(self._apply_items, engines, raws, count))
 
-    def _add_record(self, engines: list[Engine], raw: msgspec.Raw) -> None:
+    def _add_record(self, engines: list[Engine], replica: int, raw: msgspec.Raw) -> None:
         record = decode_record(raw)
-        engine = next((e for e in engines if e.id == record.head.engine.id), None)
+        name = numbered_id(record.head.engine.id, replica)
+        engine = next((e for e in engines if e.id == name), None)
         if engine is None:
             raise WireError("unknown_engine")
         moved = self.applier.add_record(engine, record)

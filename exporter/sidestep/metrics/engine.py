@@ -132,6 +132,7 @@ class Engine:
         streams: Incarnations that feed the engine now.
         lost_cores: Streams of the engine's core that are silent or closed.
         front_ends: Streams of front ends that send what users waited, or have sent it until recently.
+        contested: Whether it is of a server whose ids another living server had already.
         live: Whether gauges are exposed; they expire soon after the last stream detaches.
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
         version: The registry's version when this engine last changed.
@@ -142,6 +143,7 @@ class Engine:
         "blocks",
         "caught_up_at",
         "computed",
+        "contested",
         "counted",
         "created",
         "description",
@@ -214,6 +216,7 @@ class Engine:
         self.streams: set[int] = set()
         self.lost_cores: set[str] = set()
         self.front_ends: set[str] = set()
+        self.contested = False
         self.live = True
         self.absent = False
         self.update(info, overrides)

@@ -89,7 +89,12 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
-    """First message of a connection; ``first`` is the lowest seq that the sender still holds."""
+    """First message of a connection; ``first`` is the lowest seq that the sender still holds.
+
+    Attributes:
+        server: Key that all processes of one run of a server have, and no other; empty: unknown.
+        process: The sending process, for people.
+    """
 
     version: int
     stream: Identifier
@@ -97,6 +102,8 @@ class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
     nonce: Random64
     first: Seq
     engines: Annotated[list[EngineInfo], Meta(max_length=MAX_ENGINES_PER_STREAM)]
+    server: Text = ""
+    process: Text = ""
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
@@ -281,7 +288,7 @@ def _check(hello: Hello) -> None:
     """
     if hello.version != VERSION:
         raise WireError("version", f"sender uses version {hello.version}, this exporter {VERSION}")
-    check_printable([hello.stream])
+    check_printable([hello.stream, hello.server, hello.process])
     for engine in hello.engines:
         check_engine(engine)
 

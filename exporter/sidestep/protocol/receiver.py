@@ -1,6 +1,6 @@
 """The receiver of the delivery protocol: which items of which stream are applied, once and in order.
 
-``TRANSITIONS`` is the state table, from which docs/protocol.md is written. Rules R1 to R9 are those of
+``TRANSITIONS`` is the state table, from which docs/protocol.md is written. Rules R1 to R10 are those of
 docs/protocol.md.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sidestep.errors import WireError
+from sidestep.protocol.claims import Claims, Placement, numbered
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Ack,
@@ -53,7 +54,7 @@ class Event(IntEnum):
     SUCCESSOR = 2
     """Hello of a new incarnation"""
     TAKEN = 3
-    """Hello with an incarnation that is retired or another stream's"""
+    """Hello with an incarnation that is another stream's"""
     OTHER_CONNECTION = 4
     """Batch, Aggregate, Heartbeat or Bye on another connection than that of its last Hello"""
     UNEXPECTED = 5
@@ -129,10 +130,42 @@ class Receiver:
         self.durable = durable
         self.changes = 0
         self._by_incarnation: dict[int, Stream] = {}
+        self._claims = Claims(self.streams)
 
-    def receive(self, peer: bytes, message: FromSender, now: float, size: int = 0) -> Received:
-        """Apply ``TRANSITIONS`` to ``message``, of ``size`` bytes from ``peer``."""
+    def place(self, hello: Hello, now: float) -> Placement | None:
+        """Return ``hello`` with the ids under which its server is counted (R10).
+
+        None: it is not known yet whether another process that has them is alive. Leave the Hello
+        unanswered; the sender repeats it.
+
+        Raises:
+            WireError: Too many processes claim the ids, or another process counts the same.
+        """
+        known = self._by_incarnation.get(hello.incarnation)
+        if known is not None:
+            return Placement(numbered(hello, known.replica), known.replica)
+        return self._claims.place(hello, now)
+
+    def receive(
+        self,
+        peer: bytes,
+        message: FromSender,
+        now: float,
+        size: int = 0,
+        placed: Placement | None = None,
+    ) -> Received:
+        """Apply ``TRANSITIONS`` to ``message``, of ``size`` bytes from ``peer``.
+
+        ``placed`` is what ``place`` has returned for a Hello; None: it is called here.
+
+        Raises:
+            WireError: See ``place``.
+        """
         if isinstance(message, Hello):
+            placed = placed or self.place(message, now)
+            if placed is None:
+                return Received()
+            message = placed.hello
             stream, event = self._hello_event(message, now)
         else:
             stream = self._by_incarnation.get(message.incarnation) or Stream("", 0)
@@ -147,6 +180,8 @@ class Receiver:
         action, following = _TABLE[stream.state][event]
         received: Received = action(self, stream, peer, message, now)
         stream.state = following
+        if received.opened and placed is not None and received.stream is not None:
+            received.stream.replica = placed.replica
         return received
 
     def acks(self, now: float) -> list[tuple[bytes, FromExporter]]:
@@ -193,14 +228,14 @@ class Receiver:
 
     def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
         """Return the answer to a Hello whose engines are refused; nothing changes."""
-        code = "unauthorised" if error.reason == "unauthorised" else "over_limit"
+        code = error.reason if error.reason in ("unauthorised", "id_conflict") else "over_limit"
         return self._refuse(peer, hello.incarnation, code, str(error))
 
     def _hello_event(self, hello: Hello, now: float) -> tuple[Stream, Event]:
         """Return the present incarnation of the stream, and which event ``hello`` is for it."""
         stream = self.streams.get(hello.stream) or Stream(hello.stream, hello.incarnation)
         owner = self._by_incarnation.get(hello.incarnation)
-        if hello.incarnation in stream.retired or (owner is not None and owner.id != stream.id):
+        if owner is not None and owner.id != stream.id:
             return stream, Event.TAKEN
         if hello.incarnation != stream.incarnation:
             return stream, Event.SUCCESSOR
@@ -209,8 +244,12 @@ class Receiver:
         return stream, Event.HELLO
 
     def _open(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
-        """Set seq to first - 1; send an Ack."""
+        """Set seq to first - 1, or to that of the incarnation when it was retired; send an Ack."""
         stream.seq = max(hello.first - 1, 0)
+        for known in (*self.streams.values(), stream):
+            if hello.incarnation in known.retired:
+                stream.seq = known.retired.pop(hello.incarnation)
+        self._claims.forget(hello.incarnation)
         return self._resume(self._adopt(stream), peer, hello, now)
 
     def _resume(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
@@ -219,26 +258,21 @@ class Receiver:
         stream.seq += received.lost
         stream.peer, stream.engines, stream.seen_at = peer, hello.engines, now
         stream.caught_up = False
+        stream.server, stream.process = hello.server, hello.process
         self.changes += 1
         received.replies.append(self._ack(stream, now, hello.nonce))
         return received
 
     def _replace(self, stream: Stream, peer: bytes, hello: Hello, now: float) -> Received:
-        """Open the new incarnation; send an Ack to it and a Nack `id_conflict` to an open old one."""
-        retired = [*stream.retired, stream.incarnation][-MAX_RETIRED:]
-        for forgotten in set(stream.retired) - set(retired):
-            self._by_incarnation.pop(forgotten, None)
-        new = Stream(hello.stream, hello.incarnation, state=StreamState.OPEN, retired=retired)
+        """Remember seq; open the new incarnation; send an Ack to it."""
+        del self._by_incarnation[stream.incarnation]
+        retired = [*stream.retired.items(), (stream.incarnation, stream.seq)][-MAX_RETIRED:]
+        new = Stream(hello.stream, hello.incarnation, state=StreamState.OPEN, retired=dict(retired))
         # R3: what a stream reports adds up over its incarnations.
         new.dropped, new.errors, new.folded = stream.dropped, stream.errors, stream.folded
         new.duplicates = stream.duplicates
         received = self._open(new, peer, hello, now)
         received.retired = stream.incarnation
-        if stream.state is StreamState.OPEN:
-            reply = Nack(self.boot, stream.incarnation, "id_conflict", _CONFLICT)
-            received.replies.insert(0, (stream.peer, reply))
-        # Only the incarnation is remembered: the engines would be held 16 times over.
-        stream.engines = []
         return received
 
     def _apply(
@@ -318,8 +352,7 @@ class Receiver:
             return False
         stream = min(removable, key=lambda s: (s.state is not StreamState.CLOSED, s.seen_at))
         del self.streams[stream.id]
-        for incarnation in (stream.incarnation, *stream.retired):
-            self._by_incarnation.pop(incarnation, None)
+        del self._by_incarnation[stream.incarnation]
         return True
 
     def _adopt(self, stream: Stream) -> Stream:
@@ -375,12 +408,9 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_CODES = ("version", "unauthorised", "over_limit")
+_CODES = ("version", "unauthorised", "over_limit", "id_conflict")
 """Reasons that have a code of their own in a Nack."""
-_CONFLICT = (
-    "another process, or a second instance of the plugin, has this stream id;"
-    " set SIDESTEP_NAMESPACE to distinguish deployments"
-)
+_CONFLICT = "another process has this stream id; set SIDESTEP_NAMESPACE to distinguish deployments"
 
 
 _Action = Callable[..., Any]
@@ -411,7 +441,6 @@ TRANSITIONS = (
     Transition([StreamState.OPEN], [Event.HEARTBEAT_AHEAD], Receiver._record_heartbeat_ahead),
     Transition([StreamState.OPEN], [Event.BYE], Receiver._close, StreamState.CLOSED),
     Transition([StreamState.OPEN], [Event.SILENCE], Receiver.detach, StreamState.DETACHED),
-    Transition([StreamState.RETIRED], [Event.UNEXPECTED], Receiver._refuse_conflict),
     Transition([StreamState.LOCAL], [Event.HELLO, Event.SUCCESSOR], Receiver._refuse_conflict),
     Transition(list(StreamState), [Event.TAKEN], Receiver._refuse_conflict),
 )

@@ -65,6 +65,7 @@ class Sender:
 
     Args:
         folder: Merges items while the ring is full (S4).
+        server: See ``Hello``, as for ``process``.
 
     Attributes:
         reopen: True if the caller is to open a new connection.
@@ -88,8 +89,11 @@ class Sender:
         folder: Folder,
         *,
         ring_bytes: int = RING_BYTES,
+        server: str = "",
+        process: str = "",
     ) -> None:
         self.stream = stream
+        self._server, self._process = server, process
         self.incarnation = incarnation
         self.engines = list(engines)
         self.state = State.HANDSHAKE
@@ -247,7 +251,16 @@ class Sender:
 
     def _hello(self) -> Hello:
         first = self._seq + 1 if self._ring.first is None else self._ring.first
-        return Hello(VERSION, self.stream, self.incarnation, self._nonce, first, self.engines)
+        return Hello(
+            VERSION,
+            self.stream,
+            self.incarnation,
+            self._nonce,
+            first,
+            self.engines,
+            self._server,
+            self._process,
+        )
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(

@@ -20,7 +20,7 @@ class StreamState(IntEnum):
     CLOSED = 3
     """Its sender has sent a Bye."""
     RETIRED = 4
-    """A newer incarnation has the stream's id."""
+    """A newer incarnation has the stream's id; the seq of this one is remembered."""
     LOCAL = 5
     """Fed by a source in this process, which needs neither a connection nor acknowledgements."""
 
@@ -47,8 +47,10 @@ class Stream:
         acked: Applied, durable and sample rate of its last acknowledgement.
         acked_at: Monotonic time of that.
         received: Bytes received since then.
-        retired: Earlier incarnations.
+        retired: Earlier incarnations, and the seq of each.
         mark: State from which a source in this process resumes, beside ``seq``.
+        replica: Number among the servers that claim its id at once; see ``claims``.
+        server: See ``Hello``, as for ``process``.
     """
 
     id: str
@@ -70,5 +72,8 @@ class Stream:
     acked: tuple[int, int, float | None] | None = None
     acked_at: float = 0.0
     received: int = 0
-    retired: list[int] = dataclasses.field(default_factory=list)
+    retired: dict[int, int] = dataclasses.field(default_factory=dict)
     mark: list[int] = dataclasses.field(default_factory=list)
+    replica: int = 1
+    server: str = ""
+    process: str = ""

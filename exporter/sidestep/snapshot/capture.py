@@ -40,6 +40,10 @@ class SavedStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
     beat: Heartbeat | None
     retired: list[int]
     mark: list[int] = []
+    replica: int = 1
+    server: str = ""
+    process: str = ""
+    retired_seqs: list[int] = []
 
 
 class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
@@ -245,15 +249,22 @@ def _saved_stream(stream: Stream) -> SavedStream:
         stream.errors,
         stream.folded,
         stream.beat,
-        stream.retired,
+        list(stream.retired),
         stream.mark,
+        stream.replica,
+        stream.server,
+        stream.process,
+        list(stream.retired.values()),
     )
 
 
 def _stream(piece: SavedStream) -> Stream:
     stream = Stream(piece.id, piece.incarnation, b"", piece.engines, piece.seq)
     stream.state = StreamState.DETACHED if piece.open else StreamState.CLOSED
-    stream.beat, stream.retired = piece.beat, piece.retired
+    # Snapshots of earlier releases have no seqs: the exporter answered such processes no more.
+    stream.retired = dict(zip(piece.retired, piece.retired_seqs, strict=False))
+    stream.beat = piece.beat
     stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded
-    stream.mark = piece.mark
+    stream.mark, stream.replica = piece.mark, piece.replica
+    stream.server, stream.process = piece.server, piece.process
     return stream

@@ -63,6 +63,11 @@ ROWS: tuple[SelfRow, ...] = (
         ("reason",),
     ),
     SelfRow(
+        "sidestep_identity_conflicts_total",
+        "counter",
+        "Times that a process connected with the ids of another living process; its engines count apart.",
+    ),
+    SelfRow(
         "sidestep_duplicates_total",
         "counter",
         "Items received more than once and applied once.",

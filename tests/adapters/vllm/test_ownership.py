@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import fake_vllm
+from fake_vllm import importable
 from sidestep.engines.vllm.wire import CacheStats, FrontEndLatencies, SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OBSERVATIONS
@@ -165,3 +167,19 @@ def test_the_scheduler_class_decides_whether_the_core_is_tapped(chosen: Any, our
     features = {"engine_core", "kv_cache_metrics"} if ours else {"iteration_details"}
     assert features == set(description.features)
     assert description.core_stream != description.stream
+
+
+@pytest.mark.parametrize("has_front_end", [True, False])
+def test_a_tap_that_front_ends_cannot_see_stays_off(
+    has_front_end: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A function made the scheduler; a front end that gets its statistics would count the same."""
+    with importable(monkeypatch, "ipc:///nowhere/s") as ours:
+        config = fake_vllm.config()
+        config.scheduler_config.scheduler_cls = f"{__name__}.no_class"
+        scheduler = ours.scheduler(config, log_stats=has_front_end)
+        taps = scheduler._core is None, [r for r in caplog.records if r.levelname == "ERROR"]
+        scheduler.shutdown()
+
+    assert taps[0] is has_front_end
+    assert len(taps[1]) == has_front_end

@@ -192,6 +192,7 @@ class VllmServer(Server):
         python: The interpreter of vLLM's environment.
         arguments: Arguments in addition to those of every server.
         command: Start ``vllm serve``, which data parallelism requires.
+        port: That of an earlier server; 0: a free one.
     """
 
     def __init__(
@@ -203,8 +204,9 @@ class VllmServer(Server):
         environ: Mapping[str, str] | None = None,
         *,
         command: bool = False,
+        port: int = 0,
     ) -> None:
-        port = free_port()
+        self.port = port = port or free_port()
         start = (
             [str(python.with_name("vllm")), "serve", str(model)]
             if command

@@ -80,10 +80,13 @@ class VllmSite(Site):
         *,
         sends: bool = True,
         command: bool = False,
+        port: int = 0,
     ) -> VllmServer:
         """Start a server, which has the exporter's endpoint if it ``sends``; see ``VllmServer``."""
         settings = self._environ(environ, sends=sends)
-        return VllmServer(self.python, self.model, self.home, flags, settings, command=command)
+        return VllmServer(
+            self.python, self.model, self.home, flags, settings, command=command, port=port
+        )
 
     async def run_program(
         self, script: Path, *arguments: Path, environ: Mapping[str, str]

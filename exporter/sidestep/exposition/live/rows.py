@@ -15,7 +15,7 @@ from sidestep.tracking.health.states import Level
 WINDOW = 60.0
 """Seconds that rates, percentiles and counts of events cover."""
 
-Attention = Literal["stalled", "unreachable", "slow", "full", "saturated", "outlier"]
+Attention = Literal["stalled", "unreachable", "slow", "full", "saturated", "outlier", "contested"]
 """Kinds of problems for which an engine needs attention."""
 
 
@@ -58,6 +58,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         saturation: Offered load divided by the load that the engine can serve.
         step_age: Seconds since the open step began; None without one.
         last_seen: Seconds since the engine's last item.
+        contested: Whether another living server has its ids.
     """
 
     id: str
@@ -86,6 +87,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     saturation: float | None = None
     step_age: float | None = None
     last_seen: float | None = None
+    contested: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):

@@ -24,7 +24,15 @@ ENOUGH = 20
 """Observations from which on a percentile is compared."""
 LEAST_REPLICAS = 3
 """Replicas of a model from which on they are compared."""
-RANKS: Sequence[Attention] = ("outlier", "saturated", "full", "slow", "unreachable", "stalled")
+RANKS: Sequence[Attention] = (
+    "contested",
+    "outlier",
+    "saturated",
+    "full",
+    "slow",
+    "unreachable",
+    "stalled",
+)
 """Reasons to look at an engine, the worst last."""
 _LEVELS: dict[str | None, Level | None] = {state.value: level for state, level in LEVELS.items()}
 
@@ -68,6 +76,11 @@ def evaluate(rows: Iterable[EngineRow]) -> Evaluation:
     found = [msgspec.structs.replace(row, level=_level(row)) for row in rows]
     problems = [each for row in found if (each := _problem(row)) is not None]
     problems += _outliers(found)
+    problems += [
+        _Problem("contested", 0.0, row, "has the identity of another living server")
+        for row in found
+        if row.contested
+    ]
     worst: dict[str, _Problem] = {}
     for each in sorted(problems, key=lambda each: each.rank):
         worst[each.row.id] = each
