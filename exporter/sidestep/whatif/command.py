@@ -84,7 +84,7 @@ def _table(
 ) -> Iterator[str]:
     yield f"{curve.accesses:,} lookups of {curve.distinct:,} distinct blocks"
     tokens = f"{'tokens':>16}" if block_size else ""
-    yield f"{'blocks':>12}{tokens}{'hit ratio':>11}{'95 % of the cases':>20}"
+    yield f"{'blocks':>12}{tokens}{'hit ratio':>11}{'sampling error':>20}"
     for point in points:
         tokens = f"{point.blocks * block_size:>16,}" if block_size else ""
         bounds = f"{point.low:.2%} to {point.high:.2%}"

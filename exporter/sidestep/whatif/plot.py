@@ -69,7 +69,7 @@ def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
 
 
 def shapes(points: Sequence[Point], title: str) -> Iterator[Line | Label]:
-    """Yield the shapes: hit ratio over capacity, which doubles at equal steps, with its bounds."""
+    """Yield the shapes: hit ratio over capacity, which doubles at equal steps, with the bounds of its sampling error."""
     first, last = (math.log2(points[at].blocks) for at in (0, -1))
     scale = (WIDTH - 2 * MARGIN) / (last - first or 1.0)
     lefts = [MARGIN + (math.log2(point.blocks) - first) * scale for point in points]

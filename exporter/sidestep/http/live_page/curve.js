@@ -21,7 +21,7 @@ function facts(engine) {
 }
 
 function table(curve) {
-  const titles = ["Size", "Blocks", "Memory of a device", "Found", "95 % of the cases"];
+  const titles = ["Size", "Blocks", "Memory of a device", "Found", "Sampling error"];
   const head = make("tr", {}, ...titles.map(title => make("th", { scope: "col" }, title)));
   const rows = curve.map(point => make("tr", {}, ...[
     multiple(point.capacity), count(point.blocks), point.bytes ? bytes(point.bytes) : share(null), share(point.hit_ratio),
