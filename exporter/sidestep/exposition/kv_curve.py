@@ -22,8 +22,8 @@ class CurvePoint(msgspec.Struct, frozen=True, gc=False):
         tokens: The same in tokens.
         bytes: The same in bytes on each of the engine's devices; None where that is unknown.
         hit_ratio: The estimate.
-        low: Lower bound of the interval of the sampling error: in 95 % of the cases it holds what the
-            same lookups give if all blocks are sampled. It knows nothing of errors of the model.
+        low: Lower bound of the interval of the sampling error: in some nine of ten cases it holds what
+            the same lookups give if all blocks are sampled. It knows nothing of errors of the model.
         high: Upper bound of it.
     """
 

@@ -27,7 +27,7 @@ from sidestep_adapters.publisher.cache_lookups import ALL, LookupEvents
 KEY = b"k" * 16
 PRESENT = 1500
 """Blocks of the cache whose lookups are sent."""
-SLOW = 600
+SLOW = 300
 """Blocks of the cache whose requests take their time."""
 
 
@@ -130,7 +130,7 @@ def serve_slowly(seed: int, views: list[tuple[LookupEvents, LookupTracker]]) -> 
     computing: list[tuple[int, Request]] = []
     running: list[tuple[int, int, Request]] = []
     in_progress = 0
-    for number, request in enumerate(conversations(1200, seed, active=60)):
+    for number, request in enumerate(conversations(500, seed, active=30)):
         found, now = cache.admit(request), float(number)
         for events, _ in views:
             events.looked_up(number, now, request.prompt, request.tokens, found)
@@ -150,26 +150,26 @@ def serve_slowly(seed: int, views: list[tuple[LookupEvents, LookupTracker]]) -> 
     return in_progress
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.25])
-def test_the_bounds_hold_the_sampling_error(rate: float) -> None:
-    """They hold the curve of all blocks in 95 % of the cases, from 0.25 to 8 sizes.
+def test_the_bounds_hold_the_sampling_error() -> None:
+    """They hold the curve of all blocks in nine of ten cases, from 0.25 to 8 sizes.
 
     Blocks are looked up while other requests compute them, and are released late.
     """
-    held = cases = 0
-    for seed in (1, 2):
-        makers = [maker(1.0), *(maker(rate, bytes([number]) * 16) for number in range(5))]
-        views = [(each, LookupTracker(LookupSettings(half_life=1e9))) for each in makers]
+    sizes = [int(SLOW * size) for size in (0.25, 0.5, 1, 2, 4, 8)]
+    fits: list[bool] = []
+    for seed in range(1, 7):
+        views = [
+            (maker(rate), LookupTracker(LookupSettings(half_life=1e9)))
+            for rate in (1.0, 0.05, 0.25)
+        ]
         assert serve_slowly(seed, views) > 0
-        sizes = [int(SLOW * size) for size in (0.25, 0.5, 1, 2, 4, 8)]
         (_, exact), *samples = views
+        truth = exact.reuse.curve.hit_ratios(sizes)
         for _, sample in samples:
-            pairs = zip(
-                sample.reuse.points(sizes), exact.reuse.curve.hit_ratios(sizes), strict=True
-            )
-            fits = [point.low - 1e-9 <= ratio <= point.high + 1e-9 for point, ratio in pairs]
-            held, cases = held + sum(fits), cases + len(fits)
-    assert held >= 0.95 * cases
+            pairs = zip(sample.reuse.points(sizes), truth, strict=True)
+            fits += [point.low - 1e-9 <= ratio <= point.high + 1e-9 for point, ratio in pairs]
+    assert len(fits) == 72
+    assert sum(fits) >= 0.9 * len(fits)
 
 
 def test_blocks_are_named_by_the_exporters_key_alone() -> None:

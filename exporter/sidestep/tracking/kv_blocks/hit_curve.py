@@ -38,7 +38,7 @@ Histogram = dict[int, float]
 class Point(NamedTuple):
     """Hit ratio at a capacity, and the bounds of its sampling error.
 
-    In 95 % of the cases they hold the ratio of a curve of all blocks. What a real cache of another
+    In some nine of ten cases they hold the ratio of a curve of all blocks. What a real cache of another
     size would find may differ by more: it would also change which requests run at the same time.
     """
 
