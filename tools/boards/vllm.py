@@ -22,7 +22,7 @@ from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 of = Scope("model_name", "engine")
 front = Scope("model_name")
 """The front end's series have no engine."""
-CORES = "~[^/]+"
+CORES = r"~(\\w|\\.|-)+"
 """Pattern of vLLM's engines, which have numbers or names; others have identities, with slashes."""
 EACH = (*PLACE, "engine")
 NAME = f"{PLACE_NAME} {{{{engine}}}}"
