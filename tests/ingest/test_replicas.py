@@ -1,6 +1,6 @@
 """Servers of one model on one host, as processes that are started, killed and frozen in any order.
 
-``SIDESTEP_REPLICAS=8 SIDESTEP_REPLICA_ROUNDS=3`` makes the long run.
+``REPLICAS=8 REPLICA_ROUNDS=3`` makes the long run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from exporter_processes import process
 from ports import free_port
 
 STEPS = 20
-REPLICAS = int(os.environ.get("SIDESTEP_REPLICAS", "2"))
-ROUNDS = int(os.environ.get("SIDESTEP_REPLICA_ROUNDS", "1"))
-SEED = int(os.environ.get("SIDESTEP_REPLICA_SEED", "1"))
+REPLICAS = int(os.environ.get("REPLICAS", "2"))
+ROUNDS = int(os.environ.get("REPLICA_ROUNDS", "1"))
+SEED = int(os.environ.get("REPLICA_SEED", "1"))
 PROGRAM = Path(__file__).parents[1] / "support" / "replica.py"
 HOST = socket.gethostname()
 

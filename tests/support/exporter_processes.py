@@ -23,10 +23,11 @@ async def process(
     )  # fmt: skip
     assert exporter.stderr is not None
     try:
-        url = None
+        url, output = None, ""
         while url is None:
             line = (await asyncio.wait_for(exporter.stderr.readline(), 30)).decode()
-            assert line, "the exporter has ended"
+            assert line, f"the exporter has ended: {output}"
+            output += line
             url = re.search(r"http://\S+/metrics", line)
         yield exporter, url[0]
     finally:
