@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ def repeat(send: Callable[[bytes], object], ack: Ack) -> None:
 def plain(folder: Path, silent: threading.Event) -> Iterator[str]:
     """Yield the path of an exporter that behaves so."""
 
-    def behave(peer: zmtp.socket.socket, number: int) -> None:
+    def behave(peer: socket.socket, number: int) -> None:
         repeat(lambda ack: peer.sendall(zmtp.frame(ack)), answered(peer, number))
         silent.set()
         left.wait()
