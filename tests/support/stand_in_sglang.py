@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import collectors
+from sidestep.engines.sglang.wire import SchedulerStats
 
 OBSERVABILITY = "sglang.srt.observability"
 HOOKS: dict[str, Any] = {}
@@ -83,7 +84,10 @@ def main() -> None:
     )
     labels = {**collectors.TOKENIZER, **own}
     tokenizer = collector(collectors.TokenizerMetricsCollector, "tokenizer", labels)
+    report = collectors.SchedulerStats(token_usage=0.5)
+    for name in SchedulerStats.__struct_fields__:
+        vars(report).setdefault(name, None)
     while not ended.wait(0.05):
-        scheduler.log_stats(collectors.SchedulerStats(token_usage=0.5))
+        scheduler.log_stats(report)
         scheduler.increment_realtime_tokens("decode", 1)
         tokenizer.observe_time_to_first_token(labels, 0.05, stream=True)

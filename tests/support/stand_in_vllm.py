@@ -47,8 +47,19 @@ class Steps:
             num_prompt_tokens=7 if first else 0,
             time_to_first_tokens_iter=[0.05] if first else [],
             inter_token_latencies_iter=[] if first else [STEP],
+            num_preempted_reqs=0,
+            finished_requests=[],
+            max_num_generation_tokens_iter=[],
+            n_params_iter=[],
         )
-        return SimpleNamespace(num_running_reqs=1, kv_cache_usage=0.5), iteration
+        scheduler = SimpleNamespace(
+            num_running_reqs=1,
+            num_waiting_reqs=0,
+            kv_cache_usage=0.5,
+            prefix_cache_stats=SimpleNamespace(reset=False, requests=0, queries=0, hits=0),
+            spec_decoding_stats=None,
+        )
+        return scheduler, iteration
 
 
 def arguments() -> argparse.Namespace:
