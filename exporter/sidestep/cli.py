@@ -410,28 +410,21 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
-class _Capacities(click.ParamType[Any]):
-    """Numbers of blocks, separated by commas."""
+def _capacities(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
+    """Return numbers of blocks, which commas separate; none of an empty text.
 
-    name = "capacities"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        """Return the numbers.
-
-        Raises:
-            UsageError: One of them is not a number above 0, or is too large.
-        """
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(map(int, value.split(",")))
-        except ValueError:
-            numbers = (0,)
-        if min(numbers) < 1 or max(numbers) > COUNT_LIMIT:
-            self.fail(
-                f"{value:.40}: must be numbers of blocks above 0, separated by commas", param, ctx
-            )
-        return numbers
+    Raises:
+        BadParameter: One of them is not a number above 0, or is too large.
+    """
+    try:
+        numbers = tuple(map(int, text.split(","))) if text else ()
+    except ValueError:
+        numbers = (0,)
+    if any(not 1 <= number <= COUNT_LIMIT for number in numbers):
+        raise click.BadParameter(
+            f"{text:.40}: must be numbers of blocks above 0, separated by commas"
+        )
+    return numbers
 
 
 @cli.command(short_help="Show the hit ratio of a prefix cache over its size.")
@@ -447,8 +440,8 @@ class _Capacities(click.ParamType[Any]):
     "--capacity",
     "capacities",
     metavar="N,N,...",
-    type=_Capacities(),
-    default=(),
+    callback=_capacities,
+    default="",
     help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]",
 )
 @click.option(
