@@ -466,7 +466,7 @@ def test_number_of_buffered_pieces_is_limited() -> None:
 @pytest.mark.parametrize(
     ("description", "reason"),
     [
-        ({"cache_config": {"a": "x\x00"}}, "bad_label"),
+        ({"cache_config": {"a": "x\x00"}}, "not_printable"),
         ({f"n{i}": {f"l{j}": "v" * 256 for j in range(128)} for i in range(16)}, "over_limit"),
     ],
 )

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sidestep.diagnosis import own_codes as codes
@@ -107,6 +108,7 @@ class OwnChecks:
     Args:
         installation: Returns the present settings.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
+        refusals: Last refusal of what engines send, by reason.
         clock: Monotonic seconds.
     """
 
@@ -118,6 +120,7 @@ class OwnChecks:
         installation: Callable[[], Installation],
         *,
         scraped_at: Callable[[], float | None] = lambda: None,
+        refusals: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -125,6 +128,7 @@ class OwnChecks:
         self._metrics = metrics
         self._installation = installation
         self._scraped_at = scraped_at
+        self._refusals = refusals
         self._clock = clock
         self._started = clock()
         self._minutes: deque[Counts] = deque([self._counts()], WINDOW_MINUTES)
@@ -194,10 +198,12 @@ class OwnChecks:
             within = (
                 "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
             )
-            remedy = REMEDIES.get(labels[0], "") if code is codes.REJECTED else ""
-            yield code.on(
-                text or EXPORTER, f"{added:.0f} {within} ({name})", remedy[:1].upper() + remedy[1:]
-            )
+            count, remedy = f"{added:.0f} {within} ({name})", ""
+            if code is codes.REJECTED:
+                remedy = REMEDIES.get(labels[0], "")
+                last = self._refusals.get(labels[0])
+                count += f"; the last: {last}" if last else ""
+            yield code.on(text or EXPORTER, count, remedy[:1].upper() + remedy[1:])
 
     def _gauges(self) -> Iterator[Finding]:
         values = self._values((*EXPECTED, *GAUGES))

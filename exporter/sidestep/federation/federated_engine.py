@@ -146,7 +146,8 @@ def describe(registry: Registry, record: SourceRecord, head: Head, name: str) ->
     bounds = _bounds(registry, head)
     info = EngineInfo(name, known.dialect, labels, known.info, bounds, known.features, known.closed)
     check_engine(info)
-    check_printable(text for labels in head.core_info.values() for text in labels.values())
+    infos = head.core_info.items()
+    check_printable((name, text) for name, labels in infos for text in labels.values())
     return info
 
 
