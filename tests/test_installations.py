@@ -55,4 +55,6 @@ def test_an_installation(version: str, choice: str, tmp_path: Path) -> None:
     """Every module loads, every command starts, and what an engine sends is on the page."""
     python = made(version, choice)
     pip(python, "--no-deps", "--no-build-isolation", "--force-reinstall", ROOT)
-    subprocess.run([python, "-I", ROOT / "tools" / "smoke.py"], check=True, cwd=tmp_path, env=ENVIRON)
+    subprocess.run(
+        [python, "-I", ROOT / "tools" / "smoke.py"], check=True, cwd=tmp_path, env=ENVIRON
+    )

@@ -6,6 +6,7 @@ Usage: lower_bounds.py --lowest|--newest
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def requirements(*, lowest: bool) -> Iterator[str]:
     extras = project["optional-dependencies"]
     lists = [read["build-system"]["requires"], project["dependencies"]]
     lists += [extras[name] for name in sorted(extras.keys() - FOR_DEVELOPERS)]
-    for requirement in sum(lists, []):
+    for requirement in itertools.chain.from_iterable(lists):
         found = REQUIREMENT.fullmatch(requirement)
         if found is None:
             raise ValueError(f"{requirement}: not of the form NAME>=VERSION")

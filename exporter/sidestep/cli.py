@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from sidestep.config.settings import (
     default_endpoint,
     read,
     refuse_removed,
+    temporary_directory,
 )
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
@@ -196,17 +198,13 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
         "SIDESTEP_LOG_STATS_INTERVAL": DEMO_STATS_INTERVAL,
         **os.environ,
     }
-    own = Path(tempfile.mkdtemp(prefix="sidestep-demo-"))
-    if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
-        flags["ingest_endpoint"] = (f"ipc://{own}/ingest.ipc",)
-    config = read(flags, environ)
-    logs.set_up(config.log_level, config.log_format)
-    try:
+    with contextlib.ExitStack() as stack:
+        if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
+            made = tempfile.TemporaryDirectory(prefix="sidestep-demo-", dir=temporary_directory())
+            flags["ingest_endpoint"] = (f"ipc://{stack.enter_context(made)}/ingest.ipc",)
+        config = read(flags, environ)
+        logs.set_up(config.log_level, config.log_format)
         asyncio.run(run_demo(config, once=once, realtime=speed == "real", browse=browse))
-    finally:
-        for left in own.iterdir():
-            left.unlink()
-        own.rmdir()
 
 
 @cli.command(short_help="Replay a recording to an exporter.")
@@ -506,6 +504,7 @@ def _endpoint(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
             code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
@@ -524,6 +523,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.close()
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """Exit; without a handler, the kernel ignores the signal where this is process 1, as in a container."""
+    sys.exit(128 + number)
 
 
 def _die(message: str, code: int) -> NoReturn:

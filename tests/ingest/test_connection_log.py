@@ -18,8 +18,8 @@ from peers import count, publisher
 from sidestep import app
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.protocol import sender
 from sidestep.errors import WireError
+from sidestep.protocol import sender
 from sidestep.protocol.limits import VERSION, printable
 from sidestep.protocol.messages import (
     VERSIONS,
@@ -286,7 +286,9 @@ def test_an_unprintable_text_is_named(field: str, caplog: pytest.LogCaptureFixtu
     fed.send("s", Hello(VERSION, stream, 1, 1, 1, infos))
     (line,) = texts(caplog)
 
-    assert line.startswith(f"refused stream {printable(stream)}: not_printable: {field} is '\\u3000'")
+    assert line.startswith(
+        f"refused stream {printable(stream)}: not_printable: {field} is '\\u3000'"
+    )
     assert "; give it another name (of a model: --served-model-name)" in line
     assert "SIDESTEP_NAMESPACE" not in line
     assert fed.rejected == {("not_printable",): 1}

@@ -328,7 +328,9 @@ def check_engine(engine: EngineInfo) -> None:
             raise WireError("bad_bounds", f"bounds of {found}")
     labels = [("label", engine.labels), *engine.info.items()]
     texts = [(f"{name} {key}", text) for name, found in labels for key, text in found.items()]
-    texts += [(f"a value of {name}", text) for name, texts in engine.closed.items() for text in texts]
+    texts += [
+        (f"a value of {name}", text) for name, texts in engine.closed.items() for text in texts
+    ]
     check_printable([("the engine's id", engine.id), *texts])
 
 

@@ -121,6 +121,7 @@ seccompProfile:
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
+    terminationGracePeriodSeconds: 5 # not the pod's: it is frozen
   {{- end }}
   securityContext:
     {{- include "sidestep.securityContext" . | nindent 4 }}
