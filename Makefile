@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp deploy-test image-test tools clean
+.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -88,6 +88,11 @@ vllm-sources: $(STAMP)
 test-otlp: $(STAMP)
 	tools/setup_otlp.sh build/otlp
 	$(BIN)/pytest -m otlp --timeout 600 tests/otlp
+
+# With every dependency at the lowest version that pyproject.toml declares, and with the newest, on other
+# Pythons: part of `make test`.
+test-lowest: $(STAMP)
+	$(BIN)/pytest tests/test_installations.py
 
 # Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
 deploy-test: $(STAMP)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,24 @@ def test_the_readmes_figures_are_those_of_the_table() -> None:
 
     assert len(ratios) == len(docs.FIGURES)
     assert all(f"| {ratio} |" in measured for ratio in ratios)
+
+
+def undocumented(paths: Iterable[str]) -> list[str]:
+    """Return which of the exporter's paths no document names."""
+    texts = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    named = [path.replace("{engine:.+}", "ID") for path in paths]
+    return [path for path in named if not re.search(rf"{re.escape(path)}(?![\w/-])", texts)]
+
+
+def test_every_endpoint_is_in_the_documents() -> None:
+    """But for the files that the live page loads."""
+    tree = ast.parse((ROOT / "exporter" / "sidestep" / "http" / "routes.py").read_text())
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    paths = sorted(text for text in texts if isinstance(text, str) and re.match("/[a-z-]", text))
+
+    assert {"/-/healthy", "/api/v1/engines", "/api/v1/engines/{engine:.+}/stack"} <= {*paths}
+    assert undocumented(path for path in paths if not path.startswith("/ui/")) == []
+    assert undocumented(["/api/v1/orphan", "/api/v1"]) == ["/api/v1/orphan", "/api/v1"]
 
 
 def test_every_flag_is_in_the_help_and_the_documents() -> None:

@@ -11,7 +11,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.llamacpp.api import KIND as LLAMACPP
 from sidestep_adapters.polling.api import Kind
-from sidestep_adapters.polling.poller import PREFIX, EnginePoller
+from sidestep_adapters.polling.poller import EnginePoller
 from sidestep_adapters.scrape.poll_state import STATES
 from sidestep_adapters.trtllm.api import KIND as TRTLLM
 
@@ -29,7 +29,7 @@ def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]
     """
     pollers = [_source(server, intake) for server in config.engine]
     intake.metrics.read(
-        f"{PREFIX}_state",
+        "sidestep_engine_poll_state",
         lambda: [
             ((each.name, state), float(each.state.state == state))
             for each in pollers

@@ -268,6 +268,7 @@ class Exporter:
             self.metrics,
             self._installation,
             scraped_at=lambda: pages.scraped_at,
+            refusals=self.intake.refusals,
         )
         app = application(
             pages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from sidestep.config.settings import (
     Setting,
     default_endpoint,
     read,
+    temporary_directory,
 )
 from sidestep.config.topics import TOPICS
 from sidestep.diagnosis.finding import SEVERITIES, Severity
@@ -177,17 +179,13 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
         "SIDESTEP_LOG_STATS_INTERVAL": DEMO_STATS_INTERVAL,
         **os.environ,
     }
-    own = Path(tempfile.mkdtemp(prefix="sidestep-demo-"))
-    if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
-        flags["ingest_endpoint"] = (f"ipc://{own}/ingest.ipc",)
-    config = read(flags, environ)
-    logs.set_up(config.log_level, config.log_format)
-    try:
+    with contextlib.ExitStack() as stack:
+        if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
+            made = tempfile.TemporaryDirectory(prefix="sidestep-demo-", dir=temporary_directory())
+            flags["ingest_endpoint"] = (f"ipc://{stack.enter_context(made)}/ingest.ipc",)
+        config = read(flags, environ)
+        logs.set_up(config.log_level, config.log_format)
         asyncio.run(run_demo(config, once=once, realtime=speed == "real", browse=browse))
-    finally:
-        for left in own.iterdir():
-            left.unlink()
-        own.rmdir()
 
 
 @cli.command(short_help="Replay a recording to an exporter.")
@@ -391,28 +389,21 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
-class _Capacities(click.ParamType[Any]):
-    """Numbers of blocks, separated by commas."""
+def _capacities(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
+    """Return numbers of blocks, which commas separate; none of an empty text.
 
-    name = "capacities"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        """Return the numbers.
-
-        Raises:
-            UsageError: One of them is not a number above 0, or is too large.
-        """
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(map(int, value.split(",")))
-        except ValueError:
-            numbers = (0,)
-        if min(numbers) < 1 or max(numbers) > COUNT_LIMIT:
-            self.fail(
-                f"{value:.40}: must be numbers of blocks above 0, separated by commas", param, ctx
-            )
-        return numbers
+    Raises:
+        BadParameter: One of them is not a number above 0, or is too large.
+    """
+    try:
+        numbers = tuple(map(int, text.split(","))) if text else ()
+    except ValueError:
+        numbers = (0,)
+    if any(not 1 <= number <= COUNT_LIMIT for number in numbers):
+        raise click.BadParameter(
+            f"{text:.40}: must be numbers of blocks above 0, separated by commas"
+        )
+    return numbers
 
 
 @cli.command(short_help="Show the hit ratio of a prefix cache over its size.")
@@ -428,8 +419,8 @@ class _Capacities(click.ParamType[Any]):
     "--capacity",
     "capacities",
     metavar="N,N,...",
-    type=_Capacities(),
-    default=(),
+    callback=_capacities,
+    default="",
     help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]",
 )
 @click.option(
@@ -495,6 +486,7 @@ def _endpoint(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
     except click.ClickException as error:
@@ -509,6 +501,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.close()
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """Exit; without a handler, the kernel ignores the signal where this is process 1, as in a container."""
+    sys.exit(128 + number)
 
 
 def _die(message: str, code: int) -> NoReturn:

@@ -85,6 +85,21 @@ async def test_a_refused_stream_has_the_remedy_of_its_reason(start: Start) -> No
     assert finding["remedy"].startswith("Install the same release of sidestep here and in")
 
 
+async def test_a_model_that_cannot_be_a_label_is_named(start: Start) -> None:
+    """In the finding and among the latest warnings of the live page, escaped."""
+    async with start() as exporter, connect(exporter) as peer:
+        labels = {"engine": "0", "model_name": "a\u3000b"}
+        await peer.send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
+        finding = await found(exporter, "SD106")
+        url = exporter.url.removesuffix("/metrics") + "/api/v1/live"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            (warning,) = (await answer.json())["warnings"]
+    assert finding["subject"] == "not_printable"
+    assert "the last: stream s: not_printable: label model_name is 'a\\u3000b'" in finding["text"]
+    assert finding["remedy"].startswith("Give it another name (of a model: --served-model-name)")
+    assert "label model_name is 'a\\u3000b'" in warning["text"]
+
+
 async def test_two_engines_with_equal_labels(start: Start) -> None:
     """The later one is named."""
     async with start() as exporter, connect(exporter) as peer:

@@ -7,15 +7,31 @@ import json
 import logging
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
 from sidestep import app
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
+from sidestep.errors import WireError
 from sidestep.protocol import sender
-from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import VERSIONS, Bye, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.limits import VERSION, printable
+from sidestep.protocol.messages import (
+    VERSIONS,
+    Batch,
+    Bye,
+    EngineInfo,
+    FromSender,
+    Heartbeat,
+    Hello,
+    check_engine,
+    encode,
+)
 from sidestep.telemetry.logs import _Json
 from socket_peers import connect
 
@@ -250,6 +266,74 @@ def test_a_refusal_says_what_to_do_once_a_minute_and_peer(
     assert (line["event"], line["reason"], line["sender"]) == (
         "refused", "unknown_dialect", "stream s",
     )  # fmt: skip
+
+
+LABELS = {"engine": "0", "model_name": "m"}
+UNPRINTABLE = {
+    "the stream's name": ("\u3000", []),
+    "the engine's id": ("s", [EngineInfo("\u3000", "vllm", LABELS)]),
+    "label model_name": ("s", [EngineInfo("e", "vllm", {**LABELS, "model_name": "\u3000"})]),
+    "cache_config dtype": ("s", [EngineInfo("e", "vllm", LABELS, {"cache_config": {"dtype": "\u3000"}})]),
+    "a value of position": ("s", [EngineInfo("e", "vllm", LABELS, closed={"position": ["\u3000"]})]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", UNPRINTABLE)
+def test_an_unprintable_text_is_named(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By its sender, its field and its value; a namespace would not mend it."""
+    fed = Fed()
+    stream, infos = UNPRINTABLE[field]
+    fed.send("s", Hello(VERSION, stream, 1, 1, 1, infos))
+    (line,) = texts(caplog)
+
+    assert line.startswith(
+        f"refused stream {printable(stream)}: not_printable: {field} is '\\u3000'"
+    )
+    assert "; give it another name (of a model: --served-model-name)" in line
+    assert "SIDESTEP_NAMESPACE" not in line
+    assert fed.rejected == {("not_printable",): 1}
+
+
+@given(st.text(max_size=256).filter(lambda text: not text.isprintable()))
+def test_a_refused_text_is_one_short_line(text: str) -> None:
+    """Whatever it contains."""
+    with pytest.raises(WireError) as caught:
+        check_engine(EngineInfo("e", "vllm", {"model_name": text}))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+HELLO = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
+TOO_LONG = Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", {"model_name": "m" * 300})])
+REFUSED: dict[str, list[FromSender | bytes]] = {
+    "connection 73: bad_schema: ": [b"nonsense"],
+    "stream s: bad_schema: ": [HELLO, b"nonsense"],
+    "stream s: bad_schema: Expected `str` of length <= 256 - at labels of engine 0": [TOO_LONG],
+    "an item of stream s: bad_item: ": [HELLO, Batch(1, 1, [msgspec.Raw(b"\xc0")])],
+    "an item of stream s: unknown_engine": [
+        HELLO, Batch(1, 1, [msgspec.Raw(encode_item(VllmStep(7, 1.0, 1.0)))]),
+    ],
+    "an item of stream s: too_big: 300005 bytes": [
+        HELLO, Batch(1, 1, [msgspec.Raw(msgspec.msgpack.encode(b"x" * 300_000))]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_each_refusal_names_its_sender(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A frame, a Hello and an item."""
+    fed = Fed()
+    for message in REFUSED[line]:
+        frame = message if isinstance(message, bytes) else encode(message)
+        fed.intake.accept(b"s", [frame], 0.0)
+        while fed.intake.busy:
+            fed.intake.work()
+    (found,) = [text for text in texts(caplog) if text.startswith("refused")]
+
+    assert found.startswith(f"refused {line}")
+    ((reason, last),) = fed.intake.refusals.items()
+    assert f"refused {last}" == found.partition("; ")[0]
+    assert fed.rejected == {(reason,): 1}
 
 
 async def test_a_sender_of_another_protocol_is_seen_at_both_ends(

@@ -41,7 +41,7 @@ from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 
 REASONS = frozenset({
-    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family",
+    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family", "not_printable",
     "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip

@@ -14,7 +14,7 @@ from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.ingest.intake import Intake
 from sidestep_adapters.scrape.http_client import Client
 from sidestep_adapters.scrape.poll_state import STATES
-from sidestep_adapters.scrape.poller import PREFIX, PagePoller
+from sidestep_adapters.scrape.poller import PagePoller
 
 
 def sources(
@@ -39,7 +39,7 @@ def sources(
         page = passthrough.page(target.labels, excluded)
         pollers.append(PagePoller(target, name, page, metrics))
     metrics.read(
-        f"{PREFIX}state",
+        "sidestep_scrape_state",
         lambda: [
             ((each.name, state), float(each.state.state == state))
             for each in pollers
@@ -47,14 +47,14 @@ def sources(
         ],
     )
     metrics.read(
-        f"{PREFIX}samples",
+        "sidestep_scrape_samples",
         lambda: [
             ((each.name,), float(each.page.parsed.exposed if each.page.parsed else 0))
             for each in pollers
         ],
     )
     metrics.read(
-        f"{PREFIX}left_out_samples",
+        "sidestep_scrape_left_out_samples",
         lambda: [
             ((each.name, reason), float(count))
             for each in pollers

@@ -32,9 +32,23 @@ from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError
 
 
+def temporary_directory() -> str:
+    """Return the directory for temporary files.
+
+    Raises:
+        ConfigError: None can be written.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            "no directory for temporary files can be written: set TMPDIR to one, such as a mounted volume"
+        ) from None
+
+
 def default_endpoint() -> str:
     """Return an ipc path in a directory that belongs to this user."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    base = os.environ.get("XDG_RUNTIME_DIR") or temporary_directory()
     name = "sidestep" if "XDG_RUNTIME_DIR" in os.environ else f"sidestep-{os.getuid()}"
     return f"ipc://{Path(base) / name / 'ingest.ipc'}"
 

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -111,6 +112,7 @@ class OwnChecks:
         engines: Returns the engines and the verdict on them, as the live page shows them.
         installation: Returns the present settings.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
+        refusals: Last refusal of what engines send, by reason.
         clock: Monotonic seconds.
     """
 
@@ -122,6 +124,7 @@ class OwnChecks:
         installation: Callable[[], Installation],
         *,
         scraped_at: Callable[[], float | None] = lambda: None,
+        refusals: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -129,6 +132,7 @@ class OwnChecks:
         self._metrics = metrics
         self._installation = installation
         self._scraped_at = scraped_at
+        self._refusals = refusals
         self._clock = clock
         self._started = clock()
         self._minutes: deque[Counts] = deque([self._counts()], WINDOW_MINUTES)
@@ -205,10 +209,12 @@ class OwnChecks:
             within = (
                 "since the start" if len(self._minutes) < WINDOW_MINUTES else "in the last hour"
             )
-            remedy = REMEDIES.get(labels[0], "") if code is codes.REJECTED else ""
-            yield code.on(
-                text or EXPORTER, f"{added:.0f} {within} ({name})", remedy[:1].upper() + remedy[1:]
-            )
+            count, remedy = f"{added:.0f} {within} ({name})", ""
+            if code is codes.REJECTED:
+                remedy = REMEDIES.get(labels[0], "")
+                last = self._refusals.get(labels[0])
+                count += f"; the last: {last}" if last else ""
+            yield code.on(text or EXPORTER, count, remedy[:1].upper() + remedy[1:])
 
     def _gauges(self) -> Iterator[Finding]:
         values = self._values((*EXPECTED, *GAUGES))

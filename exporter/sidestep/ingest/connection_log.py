@@ -27,11 +27,12 @@ REMEDIES = {
     "unknown_dialect": "install the same release of sidestep here and in the engine's environment",
     "changed_dialect": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
     "id_conflict": "read the log of the engine, which has stopped sending",
-    "bad_label": "set SIDESTEP_NAMESPACE, so that each engine has a name of its own",
+    "not_printable": "give it another name (of a model: --served-model-name), without line breaks, control"
+    " characters and spaces other than the plain one",
 }
 """Remedy of a refusal, by its reason; the text of other refusals contains it."""
 
-REFUSED_SENDERS = 9
+REFUSED_SENDERS = 8
 """Senders and reasons with lines of their own; a sender may name itself as it likes."""
 NEW = "its counters start at 0"
 SAVED = "its counters go on from the saved state"
@@ -70,6 +71,8 @@ class ConnectionLog:
         self._known: dict[str, _Known] = {}
         self._lines = RateLimitedLog(log, 3 * MAX_ENGINES, clock)
         self._refusals = RateLimitedLog(log, REFUSED_SENDERS, clock)
+        self.refusals: dict[str, str] = {}
+        """Last refusal by reason: the sender, and what was refused."""
 
     def restored(self, streams: Iterable[Stream]) -> None:
         """Note that the engines of ``streams`` are from a snapshot."""
@@ -79,8 +82,9 @@ class ConnectionLog:
                 known.last |= {stream.incarnation}
 
     def refused(self, sender: str, reason: str, text: str) -> None:
-        """Log that ``sender`` cannot connect, and what to do about it."""
+        """Log that ``sender``, or what it sent, is refused, and what to do about it."""
         remedy = REMEDIES.get(reason)
+        self.refusals[reason] = f"{printable(sender)}: {printable(text)}"
         self._refusals.warning(
             f"{reason} {sender}",
             "refused %s: %s%s",

@@ -39,6 +39,7 @@ from sidestep.protocol.messages import (
     Nack,
     Settings,
     decode_from_sender,
+    sender_of,
 )
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
@@ -60,9 +61,6 @@ SLICE_BYTES = 8 << 10
 
 # Members of an enum are slow to look up before Python 3.12.
 _CLOSED = StreamState.CLOSED
-
-FIXABLE = frozenset({"version", "unauthorised"})
-"""Reasons of refused messages that the sender's operator can do something about."""
 
 MAX_BUFFERED = 16 << 10
 """Bytes of items whose observations may be buffered; flushing them takes up to 1 ms."""
@@ -86,6 +84,7 @@ class Intake:
         curves: Hit ratios of prefix caches of other sizes.
         health: Health of these engines.
         refused: Frames rejected so far.
+        refusals: Last refusal by reason, for people.
         items: Items applied so far.
     """
 
@@ -117,12 +116,15 @@ class Intake:
         self._clock, self._wall = clock, wall
         self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()
+        self._sender = ""
+        """The stream whose items are being applied, for the log."""
         self._buffered = 0
         """Bytes of items whose observations are buffered."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
         self._connections = ConnectionLog(registry, self.receiver, clock)
+        self.refusals = self._connections.refusals
         self.health = HealthMonitor(registry, self.receiver, limits or Thresholds(), clock)
         read_metrics(metrics, registry, self.receiver, self.health)
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
@@ -151,15 +153,16 @@ class Intake:
 
     def _accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
-            return self._refuse("multipart")
+            return self._refuse(
+                self._name(peer), WireError("multipart", f"{len(frames)} frames in a message")
+            )
         try:
             self.guard.check(key)
             message = decode_from_sender(frames[0])
         except WireError as error:
-            # Of all that a peer can send, only what its operator can change is worth a line.
-            if error.reason in FIXABLE:
-                self._connections.refused("a message", error.reason, str(error))
-            return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
+            sender = sender_of(frames[0])
+            self._refuse(f"stream {sender}" if sender else self._name(peer), error)
+            return self.receiver.refuse_frame(peer, error)
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
             return self._accept_hello(peer, message, frames[0], now, key)
@@ -174,9 +177,8 @@ class Intake:
             if placed is not None:
                 self.bindings.check(placed.hello)
         except WireError as error:
-            self._connections.refused(f"stream {hello.stream}", error.reason, str(error))
-            refusal = self.receiver.refuse_hello(peer, hello, error)
-            return [*self._refuse(error.reason), *refusal.replies]
+            self._refuse(f"stream {hello.stream}", error)
+            return self.receiver.refuse_hello(peer, hello, error).replies
         if placed is None or self.bindings.must_wait(placed.hello, now):
             return []
         return self._receive(peer, hello, frame, now, placed)
@@ -203,11 +205,12 @@ class Intake:
             self._work.extend(self.bindings.attach(stream, received.retired, now))
         elif stream.silent:
             self.bindings.resume(stream)
+        self._sender = f"stream {stream.id}"
         self._arrived = self._wall()
         engines = self.bindings.engines[stream.incarnation]
         if isinstance(message, Heartbeat):
             self._report(stream, message, engines, now)
-        raws = self._without_oversized(frame, received.items)
+        raws = self._without_oversized(frame, received.items, stream.id)
         self.bindings.note_backlog(stream, has_items=bool(raws or received.records), now=now)
         if raws:
             # Reversed: the next item is popped from the end.
@@ -250,6 +253,7 @@ class Intake:
             self._work.popleft()()
         except WireError as error:
             self.reject(error.reason)
+            self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - a bug costs only its item, and is logged
             self._report_bug(error)
         if not self._work or self._buffered >= MAX_BUFFERED:
@@ -367,17 +371,26 @@ class Intake:
         self.items += 1
 
     def _without_oversized(
-        self, frame: bytes, items: Sequence[msgspec.Raw]
+        self, frame: bytes, items: Sequence[msgspec.Raw], sender: str
     ) -> Sequence[msgspec.Raw]:
         """Return ``items`` without those over the size limit, which only a large frame can hold."""
         if len(frame) <= MAX_ITEM_BYTES:
             return items
         allowed = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
-        for _ in range(len(items) - len(allowed)):
-            self.reject("too_big")
+        if len(allowed) < len(items):
+            self.reject("too_big", len(items) - len(allowed))
+            error = WireError("too_big", f"{max(map(len, items))} bytes")
+            self._connections.refused(f"an item of stream {sender}", error.reason, str(error))
         return allowed
 
-    def _refuse(self, reason: str) -> Replies:
+    def _name(self, peer: bytes) -> str:
+        """Return the stream of a connection, for the log."""
+        streams = self.receiver.streams.values()
+        names = (f"stream {stream.id}" for stream in streams if stream.peer == peer)
+        return next(names, f"connection {peer.hex()}")
+
+    def _refuse(self, sender: str, error: WireError) -> Replies:
         self.refused += 1
-        self.reject(reason)
+        self.reject(error.reason)
+        self._connections.refused(sender, error.reason, str(error))
         return []

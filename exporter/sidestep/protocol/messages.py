@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -47,6 +48,8 @@ KV_SAMPLING = "kv_sampling"
 """Info key that is not a metric: the ``rate`` at which the engine itself samples KV blocks."""
 VERSIONS = "versions"
 """Info key that is not a metric: the releases of the engine and of sidestep, by package."""
+MAX_SHOWN = 80
+"""Maximum characters of a refused text in a log line."""
 LIMITS = "limits"
 """Info key that is not a metric: the ``max_running_requests`` that fit into the engine's batch, and the
 ``max_step_tokens`` that one of its steps computes."""
@@ -104,6 +107,13 @@ class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
     engines: Annotated[list[EngineInfo], Meta(max_length=MAX_ENGINES_PER_STREAM)]
     server: Text = ""
     process: Text = ""
+
+
+class _Sender(msgspec.Struct, array_like=True, gc=False, tag="H"):
+    """The first fields of a Hello."""
+
+    version: int
+    stream: str
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
@@ -235,7 +245,11 @@ FromExporter = Ack | Nack
 
 _encoder = msgspec.msgpack.Encoder()
 _from_sender: msgspec.msgpack.Decoder[FromSender] = msgspec.msgpack.Decoder(FromSender)
+_sender = msgspec.msgpack.Decoder(_Sender)
 _from_exporter: msgspec.msgpack.Decoder[FromExporter] = msgspec.msgpack.Decoder(FromExporter)
+
+_ENGINE_FIELD = re.compile(r"`\$\[6\]\[(\d+)\]\[(\d+)\][^`]*`")
+"""Path in msgspec's errors; the tag of a message is at 0."""
 
 # Undecodable UTF-8 and deep nesting escape msgspec's own error type
 # (measured: invalid text in a str field, 100,000 nested arrays in a skipped one).
@@ -258,10 +272,23 @@ def decode_from_sender(frame: bytes | memoryview) -> FromSender:
     try:
         message = _from_sender.decode(frame)
     except DECODE_ERRORS as error:
-        raise WireError("bad_schema", str(error)) from None
+        raise WireError("bad_schema", _ENGINE_FIELD.sub(_named, str(error))) from None
     if isinstance(message, Hello):
         _check(message)
     return message
+
+
+def _named(path: re.Match[str]) -> str:
+    """Return the name of the field of an engine in a Hello."""
+    return f"{EngineInfo.__struct_fields__[int(path[2])]} of engine {path[1]}"
+
+
+def sender_of(frame: bytes) -> str:
+    """Return the name of the stream in a Hello that may be refused; empty for any other frame."""
+    try:
+        return _sender.decode(frame).stream
+    except DECODE_ERRORS:
+        return ""
 
 
 def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
@@ -288,7 +315,13 @@ def _check(hello: Hello) -> None:
     """
     if hello.version != VERSION:
         raise WireError("version", f"sender uses version {hello.version}, this exporter {VERSION}")
-    check_printable([hello.stream, hello.server, hello.process])
+    check_printable(
+        [
+            ("the stream's name", hello.stream),
+            ("the server's key", hello.server),
+            ("the process' name", hello.process),
+        ]
+    )
     for engine in hello.engines:
         check_engine(engine)
 
@@ -299,20 +332,25 @@ def check_engine(engine: EngineInfo) -> None:
     Raises:
         WireError: A name is not printable, or bounds are not increasing.
     """
-    texts = [engine.id, *engine.labels.values()]
-    texts += [value for labels in engine.info.values() for value in labels.values()]
-    texts += [value for values in engine.closed.values() for value in values]
     for family, bounds in engine.bounds.items():
         if bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
-            raise WireError("bad_bounds", f"{family} must increase strictly, from 0 or more")
-    check_printable(texts)
+            found = f"{family}, {bounds[:8]}: must increase strictly, from 0 or more"
+            raise WireError("bad_bounds", f"bounds of {found}")
+    labels = [("label", engine.labels), *engine.info.items()]
+    texts = [(f"{name} {key}", text) for name, found in labels for key, text in found.items()]
+    texts += [
+        (f"a value of {name}", text) for name, texts in engine.closed.items() for text in texts
+    ]
+    check_printable([("the engine's id", engine.id), *texts])
 
 
-def check_printable(texts: Iterable[str]) -> None:
-    """Check that all ``texts`` are valid label values.
+def check_printable(texts: Iterable[tuple[str, str]]) -> None:
+    """Check that all ``texts``, each after the name of its field, are valid label values.
 
     Raises:
         WireError: A text is not printable.
     """
-    if not all(map(is_printable, texts)):
-        raise WireError("bad_label", "a name or label value is not printable")
+    for field, text in texts:
+        if not is_printable(text):
+            shown = text[:MAX_SHOWN] + "..." * (len(text) > MAX_SHOWN)
+            raise WireError("not_printable", f"{field} is {shown!r}")

@@ -56,7 +56,7 @@ async def _view(targets: Targets, interval: float) -> None:
         from sidestep.top.app import view  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            "the terminal view needs textual: pip install '.[top]' in a clone of sidestep's repository;"
-            " --once and --json do not"
+            "the terminal view needs textual, which is not here: use --once or --json, or run the view with"
+            " this address where textual is, by pip install '.[top]' in a clone of sidestep's repository"
         ) from None
     await view(targets, interval)

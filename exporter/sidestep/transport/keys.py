@@ -100,7 +100,8 @@ def generate(directory: Path, name: str) -> tuple[Path, Path]:
         raise ConfigError(f"key name {name!r}: must be letters, digits and ._-")
     secret, public = directory / f"{name}{SECRET}", directory / f"{name}{PUBLIC}"
     for path in (secret, public):
-        if path.is_symlink() or path.exists():
+        # Path.exists raises where a directory cannot be entered.
+        if os.path.lexists(path):
             raise ConfigError(f"{path} exists already; keys are never overwritten")
     public_key, secret_key = zmq.curve_keypair()
     _write(secret, secret_key, 0o600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from sidestep_adapters.recording.format import MAGIC, Items, read
 
 def is_recording(path: Path) -> bool:
     """Return whether a file is one of ``sidestep record``; False for what is no regular file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a directory cannot be read
         return False
     for opener in (gzip.open, open):
         try:

@@ -71,6 +71,7 @@ seccompProfile:
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
+    terminationGracePeriodSeconds: 5 # not the pod's: it is frozen
   securityContext:
     {{- include "sidestep.securityContext" . | nindent 4 }}
   resources:

@@ -44,7 +44,14 @@ def check(environ: Mapping[str, str], user: User, subject: str) -> Iterator[Find
     if not named:
         return
     directory = Path(named)
-    if not directory.is_dir():
+    try:
+        is_missing = not directory.is_dir()
+    except PermissionError:
+        yield NOT_WRITABLE.on(
+            subject, f"user {user.uid} may not enter a directory above {directory}"
+        )
+        return
+    if is_missing:
         yield MISSING.on(subject, f"{directory} does not exist")
         return
     if user.uid and not user.may(directory.stat(), os.W_OK | os.X_OK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -209,7 +210,9 @@ def _libraries(packages: Packages, sidestep: Distribution) -> Iterator[Finding]:
 
 
 def _has_sources(packages: Packages) -> bool:
-    return any((Path(each) / "sidestep_adapters").is_dir() for each in packages.path)
+    # Path.is_dir raises where a directory cannot be entered.
+    folders = (os.path.join(each, "sidestep_adapters") for each in packages.path)  # noqa: PTH118
+    return any(map(os.path.isdir, folders))
 
 
 def _numbers(text: str) -> Version:
