@@ -26,8 +26,6 @@ from socket_peers import connect
         ("web.listen-address", "127.0.0.1:99999", "must be host:port"),
         ("ingest.endpoint", "tcp://a..b:1", "'a..b' is no name or address of a host"),
         ("ingest.endpoint", f"tcp://{'x' * 64}:1", f"'{'x' * 64}' is no name or address"),
-        ("forward", "tcp://a..b:1", "'a..b' is no name or address of a host"),
-        ("publish.load", "tcp://a..b:1", "must be tcp://HOST:PORT"),
         ("subscribe", "load=tcp://a..b:1", "'a..b' is no name or address of a host"),
         ("scrape", "http://a..b/metrics", "'a..b' is no name"),
         ("triton", "grpc://a..b:8001", "'a..b' is no name"),

@@ -127,7 +127,9 @@ async def test_two_living_processes_with_one_identity(
 
     assert finding["subject"] == "engine e~2"
     assert exporter.metrics.value("sidestep_identity_conflicts_total") == 1
-    assert shown["verdict"]["text"].startswith("engine e~2 has the name of another living server")
+    assert shown["verdict"]["text"].startswith(
+        "engine e~2 has the identity of another living server"
+    )
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 5' in tokens
     assert 'vllm:generation_tokens_total{engine="0",model_name="m",origin="e~2"} 5' in tokens
     process_name = f"process {os.getpid()} on {socket.gethostname()}"

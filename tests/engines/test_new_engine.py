@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import re
@@ -105,8 +106,12 @@ async def test_it_has_a_statistics_line(tmp_path: Path, caplog: pytest.LogCaptur
     )
     with caplog.at_level(logging.INFO, "sidestep.exposition.statistics_log"):
         async with exporter(tmp_path, log_stats_interval="0.05") as running:
-            await send(running, STEP)
-            await until(lambda: any(map(expected.fullmatch, caplog.messages)))
+            publisher = Publisher(running.endpoints[0], "toy", [EngineInfo("e", "toy", LABELS)])
+            with closing(publisher):
+                # Rates begin once the publisher has caught up.
+                while not any(map(expected.fullmatch, caplog.messages)):
+                    publisher.push(STEP)
+                    await asyncio.sleep(0.05)
 
 
 def test_its_documents_are_generated() -> None:

@@ -16,7 +16,7 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     Finished,
     Iteration,
@@ -226,6 +226,8 @@ def test_many_requests_in_flight_are_saved_in_pieces() -> None:
     assert max(map(len, pieces)) < 1 << 20
     assert len(pieces) > count // CHUNK + 1
     assert fed.page == other.page
+    for each in (fed, other):
+        each.send("s", Heartbeat(each.incarnation("s"), each.seqs["s"], 0))
     # The last piece has the processes' own counters: one has received two Hellos.
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
 

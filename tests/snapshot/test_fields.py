@@ -27,11 +27,13 @@ GUIDE = "docs/architecture.md, `what a snapshot holds`, has the places of a fiel
 
 STREAM: dict[str, Any] = {
     "id": "s", "incarnation": 5, "seq": 6, "dropped": 7, "errors": 8, "folded": 9,
-    "engines": [EngineInfo("e", "vllm")], "beat": Heartbeat(5, 6, 0), "retired": [1], "mark": [2],
+    "engines": [EngineInfo("e", "vllm")], "beat": Heartbeat(5, 6, 0), "retired": {1: 4}, "mark": [2],
+    "replica": 2, "server": "k", "process": "p",
     "state": StreamState.CLOSED,
 }  # fmt: skip
 OF_THE_PROCESS = {
     "peer", "durable", "seen_at", "silent", "unanswered", "duplicates", "acked", "acked_at", "received",
+    "caught_up",
 }  # fmt: skip
 """Fields of a stream that begin anew with the exporter's process or with the next Hello."""
 
@@ -83,7 +85,10 @@ def test_every_field_of_a_stream_survives() -> None:
     """Unless it is of the process."""
     fields = {field.name for field in dataclasses.fields(Stream)}
     assert fields == STREAM.keys() | OF_THE_PROCESS, GUIDE
-    assert {*SavedStream.__struct_fields__} == (STREAM.keys() - {"state"}) | {"open"}
+    assert {*SavedStream.__struct_fields__} == (STREAM.keys() - {"state"}) | {
+        "open",
+        "retired_seqs",
+    }
     stream = Stream(**STREAM)
     found = _stream(_saved_stream(stream))
     assert {name: getattr(found, name) for name in STREAM} == STREAM

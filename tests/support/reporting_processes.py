@@ -47,8 +47,7 @@ async def process(
     """Run a process that falls silent after the block, as if it had been killed."""
     async with connect(exporter) as peer:
         info = EngineInfo(engine, "vllm", {"engine": engine, "model_name": "m"}, role=role)
-        await peer.send(Hello(VERSION, stream, incarnation, 1, 1, [info]))
-        await peer.receive()
+        await peer.greet(Hello(VERSION, stream, incarnation, 1, 1, [info]))
         made = Process(peer, incarnation)
         beating = asyncio.create_task(made.beat())
         try:

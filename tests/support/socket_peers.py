@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -46,14 +47,20 @@ class Peer:
         """Return the exporter's next message."""
         return decode_from_exporter(await asyncio.wait_for(self.socket.recv(), 10))
 
+    async def greet(self, hello: Hello) -> FromExporter:
+        """Repeat ``hello`` until it is answered: another process that has its ids may be alive."""
+        while True:
+            await self.send(hello)
+            with contextlib.suppress(asyncio.TimeoutError):
+                return decode_from_exporter(await asyncio.wait_for(self.socket.recv(), 0.5))
+
     async def send_hello(self, stream: str = "s", incarnation: int = 1, engines: int = 1) -> Ack:
         """Open a stream that holds nothing, and return the exporter's answer."""
         infos = [
             EngineInfo(f"{stream}{n}", "vllm", {"engine": f"{stream}{n}", "model_name": "m"})
             for n in range(engines)
         ]
-        await self.send(Hello(VERSION, stream, incarnation, 1, 1, infos))
-        answer = await self.receive()
+        answer = await self.greet(Hello(VERSION, stream, incarnation, 1, 1, infos))
         assert isinstance(answer, Ack)
         await self.send(Heartbeat(incarnation, 0, 0))
         return answer

@@ -102,7 +102,7 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         "            return Health(_ABSENT",
     ),
     "an engine is idle at once": (machine, "now - latest < BUSY", "now - latest < 0"),
-    "requests without steps are idle": (machine, "is_busy = unfinished or ", "is_busy = "),
+    "requests without steps are idle": (machine, "is_busy = requests > 0 or ", "is_busy = "),
     "nothing is slow": (machine, "worst.age > worst.limit / 2", "worst.age > worst.limit"),
     "one step suffices to be usual": (
         step_times,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -381,7 +382,14 @@ async def test_the_live_page_and_the_log_have_it(
         llama_server(metrics=page(1, **counted, tokens_predicted_total=4)) as server,
         start(engine=engine(server), log_stats_interval="0.2") as exporter,
     ):
-        await until(lambda: "generation " in caplog.text)
+        await until(lambda: "llamacpp" in str(list(exporter.registry.engines)))
+        # Rates begin once the first page has been read.
+        number = 1
+        while "generation " not in caplog.text:
+            number += 1
+            more = {name: value * number for name, value in counted.items()}
+            server.answers["/metrics"] = page(1, **more, tokens_predicted_total=4 * number)
+            await asyncio.sleep(0.2)
         live = await get(exporter.url.replace("/metrics", "/api/v1/live"))
     line = next(each for each in caplog.messages if "generation" in each)
 

@@ -455,7 +455,7 @@ async def test_refused_senders_are_among_the_warnings(start: Start) -> None:
 
     assert [each.text.partition(";")[0] for each in found] == [
         "refused stream bad: unknown_dialect: no-such-dialect",
-        f"refused a message: version: sender uses version {VERSION + 1}, this exporter {VERSION}",
+        f"refused stream new: version: sender uses version {VERSION + 1}, this exporter {VERSION}",
     ]
     assert found[0].time >= found[1].time
     assert [each.text for each in more] == [
