@@ -104,9 +104,15 @@ def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding
             yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
 
 
+def _is_of_engines(query: Query) -> bool:
+    """Return whether a query shows that its file is for the engines that are there."""
+    is_alert_of_all = query.is_alert and "sidestep_engine_" in query.text
+    return is_alert_of_all or ENGINES.search(query.text) is not None
+
+
 def _findings(file: str, judged: Judged) -> Iterator[Finding]:
     """Yield a finding for each kind of problem, with all metrics and panels that have it."""
-    is_for_several = any(not found and ENGINES.search(query.text) for query, found in judged)
+    is_for_several = any(not found and _is_of_engines(query) for query, found in judged)
     names: dict[tuple[Code, str], dict[str, None]] = {}
     places: dict[tuple[Code, str], dict[str, None]] = {}
     for query, found in judged:

@@ -66,6 +66,7 @@ class Query(NamedTuple):
         may_be_empty: Whether no result is normal: of an alert, or of a variable with a target's label.
         record: The name that a recording rule gives to the result.
         is_guessed: Whether a variable's value is not in the file.
+        is_alert: Whether it is the condition of an alert.
     """
 
     place: str
@@ -73,6 +74,7 @@ class Query(NamedTuple):
     may_be_empty: bool = False
     record: str = ""
     is_guessed: bool = False
+    is_alert: bool = False
 
 
 def read(path: str) -> list[Any]:
@@ -176,8 +178,10 @@ def _queries(node: object, place: str, values: Mapping[str, str]) -> Iterator[Qu
     place = _place(node) or place
     for promql in _expressions(node):
         text, is_guessed = fill(promql, values)
-        may_be_empty = promql != node.get("expr") or "alert" in node
-        yield Query(place, text, may_be_empty, str(node.get("record") or ""), is_guessed)
+        is_alert = "alert" in node
+        may_be_empty = promql != node.get("expr") or is_alert
+        record = str(node.get("record") or "")
+        yield Query(place, text, may_be_empty, record, is_guessed, is_alert)
     for key, value in node.items():
         if not isinstance(value, str):
             yield from _queries(value, place, values)
