@@ -75,10 +75,11 @@ class Sources:
             source.tick(now)
             self._ready.setdefault(source)
 
-    def cut(self) -> None:
-        """Free the memory that peers filled, in each source."""
+    def cut(self) -> bool:
+        """Free the memory that peers filled, in each source; return whether there is a source."""
         for source in self._all:
             source.cut()
+        return bool(self._all)
 
     def close(self) -> None:
         """Start closing all sources."""

@@ -33,7 +33,7 @@ class Upkeep:
     """Upkeep of a listener's memory, descriptors and paths: poll ``due``, then call ``act``.
 
     Args:
-        cut: Frees other memory that untrusted peers can fill.
+        cut: Frees other memory that untrusted peers can fill; returns whether there may be some.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Upkeep:
         listener: IngestListener,
         watchdog: Watchdog,
         metrics: SelfMetrics,
-        cut: Callable[[], None] = lambda: None,
+        cut: Callable[[], bool] = lambda: False,
     ) -> None:
         self._listener = listener
         self._watchdog = watchdog
@@ -82,11 +82,13 @@ class Upkeep:
 
     def act(self, now: float) -> None:
         """Close the listener if a limit is reached, and bind it again at most once per ``PAUSE``."""
+        if self._reason == "memory" and self._free_others():
+            self._reason = ""
+            return
         if self._reason:
             self._metrics.add("sidestep_rebinds_total", 1, self._reason)
             self._listener.cut()
         if self._reason == "memory":
-            self._cut()
             trim()
             self._watchdog.check_after_cut()
         elif self._reason == "descriptors":
@@ -100,6 +102,22 @@ class Upkeep:
         if now >= self._bound_at + PAUSE:
             self._bound_at = now
             self._listener.reopen()
+
+    def _free_others(self) -> bool:
+        """Free what peers fill beside the listener; return whether that suffices.
+
+        Engines would lose their connections for what a publisher or a page has sent.
+        """
+        if not self._cut():
+            return False
+        trim()
+        if self._listener.socket is None or self._watchdog.must_cut():
+            return False
+        self._lines.warning(
+            "others",
+            "memory reached limits.memory-hard: the connections to publishers of --subscribe were closed",
+        )
+        return True
 
     def _max_descriptors(self) -> int:
         return max(min(MAX_DESCRIPTORS, open_files_limit() * 3 // 4), self._least_descriptors)
