@@ -85,7 +85,7 @@ OTHER_ENGINE = Code(
     "SD411",
     "warning",
     "A dashboard or rule file is for another engine",
-    "None of the pages is of the engine that has the metrics. Nothing is said of a file for several engines, if one of them is there.",
+    "No page belongs to the engine that has these metrics. A file for several engines has this finding only if none of them is there.",
     "Use the board of your engine, the names behind the arrows, or those that `--metrics.common` gives to"
     " all engines.",
 )

@@ -145,7 +145,7 @@ def _wrong_grouping(node: Call, reasons: Reasons) -> Iterator[Problem]:
     if not names:
         return
     wrong = [one for one in node.labels if all(reasons.lacks(name, one) for name in names)]
-    # Labels of targets that are not here matter only if no other label tells series apart.
+    # A missing target label matters only if no other label distinguishes the series.
     if not wrong and all(reasons.lacks_here(name, one) for name in names for one in node.labels):
         wrong = [*node.labels]
     for label in wrong:

@@ -4,7 +4,7 @@ Core and front end report a request separately, in any order and without an id. 
 the last bit: one process has set it, and a latency that was subtracted from a Unix time is exact. Requests
 of one arrival, such as parallel samples and lists of prompts, have their first tokens in the same order on
 both sides. They may end in another order, since the front end finds stop strings; their time in the queue,
-which the front end computes from the core's own times, tells them apart then.
+which the front end computes from the core's own times, distinguishes them then.
 """
 
 from __future__ import annotations
