@@ -35,7 +35,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep, run_of
-from sidestep.exposition.page_cache import CACHE_SECONDS
+from sidestep.exposition.pages import CACHE_SECONDS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.sender import Sender, State

@@ -81,8 +81,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 def _push(encoder: Encoder, families: PageFamilies, stamp: int) -> list[bytes]:
     """Return the compressed bodies of a push."""
-    pieces = [piece for piece in encoder.pieces(families, stamp) if piece is not None]
-    requests = Envelope({}).requests(pieces)
+    requests = Envelope({}).requests(encoder.pieces(families.read(families.copy()), stamp))
     return [b"".join(compression.compress(request.parts)) for request in requests]
 
 
@@ -93,14 +92,9 @@ def _read(families: PageFamilies) -> Read:
             family.name,
             family.kind,
             family.help,
-            [
-                (dict(one.labels()), one.value, one.start)
-                for one in family.series
-                if one is not None
-            ],
+            [(dict(one.labels()), one.value, one.start) for one in family.series],
         )
-        for family in families
-        if family is not None
+        for family in families.read(families.copy())
     ]
 
 

@@ -113,11 +113,8 @@ def _ours(lines: Sequence[bytes], encode: Encode) -> bytes:
     """Return the compressed body, from the lines of a queue."""
     decoder = msgspec.json.Decoder(RequestRecord)
     pieces = [encode(decoder.decode(line), line) for line in lines]
-    return b"".join(
-        part
-        for request in Envelope({}).requests(pieces)
-        for part in compression.compress(request.parts)
-    )
+    requests = Envelope({}).requests(pieces)
+    return b"".join(part for each in requests for part in compression.compress(each.parts))
 
 
 def _peer(records: Sequence[RequestRecord]) -> bytes:

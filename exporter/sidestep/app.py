@@ -27,7 +27,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
 from sidestep.exposition import compression
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.page_cache import Hold, Pages
+from sidestep.exposition.pages import Pages
 from sidestep.exposition.parts import (
     access,
     engine_settings,
@@ -193,11 +193,6 @@ class Exporter:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
 
-    @property
-    def _hold(self) -> Hold | None:
-        """What makes a page one of a single moment; None where it need not be: nobody compares sums."""
-        return None if self.tenants is None else self.ingest.held
-
     def _set_gpu_price(self) -> None:
         price = self.config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
@@ -259,7 +254,7 @@ class Exporter:
             snapshots=snapshots,
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
-            hold=self._hold,
+            hold=self.ingest.held,
         )
         live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
@@ -332,7 +327,7 @@ class Exporter:
         )
         port = self.addresses[0][1] if self.addresses else 0
         queues = [] if self.request_log is None else self.request_log.queues
-        hold = self._hold or contextlib.nullcontext
+        hold = self.ingest.held
         return senders(config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots)
 
     async def _finish_records(self, senders: Senders) -> None:

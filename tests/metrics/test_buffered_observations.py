@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import counted
 from exporters import Start
 from intakes import Fed
 from sidestep.engines.items import Item, encode_item
@@ -33,7 +34,6 @@ from sidestep.protocol.iteration_stats import (
 )
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
-from slices import counted
 
 ENGINES = [
     EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})

@@ -21,9 +21,11 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.slo import resolve
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition import json_format, protobuf_page
+from sidestep.exposition import json_format
+from sidestep.exposition.engine_values import copied
+from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
@@ -328,18 +330,15 @@ def pages(node: Fed) -> dict[str, list[bytes]]:
         "kept": SeriesFilter(shown_buckets={"vllm:*": (0.25, 0.5), "sglang:*": (0.4,)}),
         "dropped": SeriesFilter(dropped_labels=frozenset({"engine", "tp_rank"})),
     }
-    merged = {
-        name: TextPage(registry, series_filter).pieces() for name, series_filter in choices.items()
-    }
     texts = {
         "text": render(registry),
         "openmetrics": render(registry, openmetrics=True),
-        **{name: b"".join(map(b"".join, pieces)) for name, pieces in merged.items()},
+        **{name: render(registry, chosen) for name, chosen in choices.items()},
     }
     return {
         **{name: text.splitlines() for name, text in texts.items()},
-        "json": msgspec.json.decode(b"".join(json_format.pieces(registry)), type=list[msgspec.Raw]),
-        "protobuf": [*map(b"".join, protobuf_page.pieces(registry))],
+        "json": msgspec.json.decode(json_format.encode(copied(registry)), type=list[msgspec.Raw]),
+        "protobuf": ProtobufPage().write(copied(registry)),
     }
 
 
@@ -504,9 +503,7 @@ def test_equal_ranks_count_once_in_the_pod_view() -> None:
         labels = {**LABELS, **dict.fromkeys(RANKS, "0"), "tp_rank": rank}
         node.send_hello(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
         node.items(rank, [tokenizer(family)])
-    pod = b"".join(
-        b"".join(p) for p in TextPage(node.intake.registry, SeriesFilter().for_pod).pieces()
-    )
+    pod = render(node.intake.registry, SeriesFilter().for_pod)
 
     assert counted(node.page) == {("queue", "good"): 2, ("queue", "bad"): 4}
     assert counted(pod.decode()) == {("queue", "good"): 1, ("queue", "bad"): 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from sidestep.protocol.self_described import Family, Sample
 from sidestep.protocol.self_described import Samples as SamplesItem
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 from sidestep_adapters.recording.replay import Replay
-from slices import MOST, slices
 from web_servers import server
 
 SCRAPED = """\
@@ -222,8 +221,12 @@ def page_families(registry: Registry, *, exponential: bool = False) -> PageFamil
 def encoded(encoder: Encoder, registry: Registry, *, exponential: bool = False) -> list[bytes]:
     """Return the engines' messages of a push."""
     families = page_families(registry, exponential=exponential)
-    pieces = encoder.pieces(families._of_engines(), STAMP)
-    return [piece.data for piece in pieces if piece is not None]
+    return [piece.data for piece in encoder.pieces(of_engines(families), STAMP)]
+
+
+def of_engines(families: PageFamilies) -> Iterator[SeriesFamily]:
+    """Return the engines' families of this moment."""
+    return families._of_engines(families.copy().engines)
 
 
 def change(registry: Registry, engine: Engine) -> None:
@@ -303,15 +306,6 @@ def thousand() -> Registry:
     return registry
 
 
-def test_a_push_of_a_thousand_engines_is_made_in_small_slices() -> None:
-    """The first one, which makes all messages, and the next one, which renews them."""
-    registry = thousand()
-    encoder = Encoder()
-    families = page_families(registry)
-    for _ in range(2):
-        assert max(slices(encoder.pieces(families._of_engines(), STAMP))) < MOST
-
-
 SOME = frozenset(
     {
         "vllm:num_requests_running",
@@ -377,8 +371,7 @@ def test_requests_are_split() -> None:
     """Each is readable and has at least one piece, whatever its size."""
     encoder, envelope = Encoder(), Envelope({"service.name": "sidestep"})
     registry = thousand()
-    families = page_families(registry)._of_engines()
-    pieces = [piece for piece in encoder.pieces(families, STAMP) if piece is not None]
+    pieces = [*encoder.pieces(of_engines(page_families(registry)), STAMP)]
     whole = [*envelope.requests(pieces)]
     huge = Piece(1, bytes(5 << 20))
 

@@ -44,7 +44,6 @@ from sidestep.requests.record_queue import LOST, RecordQueue
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
-from slices import MOST, slices
 
 STOP = FINISH_REASONS.index("stop")
 Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -274,14 +273,6 @@ async def test_a_trace_that_nobody_records_is_not_sent() -> None:
         made.queue.put(msgspec.json.encode(record))
         await made.sender.flush()
     assert (found.headers, len(made.queue)) == ([], 0)
-
-
-@pytest.mark.parametrize("output", ["traces", "logs"])
-def test_a_batch_is_made_in_small_slices(output: str) -> None:
-    """One record at a time."""
-    made = Sending("http://127.0.0.1:1", output)
-    steps = slices(made.sender._pieces([line(1)] * 20))
-    assert max(steps) < MOST // 20
 
 
 async def play(exporter: Exporter, name: str = "core_aborts") -> None:

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.model import Combine
+from sidestep.exposition.engine_values import Value
 from sidestep.metrics.engine import Number
-from sidestep.metrics.exemplars import NO_EXEMPLARS, newest
-from sidestep.metrics.histogram import Histogram, State
+from sidestep.metrics.exemplars import newest
+from sidestep.metrics.histogram import Histogram
 
-HistogramValue = TypeVar("HistogramValue")
-"""Copy of what a page format needs of a histogram."""
-Result = TypeVar("Result")
-Pause = TypeVar("Pause")
-Steps = Generator[None, None, Result]
-"""Generator that returns a result; each step is a point to yield to the event loop."""
-Aggregator = Callable[[Sequence[HistogramValue]], Steps[HistogramValue]]
+Aggregator = Callable[[Sequence[Histogram]], Histogram]
 
-HISTOGRAMS_PER_SLICE = 100
-"""Histograms whose counts are added in one step: a microsecond each."""
-NATIVE_PER_SLICE = 20
-"""Native histograms that are merged in one step: some 20 us each."""
 SUMMED_INFO_LABELS = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
 """Labels of a cache's configuration that are amounts."""
 BLOCK_SIZE_LABELS = {"block_size": "num_gpu_blocks", "page_size": "num_pages"}
 """Labels with the size of a block, and the label that counts such blocks."""
-
-
-def run_yielding(steps: Steps[Result], pause: Pause) -> Generator[Pause, None, Result]:
-    """Run ``steps`` and return its result; yield ``pause`` at each step."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: Result = done.value
-            return result
-        yield pause
 
 
 def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
@@ -61,69 +40,51 @@ def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
     return total / len(values) if rule == "mean" else total
 
 
-def aggregate_values(
-    values: Sequence[Number | HistogramValue], rule: Combine, aggregate: Aggregator[HistogramValue]
-) -> Steps[Number | HistogramValue]:
+def aggregate_values(values: Sequence[Value], rule: Combine, aggregate: Aggregator) -> Value:
     """Aggregate values of one series: numbers by ``rule``, histograms by ``aggregate``."""
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if len(numbers) == len(values):
-        return aggregate_numbers(numbers, rule)
-    return (yield from aggregate([value for value in values if not isinstance(value, int | float)]))
+    if len(values) == 1:
+        return values[0]
+    histograms = [value for value in values if isinstance(value, Histogram)]
+    if histograms:
+        return aggregate(histograms)
+    return aggregate_numbers([v for v in values if not isinstance(v, Histogram)], rule)
 
 
-def aggregate_states(found: Sequence[State]) -> Steps[State]:
+def aggregate_histograms(found: Sequence[Histogram]) -> Histogram:
     """Add up histograms over the bounds that all of them have, which keeps the counts exact.
 
-    Exemplars remain where all bounds are equal.
+    Native buckets are left out. Exemplars remain where all bounds are equal.
     """
     if len(found) == 1:
         return found[0]
     by_bounds: dict[Bounds, list[Sequence[int]]] = {}
-    last: Bounds | None = None
-    same: list[Sequence[int]] = []
-    for bounds, counts, _, _ in found:
-        if bounds is not last:
-            last, same = bounds, by_bounds.setdefault(bounds, [])
-        same.append(counts)
-    summed: list[tuple[Bounds, Sequence[int]]] = []
-    for bounds, (first, *others) in by_bounds.items():
-        total = first
-        for start in range(0, len(others), HISTOGRAMS_PER_SLICE):
-            total = [
-                *map(sum, zip(total, *others[start : start + HISTOGRAMS_PER_SLICE], strict=True))
-            ]
-            yield
-        summed.append((bounds, total))
-    (bounds, total), *rest = summed
-    exemplars = NO_EXEMPLARS
-    if not rest:
-        exemplars = newest(one for *_, one in found)
+    for one in found:
+        by_bounds.setdefault(one.bounds, []).append(one.counts)
+    summed = {
+        bounds: [*map(sum, zip(*counts, strict=True))] for bounds, counts in by_bounds.items()
+    }
+    bounds = common_bounds(summed)
+    total = Histogram(bounds)
+    if len(summed) == 1:
+        total.counts = summed[bounds]
+        total.exemplars = newest(one.exemplars for one in found)
     else:
-        bounds = common_bounds(by_bounds)
-        total = [0] * (len(bounds) + 1)
-        for other in summed:
-            total = [a + b for a, b in zip(total, rebucketed(*other, bounds), strict=True)]
-            yield
-    return bounds, total, math.fsum([one for _, _, one, _ in found]), exemplars
+        parts = (rebucketed(own, counts, bounds) for own, counts in summed.items())
+        total.counts = [*map(sum, zip(*parts, strict=True))]
+    total.sum = math.fsum(one.sum for one in found)
+    return total
 
 
-def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
+def aggregate_native(found: Sequence[Histogram]) -> Histogram:
     """Add up histograms, with their native buckets if all have them and the same bounds."""
     first = found[0]
     if len(found) == 1:
         return first
     if type(first) is Histogram or any(other.bounds != first.bounds for other in found):
-        bounds, counts, summed, exemplars = yield from aggregate_states(
-            [(h.bounds, h.counts, h.sum, h.exemplars) for h in found]
-        )
-        plain = Histogram(bounds)
-        plain.counts, plain.sum, plain.exemplars = [*counts], summed, exemplars
-        return plain
+        return aggregate_histograms(found)
     total = first.empty_copy()
-    for number, other in enumerate(found, start=1):
+    for other in found:
         total.merge(other)
-        if not number % NATIVE_PER_SLICE:
-            yield
     total.sum = math.fsum(other.sum for other in found)
     total.exemplars = newest(other.exemplars for other in found)
     return total
@@ -144,18 +105,13 @@ def rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> lis
     return [count - before for count, before in zip(upto, [0, *upto], strict=False)]
 
 
-def aggregate_info(found: Sequence[Mapping[str, str]]) -> Steps[dict[str, str]]:
+def aggregate_info(found: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Aggregate the labels of an info metric: labels that are equal everywhere, and summed amounts.
 
     Numbers of blocks are summed; if their sizes differ, blocks are counted in the smallest size,
     so that size times number is the total. Any other label that differs is left out.
     """
-    occurrences: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for start in range(0, len(found), HISTOGRAMS_PER_SLICE):
-        occurrences.update(
-            [tuple(one.items()) for one in found[start : start + HISTOGRAMS_PER_SLICE]]
-        )
-        yield
+    occurrences = Counter(tuple(one.items()) for one in found)
     # Most engines of a fleet have the same labels.
     distinct = [(dict(pairs), times) for pairs, times in occurrences.items()]
     first = dict(found[0])

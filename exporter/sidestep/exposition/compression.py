@@ -1,4 +1,4 @@
-"""Gzip of pages, at level 1; in a thread if that takes longer than switching threads."""
+"""Gzip of pages, at level 1, in a thread."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ try:
 except ImportError:
     _library: Any = zlib
     LIBRARY = "zlib"
-    MAX_INLINE_BYTES = 8 << 10
-    """Bytes."""
 else:
     _library = isal_zlib
     LIBRARY = "isal"
-    MAX_INLINE_BYTES = 128 << 10
 
 LEVEL = 1
 """A scrape is read once: a higher level costs more time than the smaller page saves."""
@@ -34,15 +31,8 @@ def compress(parts: Sequence[bytes]) -> list[bytes]:
     return [one for one in (*map(squeeze.compress, runs), squeeze.flush()) if one]
 
 
-async def pack(parts: Sequence[bytes]) -> list[bytes]:
-    """Compress ``parts``, in a thread if they are longer than ``MAX_INLINE_BYTES``."""
-    if sum(map(len, parts)) <= MAX_INLINE_BYTES:
-        return compress(parts)
-    return await asyncio.get_running_loop().run_in_executor(None, compress, parts)
-
-
 class Body:
-    """Parts of a page, and their gzip, which is made once, on demand.
+    """Parts of a page, which are never joined because pages are long; and their gzip, made on demand.
 
     Args:
         stamp: ``FinalScrape.stamp`` when the rendering began.
@@ -56,6 +46,6 @@ class Body:
     async def packed(self) -> Sequence[bytes]:
         """Return the parts of the gzip."""
         if self._packed is None:
-            self._packed = asyncio.create_task(pack(self.parts))
+            self._packed = asyncio.create_task(asyncio.to_thread(compress, self.parts))
         # A client that disconnects must not cancel what others wait for.
         return await asyncio.shield(self._packed)

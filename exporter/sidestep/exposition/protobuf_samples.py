@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-
-from prometheus_client.registry import Collector
-
 from sidestep.exposition import proto_format
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
     SampledSeries,
     SampleFamily,
-    collected_families,
-    passthrough_families,
     series_of,
     whole,
 )
 
-PER_SLICE = 500
-"""Samples to encode before yielding to the event loop."""
 
-
-def passthrough_pieces(
-    registry: PassthroughRegistry, names: Collection[str] = ()
-) -> Iterator[list[bytes]]:
-    """Yield other exporters' families, all as of the call."""
-    found = passthrough_families(registry, names)
-    return (piece for family in found for piece in _pieces(family))
-
-
-def generate(registry: Collector) -> bytes:
-    """Encode the collectors of prometheus_client, as its own ``generate_latest`` does in text."""
-    pieces = (piece for family in collected_families(registry) for piece in _pieces(family))
-    return b"".join(part for piece in pieces for part in piece)
-
-
-def _pieces(family: SampleFamily | None) -> Iterator[list[bytes]]:
-    if family is None:
-        yield []
-        return
-    metrics: list[bytes] = []
-    for number, series in enumerate(series_of(family), 1):
-        metrics.append(_metric(family.kind, series))
-        if not number % PER_SLICE:
-            yield []
-    if metrics:
-        yield proto_format.family(family.name, family.kind, family.help, metrics)
+def encode(family: SampleFamily) -> list[bytes]:
+    """Encode a family, in parts; one without samples has none."""
+    metrics = [_metric(family.kind, series) for series in series_of(family)]
+    if not metrics:
+        return []
+    return proto_format.family(family.name, family.kind, family.help, metrics)
 
 
 def _metric(kind: str, series: SampledSeries) -> bytes:

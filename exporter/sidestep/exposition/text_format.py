@@ -44,7 +44,7 @@ def bound_text(bound: float) -> str:
     return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
-def histogram_template(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
+def histogram_template(name: str, kind: Kind, bounds: Bounds) -> bytes:
     """Return a histogram's lines with a placeholder for each value and for the labels.
 
     The values: cumulative counts (none for a summary), the number of observations, their sum.
@@ -54,12 +54,11 @@ def histogram_template(name: str, kind: Kind, bounds: Bounds, *, labelled: bool)
     the page.
     """
     index = LABELS_PLACEHOLDER.decode()
-    outer = f"{{{index}}}" if labelled else ""
+    outer = f"{{{index}}}"
     lines = [f"{name}_count{outer} %d\n", f"{name}_sum{outer} %a\n"]
     if kind != "summary":
-        inner = f"{index}," if labelled else ""
         les = [*(bound_text(bound) for bound in bounds), "+Inf"]
-        lines[:0] = [f'{name}_bucket{{{inner}le="{le}"}} %d\n' for le in les]
+        lines[:0] = [f'{name}_bucket{{{index},le="{le}"}} %d\n' for le in les]
     return "".join(lines).encode()
 
 

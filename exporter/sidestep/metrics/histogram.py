@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
@@ -15,10 +14,6 @@ from sidestep.protocol.records import Buckets
 
 SORT_FROM = 5
 """Values from which on sorting is cheaper than one bisection per value (measured)."""
-
-
-State = tuple[Bounds, Sequence[int], float, Exemplars]
-"""A copy of the exposed state of a histogram: bounds, counts, sum and exemplars."""
 
 
 class Histogram:

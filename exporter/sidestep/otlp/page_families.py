@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import aggregate_histograms, aggregate_states, rebucketed
+from sidestep.exposition.aggregate import aggregate_histograms, aggregate_native, rebucketed
 from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
+from sidestep.exposition.engine_values import RegistryValues
+from sidestep.exposition.families import Family, families, series_labels
+from sidestep.exposition.own_families import OwnValues
+from sidestep.exposition.page_values import PageCopier, PageValues
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
     SampledSeries,
     SampleFamily,
-    collected_families,
-    passthrough_families,
+    collected,
+    passed_on,
     series_of,
     whole,
 )
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.engine import Number
-from sidestep.metrics.histogram import Histogram, State
+from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import OwnRegistry
@@ -64,12 +66,12 @@ class Series(NamedTuple):
 
 
 class SeriesFamily(NamedTuple):
-    """A family and its series; None among them asks to yield to the event loop."""
+    """A family and its series."""
 
     name: str
     kind: str
     help: str
-    series: Iterator[Series | None]
+    series: Iterator[Series]
 
 
 class PageFamilies:
@@ -92,87 +94,67 @@ class PageFamilies:
         *,
         exponential: bool,
     ) -> None:
-        self._registry = registry
-        self._passthrough = passthrough
-        self._own = own
+        self._copier = PageCopier(registry, passthrough, own)
+        self._began = int(own.metrics.created * NANOS)
         self._filter = series_filter
         self._exponential = exponential
-        self._aggregated = AggregatedSeries(registry, series_filter.dropped_labels)
+        self._aggregated = AggregatedSeries(series_filter.dropped_labels)
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
-    def __iter__(self) -> Iterator[SeriesFamily | None]:
-        """Yield the families; each is of the moment at which it is yielded.
+    def copy(self) -> PageValues:
+        """Return what the page shows at this moment."""
+        return self._copier.copy(with_gone=bool(self._filter.dropped_labels))
 
-        None asks to yield to the event loop.
-        """
-        return chain(self._of_engines(), self._of_samples(), self._of_exporter())
+    def read(self, values: PageValues) -> Iterator[SeriesFamily]:
+        """Yield the families of ``values``."""
+        return chain(
+            self._of_engines(values.engines),
+            (_sampled(passed_on(family)) for family in values.passthrough),
+            self._of_exporter(values.own),
+        )
 
-    def _of_engines(self) -> Iterator[SeriesFamily]:
-        self._aggregated.refresh()
-        created = [engine.created for engine in self._registry.engines.values()]
+    def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
+        self._aggregated.retain(values)
+        created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        for family in list(families(self._registry)):
-            if self._filter.dropped_labels or is_shared(family):
-                series = self._aggregate(family)
-            elif self._exponential:
-                series = self._single(
-                    family, snapshot_family(self._registry, family, _copy_histogram)
-                )
+        for family in families(values):
+            if self._filter.dropped_labels or family.is_shared:
+                series = self._aggregate(values, family)
             else:
-                series = self._single(
-                    family, snapshot_family(self._registry, family, histogram_state)
-                )
+                series = self._single(values, family)
             yield SeriesFamily(family.name, family.kind, family.help, series)
 
-    def _single(
-        self, family: Family, found: Iterator[EngineSnapshot[State | Histogram]]
-    ) -> Iterator[Series | None]:
-        for engine, names, children in found:
+    def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        for engine in family.engines(values):
+            names, children = family.children(engine)
             version, start = engine.label_version, int(engine.created * NANOS)
             for key, value in children:
                 labels = functools.partial(series_labels, engine, family, names, key)
-                if isinstance(value, int | float):
+                if not isinstance(value, Histogram):
                     yield Series((version, key, start), labels, value, start)
                 else:
                     read, bounds = self._observed(family, value)
                     began = _start(read) or start
                     yield Series((version, key, began, bounds), labels, read, began)
-            yield None
 
-    def _aggregate(self, family: Family) -> Iterator[Series | None]:
-        if self._exponential:
-            copies = self._aggregated.series(family, Histogram.copy, aggregate_histograms)
-            return self._series(family, copies)
-        states = self._aggregated.series(family, histogram_state, aggregate_states)
-        return self._series(family, states)
-
-    def _series(
-        self,
-        family: Family,
-        found: Iterable[tuple[tuple[tuple[str, str], ...], Number | State | Histogram] | None],
-    ) -> Iterator[Series | None]:
+    def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        aggregate = aggregate_native if self._exponential else aggregate_histograms
         start = int(self._oldest * NANOS)
-        for one in found:
-            if one is None:
-                yield None
-                continue
-            labels, value = one
+        for labels, value in self._aggregated.series(values, family, aggregate):
             make = functools.partial(dict[str, str], labels)
-            if isinstance(value, int | float):
+            if not isinstance(value, Histogram):
                 yield Series((labels, start), make, value, start)
             else:
                 read, bounds = self._observed(family, value)
                 began = _start(read) or start
                 yield Series((labels, began, bounds), make, read, began)
 
-    def _observed(self, family: Family, value: State | Histogram) -> tuple[Value, Bounds | None]:
+    def _observed(self, family: Family, value: Histogram) -> tuple[Value, Bounds | None]:
         """Return the value of a histogram or summary, and the bounds that are sent with it."""
-        if isinstance(value, NativeHistogram):
+        if self._exponential and isinstance(value, NativeHistogram):
             return value, None
-        if isinstance(value, Histogram):
-            value = histogram_state(value)
-        bounds, counts, total, _ = value
+        bounds, counts, total = value.bounds, value.counts, value.sum
         if family.kind == "summary":
             return Summary(sum(counts), total), None
         places = self._filter.shown_bounds(family.name, bounds) if bounds else None
@@ -181,37 +163,20 @@ class PageFamilies:
             bounds, counts = shown, rebucketed(bounds, counts, shown)
         return (bounds, counts, total), bounds
 
-    def _of_samples(self) -> Iterator[SeriesFamily | None]:
-        for family in passthrough_families(self._passthrough):
-            yield None if family is None else _sampled(family)
-
-    def _of_exporter(self) -> Iterator[SeriesFamily | None]:
-        metrics = self._own.metrics
-        start = int(metrics.created * NANOS)
-        for found in metrics.samples():
-            if found is None:
-                yield None
-                continue
-            row, samples = found
+    def _of_exporter(self, values: OwnValues) -> Iterator[SeriesFamily]:
+        for row, samples in values.families:
             series = (
                 Series(
-                    (labels, start),
+                    (labels, self._began),
                     functools.partial(_zipped, row.labels, labels),
                     value,
-                    start,
+                    self._began,
                 )
                 for labels, value in samples
             )
             yield SeriesFamily(row.name, row.kind, row.help, series)
-        for family in collected_families(self._own.others):
-            yield _sampled(family)
-
-
-def _copy_histogram(histogram: Histogram) -> State | Histogram:
-    """Copy the native buckets of a histogram that has them, else the classic ones."""
-    if isinstance(histogram, NativeHistogram):
-        return histogram.copy()
-    return histogram_state(histogram)
+        for metric in values.others:
+            yield from map(_sampled, collected(metric))
 
 
 def _start(value: Value) -> int:

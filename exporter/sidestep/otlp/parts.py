@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from sidestep.config.settings import Config
-from sidestep.exposition.page_cache import Hold
+from sidestep.exposition.pages import Hold
 from sidestep.otlp.envelope import Envelope
 from sidestep.otlp.log_records import log_record
 from sidestep.otlp.page_families import PageFamilies

@@ -153,7 +153,7 @@ class Receiver:
 
     async def post(self, request: Request) -> Answer:
         """Send one request; failures are counted and logged."""
-        body = b"".join(await compression.pack(request.parts))
+        body = b"".join(await asyncio.to_thread(compression.compress, request.parts))
         if self._session is None:
             self._session = self._new_session()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,7 +17,6 @@ from sidestep.otlp.envelope import Envelope, Piece
 from sidestep.otlp.receiver import Receiver
 from sidestep.requests.record import RequestRecord
 from sidestep.requests.record_queue import RecordQueue
-from sidestep.telemetry.cooperative import collect_in_slices
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class RecordSender:
     async def _send(self) -> bool:
         """Send the next batch; return whether it is done with, accepted or not."""
         lines = self._queue.first()
-        pieces = await collect_in_slices(self._pieces(lines))
+        pieces = await asyncio.to_thread(self._pieces, lines)
         accepted = True
         for request in self._envelope.requests(piece for piece in pieces if piece.points):
             answer = await self._receiver.post(request)
@@ -104,10 +103,12 @@ class RecordSender:
         self._queue.drop(len(lines))
         return True
 
-    def _pieces(self, lines: Sequence[bytes]) -> Iterator[Piece]:
+    def _pieces(self, lines: Sequence[bytes]) -> list[Piece]:
+        found = []
         for line in lines:
             try:
-                yield self._encode(self._decoder.decode(line), line)
+                found.append(self._encode(self._decoder.decode(line), line))
             except (msgspec.MsgspecError, ValueError):
                 # A snapshot of another release may have it.
                 self._queue.lose("unreadable")
+        return found

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from sidestep.exposition.page_cache import Hold
+from sidestep.exposition.page_values import PageValues
+from sidestep.exposition.pages import Hold
 from sidestep.otlp.encoder import Encoder
-from sidestep.otlp.envelope import Envelope, Request
+from sidestep.otlp.envelope import Envelope, Piece, Request
 from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.receiver import Receiver
-from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 FINISH_SECONDS = 3.0
@@ -85,11 +85,15 @@ class OtlpSender:
         # Receivers refuse a whole request if the time of a series decreases.
         self._stamp = max(self._wall(), self._stamp + 1)
         async with self._hold():
-            pieces = await collect_in_slices(self._encoder.pieces(self._families, self._stamp))
-        requests = self._envelope.requests(piece for piece in pieces if piece is not None)
+            values = self._families.copy()
+        pieces = await asyncio.to_thread(self._encode, values)
+        requests = self._envelope.requests(pieces)
         if self._snapshots is not None:
             await self._snapshots.settled()
         await self._send(requests)
+
+    def _encode(self, values: PageValues) -> list[Piece]:
+        return [*self._encoder.pieces(self._families.read(values), self._stamp)]
 
     async def finish(self) -> None:
         """Push a last time, unless the push before failed, and close the connection."""

@@ -1,26 +1,30 @@
-"""Metrics pages, rendered when they are asked for; concurrent scrapes share a render in flight."""
+"""Metrics pages: values are copied on the event loop, and written in a thread.
+
+Concurrent and closely following requests share a page.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from sidestep.exposition import passthrough_text, protobuf_page, protobuf_samples
+from sidestep.exposition import own_families, passthrough_text, protobuf_samples
 from sidestep.exposition.compression import Body
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition.page_values import PageCopier, PageValues
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
+from sidestep.exposition.protobuf_page import ProtobufPage
+from sidestep.exposition.sample_families import passed_on
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.shared_renders import SharedRenders
 from sidestep.exposition.text_page import TextPage
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.metrics.registry import Registry
-from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
 CACHE_SECONDS = 0.1
@@ -30,6 +34,7 @@ Key = tuple[str, Format]
 """View and format."""
 Hold = Callable[[], AbstractAsyncContextManager[None]]
 """Pauses the changes of the registry for a block."""
+Result = TypeVar("Result")
 
 
 class Durable(Protocol):
@@ -47,8 +52,7 @@ class Pages:
             that no counter that Prometheus has seen decreases after a crash.
         final_scrape: If given, records the requests for whole pages.
         series_filter: Labels, families and buckets to leave out.
-        hold: If given, a page is of one moment as a whole, rather than each of its families: sums by
-            tenant are then those of the engines.
+        hold: Pauses the intake between two frames, so that sums by tenant are those of the engines.
 
     Attributes:
         scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
@@ -64,25 +68,27 @@ class Pages:
         snapshots: Durable | None = None,
         final_scrape: FinalScrape | None = None,
         series_filter: SeriesFilter | None = None,
-        hold: Hold | None = None,
+        hold: Hold = contextlib.nullcontext,
     ) -> None:
         shown = series_filter or SeriesFilter()
         self.registry = registry
-        self.passthrough = passthrough
         self.metrics = metrics
-        self._own = OwnFamilies(own)
+        self._copier = PageCopier(registry, passthrough, own)
         self._snapshots = snapshots
         self._final_scrape = final_scrape
         self._hold = hold
-        self._turn = asyncio.Lock()
         filters = {"engine": shown, "pod": shown.for_pod}
-        self.views = {view: TextPage(registry, each) for view, each in filters.items()}
+        self.views = {view: TextPage(each) for view, each in filters.items()}
         self._with_exemplars = {
-            view: TextPage(registry, each, exemplars=True) for view, each in filters.items()
+            view: TextPage(each, exemplars=True) for view, each in filters.items()
         }
+        native = registry.native
+        self._protobuf = ProtobufPage(classic_buckets=native is None or native.both)
         # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
         self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
+        # One thread: pages keep what they have written of engines that do not change.
+        self._thread = ThreadPoolExecutor(1, "sidestep-pages")
         self.scraped_at: float | None = None
 
     async def page(
@@ -115,44 +121,51 @@ class Pages:
                 self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
         return await body.packed() if packed else body.parts
 
-    async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
-        """Render in slices, between which the event loop runs other work.
+    async def written(
+        self,
+        write: Callable[[PageValues], Result],
+        names: Collection[str] = (),
+        *,
+        with_gone: bool = False,
+    ) -> Result:
+        """Return what ``write`` makes of the present values, in a thread, once a snapshot holds them.
 
-        Each family is of one moment, or the page is, see ``hold``. The snapshot that a page waits for
-        is made after the last slice, so it holds all that the page shows.
+        Args:
+            write: Writes the values.
+            names: Samples whose families are wanted; empty for all.
+            with_gone: Whether values include engines that are gone, which only sums need.
         """
-        started = time.perf_counter()
-        stamp = self._final_scrape.stamp() if self._final_scrape is not None else 0.0
-        async with self.at_one_moment():
-            found = await collect_in_slices(self._pieces(view, form, names))
-        own = await collect_in_slices(self._own.pieces(form, names))
-        await self.settled()
-        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
-        return Body([*chain.from_iterable(found), b"".join(own)], stamp)
-
-    @contextlib.asynccontextmanager
-    async def at_one_moment(self) -> AsyncIterator[None]:
-        """Pause all changes until the block ends, if tenants are counted.
-
-        One page at a time: between two of them the intake runs.
-        """
-        if self._hold is None:
-            yield
-            return
-        async with self._turn, self._hold():
-            yield
-
-    async def settled(self) -> None:
-        """Return once a snapshot holds everything that was rendered before the call."""
+        async with self._hold():
+            values = self._copier.copy(names, with_gone=with_gone)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, write, values)
         if self._snapshots is not None:
             await self._snapshots.settled()
+        return found
 
-    def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
+    async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
+        started = time.perf_counter()
+        stamp = self._final_scrape.stamp() if self._final_scrape is not None else 0.0
+        parts = await self.written(
+            lambda values: self._written(values, view, form, names),
+            names,
+            with_gone=bool(self.views[view].series_filter.dropped_labels),
+        )
+        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        return Body(parts, stamp)
+
+    def _written(
+        self, values: PageValues, view: str, form: Format, names: Collection[str]
+    ) -> list[bytes]:
+        engines, passthrough, own = values
         if form == "protobuf":
-            others = protobuf_samples.passthrough_pieces(self.passthrough, names)
-            return chain(protobuf_page.pieces(self.registry, names), others)
-        openmetrics = form == "openmetrics"
-        others = passthrough_text.pieces(self.passthrough, openmetrics=openmetrics, names=names)
-        has_exemplars = openmetrics and self.registry.has_exemplars
-        page = (self._with_exemplars if has_exemplars else self.views)[view]
-        return chain(page.pieces(openmetrics=openmetrics, names=names), others)
+            parts = self._protobuf.write(engines, names)
+            for family in passthrough:
+                parts += protobuf_samples.encode(passed_on(family))
+        else:
+            openmetrics = form == "openmetrics"
+            has_exemplars = openmetrics and engines.has_exemplars
+            page = (self._with_exemplars if has_exemplars else self.views)[view]
+            parts = page.write(engines, openmetrics=openmetrics, names=names)
+            parts += passthrough_text.write(passthrough, openmetrics=openmetrics)
+        return [*parts, *own_families.write(own, form)]
