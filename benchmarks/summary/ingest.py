@@ -330,11 +330,6 @@ class ClientApplier(Applier):
         """Add ``item`` to the metrics of ``engine``."""
         self.metrics.apply(engine, item)
 
-    def apply_buffered(self, engine: Engine, item: Any) -> bool:
-        """Return False: prometheus_client gains nothing from buffered observations."""
-        del engine, item
-        return False
-
 
 async def _serve_client(config: Config) -> None:
     layouts = {"vllm": compile_layout(DIALECTS["vllm"])}

@@ -24,6 +24,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.transport.process import calm_collector
 from sidestep_adapters.publisher.translate import to_wire
 
 STEPS = 3
@@ -61,8 +62,8 @@ def costs(
     make = renderer(registry)
     make()
     spent: dict[str, list[float]] = {}
-    gc.collect()
-    gc.freeze()
+    # As the exporter does.
+    calm_collector()
     for _ in range(rounds):
         if peer is not None:
             spent.setdefault("peer", []).append(milliseconds(peer))

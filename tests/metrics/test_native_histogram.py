@@ -106,9 +106,6 @@ def test_batch_equals_single_observations(values: list[float], schema: int) -> N
     assert state(batch) == state(each)
     assert refused == classic.observe_many(list(values))
     assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
-    in_order = NativeHistogram(BOUNDS, schema)
-    assert in_order.observe_in_order(list(values)) == refused
-    assert (state(in_order), in_order.sum) == (state(each), each.sum)
 
 
 @given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))
@@ -261,7 +258,6 @@ def test_schema_is_set_by_operator_then_catalogue_then_default() -> None:
 OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
     lambda one, values: [one.observe(value) for value in values],
     lambda one, values: one.observe_many([*values]),
-    lambda one, values: one.observe_in_order([*values]),
     lambda one, values: one.observe_run(values[0], len(values)),
     lambda one, values: one.observe_weighted([(value, 2) for value in values]),
     lambda one, values: one.merge(observed(values)),

@@ -109,8 +109,8 @@ def test_every_way_to_observe_counts_once(
     limits = [Limit(f"at_{place}", threshold) for place, threshold in enumerate(THRESHOLDS)]
     found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
     for histogram in (plain, found):
-        for number, batch in enumerate(batches):
-            (histogram.observe_in_order if number % 2 else histogram.observe_many)([*batch])
+        for batch in batches:
+            histogram.observe_many([*batch])
         histogram.observe_weighted([*weighted])
         histogram.observe_run(*run)
         histogram.observe(0.3)

@@ -196,7 +196,6 @@ class Ingest:
             while intake.busy:
                 intake.work()
                 if time.perf_counter() > deadline:
-                    intake.flush()
                     return True
             if self._ack_due:
                 # Between two frames everything received is applied. Waiting for an idle slice

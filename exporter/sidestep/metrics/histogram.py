@@ -84,21 +84,6 @@ class Histogram:
         self._count_sorted(values)
         return refused
 
-    def observe_in_order(self, values: list[float]) -> int:
-        """Count ``values`` in their order; return how many were refused.
-
-        The sum is the same, to the last digit, as after observing each value by itself.
-        """
-        total = self.sum
-        for value in values:
-            total += value
-        ordered = sorted(values)
-        if ordered and math.isfinite(total) and ordered[0] >= 0.0 and ordered[-1] <= VALUE_LIMIT:
-            self.sum = total
-            self._count_sorted(ordered)
-            return 0
-        return sum(map(self.observe, values))
-
     def _count_sorted(self, values: list[float]) -> None:
         """Add ``values``, sorted and valid and at least one, to the counts but not to the sum."""
         bounds, counts = self.bounds, self.counts
