@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from benchmarks.summary.pages import dirty, fleet, milliseconds
 from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep import __version__
-from sidestep.exposition import compression
+from sidestep.exposition import renders
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.encoder import Encoder
@@ -82,7 +82,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 def _push(encoder: Encoder, families: PageFamilies, stamp: int) -> list[bytes]:
     """Return the compressed bodies of a push."""
     requests = Envelope({}).requests(encoder.pieces(families.read(families.copy()), stamp))
-    return [b"".join(compression.compress(request.parts)) for request in requests]
+    return [b"".join(renders.compress(request.parts)) for request in requests]
 
 
 def _read(families: PageFamilies) -> Read:
@@ -135,7 +135,7 @@ def _peer(read: Read, stamp: int) -> list[bytes]:
     scope = sdk.ScopeMetrics(InstrumentationScope("sidestep", __version__), metrics, "")
     resource = sdk.ResourceMetrics(Resource({}), [scope], "")
     body = encode_metrics(sdk.MetricsData([resource])).SerializeToString()
-    return [b"".join(compression.compress([body]))]
+    return [b"".join(renders.compress([body]))]
 
 
 def _compare(ours: list[bytes], theirs: list[bytes]) -> None:

@@ -20,7 +20,7 @@ from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep import __version__
 from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import compression
+from sidestep.exposition import renders
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.envelope import Envelope
 from sidestep.otlp.log_records import log_record
@@ -114,7 +114,7 @@ def _ours(lines: Sequence[bytes], encode: Encode) -> bytes:
     decoder = msgspec.json.Decoder(RequestRecord)
     pieces = [encode(decoder.decode(line), line) for line in lines]
     requests = Envelope({}).requests(pieces)
-    return b"".join(part for each in requests for part in compression.compress(each.parts))
+    return b"".join(part for each in requests for part in renders.compress(each.parts))
 
 
 def _peer(records: Sequence[RequestRecord]) -> bytes:
@@ -155,7 +155,7 @@ def _peer(records: Sequence[RequestRecord]) -> bytes:
             )
             for place, phase in enumerate(times.phases, 1)
         ]
-    return b"".join(compression.compress([encode_spans(found).SerializeToString()]))
+    return b"".join(renders.compress([encode_spans(found).SerializeToString()]))
 
 
 def _attributes(record: RequestRecord) -> dict[str, Any]:

@@ -25,17 +25,17 @@ from sidestep.diagnosis.own_checks import Installation, OwnChecks
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
-from sidestep.exposition import compression
+from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.pages import Pages
-from sidestep.exposition.parts import (
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
+from sidestep.exposition.statistics_log import StatsLog
+from sidestep.from_config import (
     access,
     engine_settings,
     native_histograms,
     series_filter,
 )
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.statistics_log import StatsLog
 from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
@@ -406,7 +406,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
             event_loop.NAME,
-            compression.LIBRARY,
+            renders.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.durability,

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from pages import Family, Labels, parse
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition.aggregate import aggregate_histograms, aggregate_info, aggregate_numbers
+from sidestep.exposition.aggregated_series import (
+    aggregate_histograms,
+    aggregate_info,
+    aggregate_numbers,
+)
 from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine

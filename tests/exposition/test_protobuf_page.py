@@ -27,8 +27,7 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import proto_format
 from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import ProtobufPage, render
-from sidestep.exposition.protobuf_samples import encode
+from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples, render
 from sidestep.exposition.sample_families import collected
 from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
@@ -397,7 +396,7 @@ def test_the_exporters_own_families() -> None:
         part
         for metric in registry.collect()
         for family in collected(metric)
-        for part in encode(family)
+        for part in encode_samples(family)
     )
     found = {family.name: family for family in families(body)}
 

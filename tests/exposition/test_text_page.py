@@ -20,13 +20,13 @@ from exporters import Start
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format, own_families, protobuf_samples
-from sidestep.exposition.compression import Body, compress
+from sidestep.exposition import json_format, own_families
 from sidestep.exposition.engine_values import EngineCopier, copied
-from sidestep.exposition.families import families
-from sidestep.exposition.label_cache import MAX_LABEL_SETS, LabelCache
+from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
+from sidestep.exposition.protobuf_page import encode_samples
+from sidestep.exposition.renders import Body, compress
 from sidestep.exposition.sample_families import collected
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.http.chunked_response import PIECE, pieces
@@ -156,7 +156,7 @@ def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
             part
             for metric in registry.collect()
             for family in collected(metric)
-            for part in protobuf_samples.encode(family)
+            for part in encode_samples(family)
         )
         assert metrics_of(page("protobuf")) == metrics_of(theirs)
     part = page("text", {"sidestep_items_total"})

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidestep.exposition.passthrough.page import Page
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.passthrough_text import write
+from sidestep.exposition.text_page import write_passed_on
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
 
@@ -37,7 +37,9 @@ class Passing:
 
     def show(self, *names: str, openmetrics: bool = False) -> str:
         """Return the exposed text."""
-        return b"".join(write(self.passed.families(names), openmetrics=openmetrics)).decode()
+        return b"".join(
+            write_passed_on(self.passed.families(names), openmetrics=openmetrics)
+        ).decode()
 
     def left_out(self, at: int = 0) -> Counter[str]:
         """Return what was left out of a page, by reason."""

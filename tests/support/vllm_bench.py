@@ -11,8 +11,7 @@ from sidestep.engines.vllm.wire import (
     SchedulerStats,
     VllmStep,
 )
-from sidestep.exposition.aggregate import aggregate_native
-from sidestep.exposition.aggregated_series import AggregatedSeries
+from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
 from sidestep.exposition.engine_values import copied
 from sidestep.exposition.families import families
 from sidestep.metrics.engine import Engine

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidestep.exposition.aggregate import Aggregator
-from sidestep.exposition.aggregated_series import AggregatedSeries, Labels
+from sidestep.exposition.aggregated_series import AggregatedSeries, Aggregator, Labels
 from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
-from sidestep.exposition.families import Family
-from sidestep.exposition.label_cache import LabelCache
+from sidestep.exposition.families import Family, LabelCache
 
 Encode = Callable[[bytes, Value, float], bytes]
 """Encodes a series: its encoded labels, its value, and the Unix time at which its engine began."""
@@ -27,22 +25,28 @@ class EncodedSeries:
         self._family = family
         self._labels = labels
         self._encode = encode
-        self._all: Sequence[EngineValues] = ()
-        """All engines of the last page."""
-        self._engines: Sequence[EngineValues] = ()
+        self._page: Sequence[int] = ()
+        """Versions of all engines at the last page."""
+        self._versions: Sequence[int] = ()
+        """Those of the engines that have the family."""
         self._parts: list[bytes] = []
 
-    def of(self, values: RegistryValues) -> list[bytes]:
-        """Return the series of each engine; an engine can have none."""
-        if values.engines != self._all:
-            self._all = values.engines
+    def of(self, values: RegistryValues, versions: Sequence[int]) -> list[bytes]:
+        """Return the series of each engine; an engine can have none.
+
+        Args:
+            values: The values of all engines.
+            versions: ``values.versions()``.
+        """
+        if versions != self._page:
+            self._page = versions
             engines = self._family.engines(values)
-            known = dict(zip(self._engines, self._parts, strict=True))
+            known = dict(zip(self._versions, self._parts, strict=True))
             self._parts = [
-                self._of_engine(engine) if (part := known.get(engine)) is None else part
+                self._of_engine(engine) if (part := known.get(engine.version)) is None else part
                 for engine in engines
             ]
-            self._engines = engines
+            self._versions = [engine.version for engine in engines]
         return self._parts
 
     def _of_engine(self, engine: EngineValues) -> bytes:
@@ -80,14 +84,13 @@ class EncodedSums:
         self._aggregated = aggregated
         self._aggregate = aggregate
         self._encode = encode
-        self._engines: Sequence[EngineValues] = ()
+        self._page: Sequence[int] = ()
         self._parts: list[bytes] = []
 
-    def of(self, values: RegistryValues) -> list[bytes]:
+    def of(self, values: RegistryValues, versions: Sequence[int]) -> list[bytes]:
         """Return all series."""
-        engines = [*values.engines, *values.gone]
-        if engines != self._engines:
-            self._engines = engines
+        if versions != self._page:
+            self._page = versions
             created = min([engine.created for engine in values.engines], default=0.0)
             found = self._aggregated.series(values, self._family, self._aggregate)
             self._parts = [self._encode(labels, value, created) for labels, value in found]

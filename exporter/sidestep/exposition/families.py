@@ -1,17 +1,117 @@
-"""Metric families of a page: which there are, their values by engine, and the labels of their series."""
+"""Metric families of a page: which there are, the engines that have them, their values and labels."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Generic, TypeVar
 
 from sidestep.catalog.layout import Layout, SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind
-from sidestep.exposition.engine_values import EngineValues, RegistryValues
-from sidestep.exposition.row_readers import Children, Reader, described_reader, row_reader
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
+from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
 from sidestep.metrics.engine import Key
+from sidestep.metrics.histogram import Histogram
+
+Children = Sequence[tuple[Key, Value]]
+"""Values by own label values."""
+Reader = Callable[[EngineValues], tuple[Key, Children]]
+"""Returns own label names, and values in the exposed unit."""
+
+
+def row_reader(placed: SlotAssignment) -> Reader:
+    """Return the reader of a row of the catalogue."""
+    row, names, divisor = placed.row, placed.own_labels, placed.row.unit_divisor
+    source = row.source
+    if placed.storage == "sampled":
+        # The senders of a catalogued family may have labels besides the row's.
+        name = placed.stored_name
+        return lambda engine: _open_children(engine, name)
+    if placed.storage == "keyed":
+        (slot,) = placed.slots
+        return lambda engine: (names, _divided(engine.keyed[slot], divisor))
+    if isinstance(source, Info):
+        info = source.name
+        return lambda engine: _info(engine.info.get(info))
+    if isinstance(source, Constant):
+        constant = (((), source.value),)
+        return lambda _: (names, constant)
+    if placed.storage == "computed":
+        name = row.name
+        return lambda engine: (names, _single((), engine.computed[name]))
+    return _slot_reader(placed, names, divisor)
+
+
+def described_reader(name: str, kind: Kind, labels: Key) -> Reader:
+    """Return the reader of a family that engines described themselves.
+
+    Two engines may describe one name differently; a page shows the first form.
+    """
+
+    def read(engine: EngineValues) -> tuple[Key, Children]:
+        family = engine.open_families[name]
+        if (family.kind, family.labels) != (kind, labels):
+            return (), ()
+        return _open_children(engine, name)
+
+    return read
+
+
+def _slot_reader(placed: SlotAssignment, names: Key, divisor: int) -> Reader:
+    """Return the reader of a row whose values are in scalars or histograms."""
+    slots, keys = placed.slots, placed.label_values
+    if len(slots) > 1 or divisor != 1:
+        children = dict(zip(keys, slots, strict=True))
+        if placed.storage == "histogram":
+            return lambda engine: (
+                names,
+                [
+                    (key, one)
+                    for key, slot in children.items()
+                    if (one := engine.histograms[slot]) is not None
+                ],
+            )
+        return lambda engine: (
+            names,
+            _divided(
+                {
+                    key: value
+                    for key, slot in children.items()
+                    if (value := engine.values[slot]) is not None
+                },
+                divisor,
+            ),
+        )
+    (slot,), (key,) = slots, keys
+    if placed.storage == "histogram":
+        return lambda engine: (names, _single(key, engine.histograms[slot]))
+    return lambda engine: (names, _single(key, engine.values[slot]))
+
+
+def _single(key: Key, value: Value | None) -> Children:
+    return () if value is None else ((key, value),)
+
+
+def _divided(children: Mapping[Key, Value], divisor: int) -> Children:
+    """Return values in a unit that is so many stored units; histograms have no other unit."""
+    if divisor == 1:
+        return [*children.items()]
+    return [
+        (key, value / divisor)
+        for key, value in children.items()
+        if not isinstance(value, Histogram)
+    ]
+
+
+def _info(labels: Mapping[str, str] | None) -> tuple[Key, Children]:
+    return ((), ()) if labels is None else (tuple(labels), [(tuple(labels.values()), 1)])
+
+
+def _open_children(engine: EngineValues, name: str) -> tuple[Key, Children]:
+    family = engine.open_families[name]
+    return family.labels, [*family.children.items()]
+
 
 DESCRIBED = ""
 """Key of the reader of a self-described family."""
@@ -176,3 +276,59 @@ def series_labels(engine: EngineValues, family: Family, names: Key, key: Key) ->
 
 def _has_label(placed: SlotAssignment, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
+
+
+MAX_LABEL_SETS = 200_000
+"""Label sets that a cache holds: four times what self-described families can have at once."""
+
+Encoded = TypeVar("Encoded")
+
+
+class LabelCache(Generic[Encoded]):
+    """Encoded labels of series, cached until the labels of their engine may have changed.
+
+    Args:
+        encode: Encodes the labels of one series.
+    """
+
+    def __init__(self, encode: Callable[[dict[str, str]], Encoded]) -> None:
+        self._encode = encode
+        self._by_version: dict[int, dict[object, dict[Key, Encoded]]] = {}
+        self._count = 0
+
+    def get(
+        self, engine: EngineValues, family: Family, names: Key, keys: Iterable[Key]
+    ) -> list[Encoded]:
+        """Return the labels of an engine's series; ``names`` and ``keys`` are their own labels."""
+        known = self._known(engine, family, names)
+        return [
+            self._added(known, engine, family, names, key)
+            if (found := known.get(key)) is None
+            else found
+            for key in keys
+        ]
+
+    def _known(self, engine: EngineValues, family: Family, names: Key) -> dict[Key, Encoded]:
+        """Return the cached labels of an engine's series with the label ``names`` of their own."""
+        by_form = self._by_version.get(engine.label_version)
+        if by_form is None:
+            by_form = self._by_version[engine.label_version] = {}
+        form = family.label_form(engine, names)
+        known = by_form.get(form)
+        if known is None:
+            known = by_form[form] = {}
+        return known
+
+    def _added(
+        self, known: dict[Key, Encoded], engine: EngineValues, family: Family, names: Key, key: Key
+    ) -> Encoded:
+        self._count += 1
+        found = known[key] = self._encode(series_labels(engine, family, names, key))
+        return found
+
+    def retain(self, engines: Iterable[EngineValues]) -> None:
+        """Drop the labels of other engines; drop all where there are too many."""
+        for label_version in self._by_version.keys() - {engine.label_version for engine in engines}:
+            del self._by_version[label_version]
+        if self._count > MAX_LABEL_SETS:
+            self._by_version, self._count = {}, 0

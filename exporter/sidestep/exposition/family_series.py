@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from sidestep.exposition.aggregate import aggregate_native
-from sidestep.exposition.aggregated_series import AggregatedSeries
+from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
 from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
 from sidestep.exposition.families import Family, families, series_labels
 

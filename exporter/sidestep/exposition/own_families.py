@@ -11,10 +11,11 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
-from sidestep.exposition import proto_format, protobuf_samples
+from sidestep.exposition import proto_format
 from sidestep.exposition.negotiation import Format
+from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.sample_families import collected
-from sidestep.exposition.text_format import header, label_text, series_text
+from sidestep.exposition.text_page import header, label_text, series_text
 from sidestep.telemetry.rows import SelfRow
 from sidestep.telemetry.self_metrics import Labels, OwnRegistry, Sample
 
@@ -52,7 +53,7 @@ def write(values: OwnValues, form: Format) -> list[bytes]:
         parts = [_message(*one) for one in values.families]
         for metric in values.others:
             for family in collected(metric):
-                parts += protobuf_samples.encode(family)
+                parts += encode_samples(family)
         return parts
     openmetrics = form == "openmetrics"
     parts = [_text(*one, openmetrics=openmetrics).encode() for one in values.families]

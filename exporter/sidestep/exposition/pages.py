@@ -11,21 +11,54 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from sidestep.exposition import own_families, passthrough_text, protobuf_samples
-from sidestep.exposition.compression import Body
+from sidestep.exposition import own_families
+from sidestep.exposition.engine_values import EngineCopier, RegistryValues
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.page_values import PageCopier, PageValues
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.protobuf_page import ProtobufPage
+from sidestep.exposition.own_families import OwnValues, own_values
+from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
+from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples
+from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.exposition.sample_families import passed_on
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.shared_renders import SharedRenders
-from sidestep.exposition.text_page import TextPage
+from sidestep.exposition.text_page import TextPage, write_passed_on
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+
+
+class PageValues(NamedTuple):
+    """What a page shows, at one moment: engines, families passed on, and the exporter's own."""
+
+    engines: RegistryValues
+    passthrough: list[PassthroughFamily]
+    own: OwnValues
+
+
+class PageCopier:
+    """Copies what a page shows, on the event loop; another thread can write what is copied."""
+
+    def __init__(
+        self, registry: Registry, passthrough: PassthroughRegistry, own: OwnRegistry
+    ) -> None:
+        self._engines = EngineCopier(registry)
+        self._passthrough = passthrough
+        self._own = own
+
+    def copy(self, names: Collection[str] = (), *, with_gone: bool = False) -> PageValues:
+        """Return the values of this moment.
+
+        Args:
+            names: Samples whose families are wanted, of those that are not engines'; empty for all.
+            with_gone: Whether to include engines that are gone, which only sums need.
+        """
+        return PageValues(
+            self._engines.copy(with_gone=with_gone),
+            self._passthrough.families(names),
+            own_values(self._own, names),
+        )
+
 
 CACHE_SECONDS = 0.1
 """How long a rendered page answers further requests."""
@@ -161,11 +194,11 @@ class Pages:
         if form == "protobuf":
             parts = self._protobuf.write(engines, names)
             for family in passthrough:
-                parts += protobuf_samples.encode(passed_on(family))
+                parts += encode_samples(passed_on(family))
         else:
             openmetrics = form == "openmetrics"
             has_exemplars = openmetrics and engines.has_exemplars
             page = (self._with_exemplars if has_exemplars else self.views)[view]
             parts = page.write(engines, openmetrics=openmetrics, names=names)
-            parts += passthrough_text.write(passthrough, openmetrics=openmetrics)
+            parts += write_passed_on(passthrough, openmetrics=openmetrics)
         return [*parts, *own_families.write(own, form)]

@@ -6,12 +6,17 @@ import math
 from collections.abc import Collection
 
 from sidestep.exposition import proto_format
-from sidestep.exposition.aggregate import aggregate_native
-from sidestep.exposition.aggregated_series import AggregatedSeries
+from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
 from sidestep.exposition.encoded_series import EncodedSeries, EncodedSums
 from sidestep.exposition.engine_values import RegistryValues, Value, copied
-from sidestep.exposition.families import Family, families
-from sidestep.exposition.label_cache import LabelCache
+from sidestep.exposition.families import Family, LabelCache, families
+from sidestep.exposition.sample_families import (
+    Observed,
+    SampledSeries,
+    SampleFamily,
+    series_of,
+    whole,
+)
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
@@ -45,10 +50,11 @@ class ProtobufPage:
         self._aggregated.retain(values)
         kept: dict[tuple[object, ...], EncodedSeries | EncodedSums] = {}
         parts: list[bytes] = []
+        versions = values.versions()
         for family in families(values, names):
             series = self._families.get(family.form) or self._made(family)
             kept[family.form] = series
-            metrics = series.of(values)
+            metrics = series.of(values, versions)
             if any(metrics):
                 parts += proto_format.family(family.name, family.kind, family.help, metrics)
         if not names:
@@ -89,3 +95,24 @@ class _Series:
         if self._kind == "summary":
             return proto_format.summary(counts[-1], value.sum, (), created)
         return proto_format.histogram(value.sum, bounds, counts, exemplars=value.exemplars)
+
+
+def encode_samples(family: SampleFamily) -> list[bytes]:
+    """Encode a family, in parts; one without samples has none."""
+    metrics = [_sampled(family.kind, series) for series in series_of(family)]
+    if not metrics:
+        return []
+    return proto_format.family(family.name, family.kind, family.help, metrics)
+
+
+def _sampled(kind: str, series: SampledSeries) -> bytes:
+    value = series.value
+    if not isinstance(value, Observed):
+        encoded = proto_format.single(kind, value, series.created)
+    elif kind == "summary":
+        encoded = proto_format.summary(value.count, value.total, value.bounded, series.created)
+    else:
+        counts = [whole(count) for _, count in value.bounded]
+        bounds = tuple(bound for bound, _ in value.bounded)
+        encoded = proto_format.histogram(value.total, bounds, [*counts, value.count])
+    return proto_format.metric(proto_format.labels(series.labels), encoded, series.stamp)

@@ -3,27 +3,97 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from prometheus_client.utils import floatToGoString
+
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries, Labels
+from sidestep.catalog.model import Kind
+from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, aggregate_histograms
 from sidestep.exposition.encoded_series import EncodedSeries, EncodedSums
 from sidestep.exposition.engine_values import RegistryValues, Value, copied
-from sidestep.exposition.families import Family, families
-from sidestep.exposition.label_cache import LabelCache
+from sidestep.exposition.families import Family, LabelCache, families
+from sidestep.exposition.passthrough.parser import ESCAPES, timestamp_in_seconds
+from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_format import (
-    LABELS_PLACEHOLDER,
-    header,
-    histogram_template,
-    label_text,
-    with_exemplars,
-)
+from sidestep.metrics.exemplars import Exemplar, Exemplars
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
+
+LABELS_PLACEHOLDER = b"\0"
+"""Stands for the labels in a histogram's lines; no name and no bound has such a byte."""
+
+
+def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
+    """Return HELP and TYPE lines; OpenMetrics names a counter's family without its suffix."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    if openmetrics:
+        escaped = escaped.replace('"', '\\"')
+        if kind == "counter" and name.endswith("_total"):
+            name = name.removesuffix("_total")
+        elif kind == "counter":
+            # OpenMetrics has no counters without the suffix; this keeps the name.
+            kind = "unknown"
+    return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
+
+
+def label_text(labels: dict[str, str]) -> str:
+    """Return ``a="x",b="y"``, sorted by name and escaped."""
+    return ",".join(
+        [f'{name}="{value.translate(ESCAPES)}"' for name, value in sorted(labels.items())]
+    )
+
+
+def series_text(name: str, pairs: str) -> str:
+    """Return the text before a value: name, labels if any, and a blank."""
+    return f"{name}{{{pairs}}} " if pairs else f"{name} "
+
+
+def bound_text(bound: float) -> str:
+    """Format ``le`` as the engines and Go do: ``0.5``, ``1e+06``."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
+
+
+def histogram_template(name: str, kind: Kind, bounds: Bounds) -> bytes:
+    """Return a histogram's lines with a placeholder for each value and for the labels.
+
+    The values: cumulative counts (none for a summary), the number of observations, their sum.
+
+    All histograms with this name and these bounds share the template: inserting labels takes a
+    tenth of the time of inserting values, and a template per series would need as much memory as
+    the page.
+    """
+    index = LABELS_PLACEHOLDER.decode()
+    outer = f"{{{index}}}"
+    lines = [f"{name}_count{outer} %d\n", f"{name}_sum{outer} %a\n"]
+    if kind != "summary":
+        les = [*(bound_text(bound) for bound in bounds), "+Inf"]
+        lines[:0] = [f'{name}_bucket{{{index},le="{le}"}} %d\n' for le in les]
+    return "".join(lines).encode()
+
+
+def with_exemplars(lines: bytes, exemplars: Exemplars, buckets: Sequence[int]) -> bytes:
+    """Return a histogram's lines with its exemplars, as OpenMetrics has them.
+
+    Args:
+        lines: The lines, which begin with those of the buckets.
+        exemplars: The exemplars; those of a bucket without a line go to the next one with a line.
+        buckets: Indexes of the buckets that have lines, in the order of the lines.
+    """
+    of_line: dict[int, Exemplar] = {}
+    for bucket, one in exemplars.items():
+        line = bisect_left(buckets, bucket)
+        if line not in of_line or of_line[line].time <= one.time:
+            of_line[line] = one
+    parts = lines.split(b"\n")
+    for line, one in of_line.items():
+        context = b'{trace_id="%b",span_id="%b"}' % (one.trace_id.encode(), one.span_id.encode())
+        parts[line] += b" # %b %a %.3f" % (context, one.value, one.time)
+    return b"\n".join(parts)
+
 
 MAX_TEMPLATES = 64
 """Sets of bounds that a family can have at once; engines can send any bounds."""
@@ -64,8 +134,9 @@ class TextPage:
     ) -> list[bytes]:
         """Return the page in parts: all families, or those that own one of the sample ``names``."""
         parts: list[bytes] = []
+        versions = values.versions()
         for text in self.families(values, names):
-            series = text.series.of(values)
+            series = text.series.of(values, versions)
             if any(series):
                 parts.append(text.header(openmetrics=openmetrics))
                 parts += series
@@ -183,3 +254,24 @@ class SeriesWriter:
             template = histogram_template(self._name, self._kind, kept)
             found = self._templates[bounds] = template, places
         return found
+
+
+def write_passed_on(
+    families: Iterable[PassthroughFamily], *, openmetrics: bool = False
+) -> list[bytes]:
+    """Return families of other exporters as text."""
+    parts: list[bytes] = []
+    for family in families:
+        if openmetrics and not family.is_openmetrics:
+            continue
+        kind: str = family.kind
+        # OpenMetrics requires the suffix _total of counters, and calls untyped "unknown".
+        if openmetrics and (
+            kind == "untyped" or (kind == "counter" and not family.name.endswith("_total"))
+        ):
+            kind = "unknown"
+        parts.append(header(family.name, kind, family.help, openmetrics=openmetrics).encode())
+        shown = timestamp_in_seconds if openmetrics else bytes
+        lines = [b"%b %b\n" % (series.text, shown(value)) for series, value in family.samples]
+        parts.append(b"".join(lines))
+    return parts

@@ -13,11 +13,11 @@ from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
-from sidestep.exposition.compression import Body
 from sidestep.exposition.kv_curve import engine_curve
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
+from sidestep.exposition.renders import Body
 from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.landing_page import landing_page
 from sidestep.http.static_files import LivePage

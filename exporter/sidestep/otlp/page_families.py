@@ -9,12 +9,16 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import aggregate_histograms, aggregate_native, rebucketed
-from sidestep.exposition.aggregated_series import AggregatedSeries
+from sidestep.exposition.aggregated_series import (
+    AggregatedSeries,
+    aggregate_histograms,
+    aggregate_native,
+    rebucketed,
+)
 from sidestep.exposition.engine_values import RegistryValues
 from sidestep.exposition.families import Family, families, series_labels
 from sidestep.exposition.own_families import OwnValues
-from sidestep.exposition.page_values import PageCopier, PageValues
+from sidestep.exposition.pages import PageCopier, PageValues
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,

@@ -15,7 +15,7 @@ import aiohttp
 
 from sidestep import __version__
 from sidestep.config.scrape_targets import without_secrets
-from sidestep.exposition import compression
+from sidestep.exposition import renders
 from sidestep.otlp.envelope import Request
 from sidestep.otlp.messages import (
     DecodeError,
@@ -153,7 +153,7 @@ class Receiver:
 
     async def post(self, request: Request) -> Answer:
         """Send one request; failures are counted and logged."""
-        body = b"".join(await asyncio.to_thread(compression.compress, request.parts))
+        body = b"".join(await asyncio.to_thread(renders.compress, request.parts))
         if self._session is None:
             self._session = self._new_session()
         try:

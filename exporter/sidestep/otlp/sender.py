@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from sidestep.exposition.page_values import PageValues
-from sidestep.exposition.pages import Hold
+from sidestep.exposition.pages import Hold, PageValues
 from sidestep.otlp.encoder import Encoder
 from sidestep.otlp.envelope import Envelope, Piece, Request
 from sidestep.otlp.page_families import PageFamilies

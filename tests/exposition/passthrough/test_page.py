@@ -17,7 +17,7 @@ from exporters import page_of_engine
 from scraped import Passing, openmetrics_samples, samples, shown
 from sidestep.errors import PollError
 from sidestep.exposition.passthrough import page as pages
-from sidestep.exposition.passthrough_text import write
+from sidestep.exposition.text_page import write_passed_on
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
 ENGINES = (*TRITON, "page_main", "page_sglang_dp")
@@ -231,7 +231,7 @@ def test_a_rendered_page_is_of_one_poll() -> None:
     passing.take("b 3\n" + "".join(f"{line} 3\n" for line in lines[::-1]))
 
     for found, value in ((first, "1"), (second, "2")):
-        text = b"".join(write(found)).decode()
+        text = b"".join(write_passed_on(found)).decode()
         assert {line[-1] for line in text.splitlines()[2:]} == {value}
     assert "b 3\n" in passing.show()
 

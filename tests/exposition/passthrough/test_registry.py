@@ -18,9 +18,9 @@ from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
 from sidestep.engines.triton.rows import FROM_STATISTICS
+from sidestep.exposition.json_format import json_samples
 from sidestep.exposition.passthrough.parser import Labels
-from sidestep.exposition.passthrough_text import json_samples
-from sidestep.exposition.protobuf_samples import encode
+from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.sample_families import passed_on
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
@@ -277,7 +277,7 @@ def _as_numbers(labels: Labels) -> Labels:
 def encoded(passing: Passing, names: Collection[str] = ()) -> bytes:
     """Return the families in protobuf."""
     shown = passing.passed.families(names)
-    return b"".join(part for family in shown for part in encode(passed_on(family)))
+    return b"".join(part for family in shown for part in encode_samples(passed_on(family)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sidestep import __version__
-from sidestep.exposition.compression import Body
 from sidestep.exposition.live.charts import SERIES, charts
 from sidestep.exposition.live.details import detail
 from sidestep.exposition.live.engine_rows import Rows, engine_row
@@ -22,7 +21,7 @@ from sidestep.exposition.live.rows import History as HistoryAnswer
 from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
-from sidestep.exposition.shared_renders import SharedRenders
+from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import LEVELS
