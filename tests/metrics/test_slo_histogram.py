@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, samples, steps
+from metric_families import families
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.objectives import parse
 from sidestep.engines.dialects import DIALECTS
@@ -21,9 +22,8 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.slo import resolve
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition import json_format
+from sidestep.exposition import json_format, protobuf_page
 from sidestep.exposition.engine_values import copied
-from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
@@ -338,7 +338,9 @@ def pages(node: Fed) -> dict[str, list[bytes]]:
     return {
         **{name: text.splitlines() for name, text in texts.items()},
         "json": msgspec.json.decode(json_format.encode(copied(registry)), type=list[msgspec.Raw]),
-        "protobuf": ProtobufPage().write(copied(registry)),
+        "protobuf": [
+            family.SerializeToString() for family in families(protobuf_page.render(registry))
+        ],
     }
 
 

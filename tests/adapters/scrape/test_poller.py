@@ -46,10 +46,11 @@ async def polling() -> AsyncIterator[Polling]:
 async def test_cut_restarts_polling(polling: Polling) -> None:
     """The page is dropped; one connection remains."""
     poller, server = polling.poller, polling.server
-    await until(lambda: polling.successes == 1)
+    await until(lambda: polling.successes >= 1)
     poller.cut()
     assert poller.page.parsed is None
-    await until(lambda: polling.successes == 2)
+    before = polling.successes
+    await until(lambda: polling.successes > before)
 
     assert server.connections == 2
     assert poller.page.parsed is not None
