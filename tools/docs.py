@@ -23,6 +23,7 @@ import tomllib
 
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
+from sidestep.catalog.engine_pages import COMMON_NAMES
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.config.topics import TOPICS
@@ -33,7 +34,6 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
-from sidestep.exposition.passthrough import common_pages
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -80,7 +80,7 @@ SLO = (
 )
 SCRAPED = (
     "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes\n"
-    "`model_name`. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
+    "`model_name`, and of gauges that the processes of a TensorRT-LLM repeat (`pid`) the highest counts. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
     "servers was recorded: the names are from their documents. Families with another meaning are not here, such as\n"
     "Dynamo's queued requests, which wait for their first token.\n\n"
 )
@@ -245,9 +245,9 @@ def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
 def scraped() -> str:
     """Return the scraped families that have copies under common names."""
     text = "| Common name | Scraped family | Read from |\n|---|---|---|\n"
-    for row in common_pages.TABLE:
+    for row in COMMON_NAMES:
         kind = f", `{common_names.TOKEN_TYPE}` `{row.token_type}`" if row.token_type else ""
-        text += f"| `{row.name}`{kind} | `{row.source}` | {row.release} |\n"
+        text += f"| `{row.name}`{kind} | `{row.source}` | {row.read_from} |\n"
     return text
 
 

@@ -11,9 +11,9 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from sidestep.catalog.page_reader import Reading, read_page
+from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.rows import EngineRow, Live
-from sidestep.top.increases import Increases
-from sidestep.top.page_reader import Reading, read_page
 from sidestep.top.report import Report, TargetReport, report
 from sidestep.web_client import fetch
 from sidestep.web_client.access import Access
