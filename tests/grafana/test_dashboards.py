@@ -32,7 +32,7 @@ from sidestep.telemetry.rows import BY_NAME
 from trtllm_page import made_families
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-FAMILIES = {
+FAMILIES: dict[str, str] = {
     row.name: row.kind
     for dialect in DIALECTS.values()
     for row in dialect.rows

@@ -113,13 +113,6 @@ class FieldCheck:
         return "" if path in fields.implied else ABSENT
 
 
-def with_current_names(fields: dict[str, Any], renamed: Mapping[str, str]) -> None:
-    """Give fields that have other names in other releases, as in ``renamed``, the names that are read."""
-    for name, current in renamed.items():
-        if name in fields and current not in fields:
-            fields[current] = fields.pop(name)
-
-
 def _nested(struct: type[msgspec.Struct], path: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
     yield path, struct
     for name, hint in get_type_hints(struct).items():

@@ -280,7 +280,7 @@ class Sender:
         self.reopen = False
         self.complaint = ""
         self.boot = ack.boot
-        # An exporter of an older release sends None, which ends what the one before asked for.
+        # None ends what the exporter before this one asked for.
         self.kv_sample_rate = ack.kv_sample_rate
         self._folder.settings = ack.settings or Settings()
         self.lookup_key = self._folder.settings.lookup_key
