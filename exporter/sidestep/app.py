@@ -196,7 +196,7 @@ class Exporter:
 
     @property
     def _hold(self) -> Hold | None:
-        """What makes a page one of a single moment; None where it need not be: nobody compares sums."""
+        """What makes a page one of a single moment; None where it need not be: no sums over tenants are compared."""
         return None if self.tenants is None else self.ingest.held
 
     def _set_gpu_price(self) -> None:

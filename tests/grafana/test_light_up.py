@@ -50,7 +50,7 @@ EMPTY = {
     ("Prefix-cache hit rate", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
     ("Prefix-cache hit rate", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
     ("Cached block lifetimes, p50", "sidestep_kv_cached_block_reuse_gap_seconds"): (
-        "SGLang does not tell of hits"
+        "SGLang does not report hits"
     ),
     ("KV offload traffic", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,
     ("KV offload traffic", "vllm:kv_offload_load_bytes_total"): NO_CONNECTOR,

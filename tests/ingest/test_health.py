@@ -649,7 +649,7 @@ def test_an_engine_with_running_requests_is_not_idle() -> None:
     for _ in range(70):
         fed.advance(1.0)
         fed.send("core", Heartbeat(fed.incarnation("core"), fed.seqs["core"], 0))
-    # It cannot be told from one that hangs.
+    # It looks like one that hangs.
     assert (state(fed), health(fed).reason) == (EngineState.SLOW, None)
     assert health(fed).age == pytest.approx(130.0, abs=2.0)
     gauges(fed, 0)

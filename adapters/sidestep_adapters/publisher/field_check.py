@@ -41,7 +41,7 @@ class Fields(NamedTuple):
 
 
 class FieldCheck:
-    """Finds missing fields by one look at the first object of each kind; in the publisher thread.
+    """Finds missing fields in the first object of each kind; in the publisher thread.
 
     Args:
         package: The engine's package, whose release is logged.

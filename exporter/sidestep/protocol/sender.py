@@ -337,7 +337,7 @@ class Sender:
         return chunks
 
     def _fill_ring(self) -> None:
-        """Move pending items into the ring as one frame, if the window has room."""
+        """Move pending items into the ring as one frame, if they fit into the window."""
         if self._folder.count and self.held_bytes <= self._ring_bytes // 2:
             self._seal()
         if not self._pending or self._ring.in_flight >= self._ring_bytes // 2:
