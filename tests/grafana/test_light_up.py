@@ -33,7 +33,7 @@ from markdown_blocks import Block, blocks
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES, rules
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1100)
 
 WINDOW = "5m"
 """Rate interval that covers the exporters' whole run, on a slow machine too."""

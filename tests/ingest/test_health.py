@@ -302,8 +302,8 @@ def test_a_plugin_without_a_tap_waits_for_answers() -> None:
     assert not fed.intake.health.has_steps(fed.intake.registry.engines["ns/m/0"])
 
 
-def test_a_new_process_is_not_judged_by_the_progress_of_its_predecessor() -> None:
-    """An older adapter, which reports none, may have replaced one that was stuck."""
+def test_a_new_process_has_not_the_progress_of_its_predecessor() -> None:
+    """One that reports none may have replaced one that was stuck."""
     fed = working()
     run(fed, 3, Progress(0, unfinished=2, step_age=500.0))
     assert state(fed) is EngineState.STALLED
