@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
+import os
 import re
 import sys
 import tempfile
@@ -80,9 +81,8 @@ def main() -> None:
 
 def soak(minutes: float) -> Report:
     """Attack an exporter for so long."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, _hostile_process() as hostile:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hostile = stack.enter_context(_hostile_process())
         publishers, pages = hostile.recv()
         flags = [*LIMITS]
         for endpoint in publishers:
@@ -93,9 +93,10 @@ def soak(minutes: float) -> Report:
         stack.callback(siege.process.kill)
         hostile.send((siege.path, ("127.0.0.1", siege.port)))
         samples = list(_samples(siege, 60 * minutes))
-        hostile.send(None)
+        hostile.send("end")
         siege.settled()
         siege.end()
+        hostile.send("end")
         return Report(siege, samples, minutes)
 
 
@@ -114,7 +115,10 @@ def _hostile_process() -> Iterator[Connection]:
 
 
 def _hostile(parent: Connection) -> None:
-    """Serve hostile publishers and pages; attack the addresses that the parent sends until it says None."""
+    """Serve hostile publishers and pages; attack the addresses that the parent sends.
+
+    The attacks end at its next word, and the servers at the one after it.
+    """
     with contextlib.ExitStack() as stack:
         parent.send([list(_served(stack, behaviours)) for behaviours in (PUBLISHERS, PAGES)])
         stop = threading.Event()
@@ -126,8 +130,8 @@ def _hostile(parent: Connection) -> None:
         stop.set()
         for attacker in attackers:
             attacker.join()
-        # Publishers and pages go on until the parent ends this process.
-        threading.Event().wait()
+        parent.recv()
+        os._exit(0)
 
 
 def _served(stack: contextlib.ExitStack, behaviours: Mapping[str, Behaviour]) -> Iterator[str]:
