@@ -24,10 +24,10 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.live.increases import MAX_READINGS, Increases
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep.top.report import TargetReport
-from sidestep.top.targets import Target, Targets
-from sidestep.web_client import fetch
-from sidestep.web_client.access import Access
+from sidestep_tools.top.report import TargetReport
+from sidestep_tools.top.targets import Target, Targets
+from sidestep_tools.web_client import fetch
+from sidestep_tools.web_client.access import Access
 from web_servers import server
 
 TRTLLM = Path(__file__).parents[3] / "shared" / "reference" / "trtllm" / "generated"
