@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporters import DATA, Start, until
 from ports import free_port
 from reporting_processes import process
+from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
+from sidestep.exposition.live.increases import MAX_READINGS, Increases
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep.top.increases import MAX_READINGS, Increases
-from sidestep.top.page_reader import Reading, read_page
-from sidestep.top.report import TargetReport
-from sidestep.top.targets import Target, Targets
-from sidestep.web_client import fetch
-from sidestep.web_client.access import Access
+from sidestep_tools.top.report import TargetReport
+from sidestep_tools.top.targets import Target, Targets
+from sidestep_tools.web_client import fetch
+from sidestep_tools.web_client.access import Access
 from web_servers import server
 
 TRTLLM = Path(__file__).parents[3] / "shared" / "reference" / "trtllm" / "generated"

@@ -83,9 +83,9 @@ class PassthroughRegistry:
         """The pages' content in ``_merged``."""
         self._merged = _MergedPages()
 
-    def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
+    def page(self, labels: Labels = (), excluded: Collection[str] = (), name: str = "") -> Page:
         """Add a page; see ``Page``."""
-        page = Page(labels, excluded, self.merge, self._forget, common=self._common)
+        page = Page(name, labels, excluded, self.merge, self._forget, common=self._common)
         overlapping = [
             i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
         ]
@@ -105,6 +105,16 @@ class PassthroughRegistry:
             and not _is_own(family, own_names)
             and family.of_pages
         ]
+
+    def texts(self, names: Collection[str]) -> dict[str, str]:
+        """Return, by the name of the page, its exposed families with one of the sample ``names``."""
+        found: dict[str, list[bytes]] = {}
+        for family in self.families(names):
+            for page, samples in family.of_pages:
+                if page.name:
+                    lines = [b"%b %b\n" % (series.text, value) for series, value in samples]
+                    found.setdefault(page.name, []).extend(lines)
+        return {name: b"".join(texts).decode() for name, texts in found.items()}
 
     def left_out(self, page: Page) -> Counter[str]:
         """Return the samples of ``page`` that are not exposed, by reason."""

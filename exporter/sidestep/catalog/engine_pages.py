@@ -1,0 +1,306 @@
+"""The table of metrics pages: what the families of engines and of other servers mean.
+
+``PAGES`` has the numbers of ``sidestep top`` and of the statistics line, ``COMMON_NAMES`` the
+families of scraped pages that mean the same as one with a common name. An engine that sidestep
+knows by its page alone is in no other table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sidestep.catalog.model import Kind
+
+
+class Match(NamedTuple):
+    """Samples of one name, with these labels among theirs."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+Alternatives = tuple[tuple[Match, ...], ...]
+"""Alternatives of a number, each with the samples to add up."""
+
+
+def _one(*names: str, **labels: str) -> Alternatives:
+    return tuple((Match(name, tuple(labels.items())),) for name in names)
+
+
+class EnginePage(NamedTuple):
+    """The page of one engine.
+
+    A number is the sum of all samples of a replica that match; of several alternatives, the first
+    that the page has. Releases of one engine have different names.
+
+    Attributes:
+        dialect: The engine.
+        title: Its name for people.
+        prefix: How the names of its families begin.
+        model: Label with the model's name; empty: the page has none.
+        replica: Labels that distinguish replicas on one page.
+        gauges: Alternatives of the gauges of ``EngineRow``.
+        counters: Likewise of what is counted.
+        histograms: Names of the histograms of seconds, without ``_bucket``.
+        is_pooled: Whether gauges are repeated by several processes: the highest counts.
+        ranks: Labels of which only samples with "0" count: the others repeat them.
+    """
+
+    dialect: str
+    title: str
+    prefix: str
+    model: str
+    replica: tuple[str, ...]
+    gauges: Mapping[str, Alternatives]
+    counters: Mapping[str, Alternatives]
+    histograms: Mapping[str, tuple[str, ...]]
+    is_pooled: bool = False
+    ranks: tuple[str, ...] = ()
+
+    def names(self, kind: Kind) -> frozenset[str]:
+        """Return the names of the families of one kind."""
+        if kind == "histogram":
+            return frozenset(name for names in self.histograms.values() for name in names)
+        numbers = self.gauges if kind == "gauge" else self.counters
+        return frozenset(m.name for each in numbers.values() for one in each for m in one)
+
+
+class CommonName(NamedTuple):
+    """One family of a page that has a common name, too.
+
+    Attributes:
+        source: Its name on the page.
+        name: The common name.
+        read_from: Release or document that it was read from.
+        token_type: Value of the label ``gen_ai_token_type``, of families that have it.
+        process: Label of the processes that repeat a gauge: the highest counts.
+    """
+
+    source: str
+    name: str
+    read_from: str
+    token_type: str = ""
+    process: str = ""
+
+
+PAGES = (
+    EnginePage(
+        dialect="vllm",
+        title="vLLM",
+        prefix="vllm:",
+        model="model_name",
+        replica=("engine", "origin"),
+        gauges={
+            "running": _one("vllm:num_requests_running"),
+            "waiting": _one("vllm:num_requests_waiting"),
+            "kv_cache_usage": _one("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        },
+        counters={
+            "prompt": (
+                *_one("vllm:prompt_tokens_by_source_total", source="local_compute"),
+                *_one("vllm:prompt_tokens_total"),
+            ),
+            "generation": _one("vllm:generation_tokens_total"),
+            "preemptions": _one("vllm:num_preemptions_total"),
+            "finished": _one("vllm:request_success_total"),
+            "aborted": _one("vllm:request_success_total", finished_reason="abort"),
+            "looked_up": _one(
+                "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"
+            ),
+            "found": _one("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        },
+        histograms={
+            "ttft": ("vllm:time_to_first_token_seconds",),
+            "inter_token": (
+                "vllm:inter_token_latency_seconds",
+                "vllm:time_per_output_token_seconds",
+            ),
+            "e2e": ("vllm:e2e_request_latency_seconds",),
+        },
+    ),
+    EnginePage(
+        dialect="sglang",
+        title="SGLang",
+        prefix="sglang:",
+        model="model_name",
+        # A tokenizer and the schedulers of all data-parallel ranks are one server.
+        replica=("origin",),
+        gauges={
+            "running": _one("sglang:num_running_reqs"),
+            "waiting": _one("sglang:num_queue_reqs"),
+            "kv_cache_usage": _one("sglang:token_usage"),
+        },
+        counters={
+            "prompt": (
+                *_one("sglang:realtime_tokens_total", mode="prefill_compute"),
+                *_one("sglang:prompt_tokens_total"),
+            ),
+            "generation": (
+                *_one("sglang:realtime_tokens_total", mode="decode"),
+                *_one("sglang:generation_tokens_total"),
+            ),
+            "preemptions": _one("sglang:num_retracted_requests_total"),
+            "finished": _one("sglang:num_requests_total"),
+            "aborted": _one("sglang:num_aborted_requests_total"),
+            "looked_up": _one("sglang:prefill_effective_tokens_total"),
+            "found": (
+                tuple(
+                    Match("sglang:prefill_effective_tokens_total", (("mode", mode),))
+                    for mode in ("device_hit", "host_hit", "storage_hit")
+                ),
+            ),
+        },
+        histograms={
+            "ttft": ("sglang:time_to_first_token_seconds",),
+            "inter_token": ("sglang:inter_token_latency_seconds",),
+            "e2e": ("sglang:e2e_request_latency_seconds",),
+        },
+        ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
+    ),
+    EnginePage(
+        dialect="triton",
+        title="Triton",
+        prefix="nv_inference_",
+        model="model",
+        replica=(),
+        gauges={"waiting": _one("nv_inference_pending_request_count")},
+        counters={
+            "finished": (
+                (Match("nv_inference_request_success"), Match("nv_inference_request_failure")),
+            ),
+        },
+        histograms={},
+    ),
+    EnginePage(
+        dialect="trtllm",
+        title="TensorRT-LLM",
+        prefix="trtllm_",
+        model="model_name",
+        replica=(),
+        gauges={
+            "running": _one("trtllm_num_requests_running"),
+            "waiting": _one("trtllm_num_requests_waiting"),
+            "kv_cache_usage": _one("trtllm_kv_cache_utilization"),
+        },
+        counters={
+            "prompt": _one("trtllm_prompt_tokens_total"),
+            "generation": _one("trtllm_generation_tokens_total"),
+            "finished": (
+                (Match("trtllm_request_success_total"), Match("trtllm_request_error_total")),
+            ),
+            "looked_up": _one("trtllm_prompt_tokens_total"),
+            "found": _one("trtllm_prompt_cached_tokens_total"),
+        },
+        histograms={
+            "ttft": ("trtllm_time_to_first_token_seconds",),
+            "e2e": ("trtllm_e2e_request_latency_seconds",),
+        },
+        is_pooled=True,
+    ),
+    EnginePage(
+        dialect="llamacpp",
+        title="llama.cpp",
+        prefix="llamacpp:",
+        model="",
+        replica=(),
+        gauges={
+            "running": _one("llamacpp:requests_processing"),
+            "waiting": _one("llamacpp:requests_deferred"),
+        },
+        counters={
+            "prompt": _one("llamacpp:prompt_tokens_total"),
+            "generation": _one("llamacpp:tokens_predicted_total"),
+            "looked_up": (
+                (
+                    Match("llamacpp:prompt_tokens_total"),
+                    Match("llamacpp:prompt_tokens_cached_total"),
+                ),
+            ),
+            "found": _one("llamacpp:prompt_tokens_cached_total"),
+        },
+        histograms={},
+    ),
+)
+
+NAMES = frozenset(
+    name
+    for page in PAGES
+    for name in (
+        *page.names("gauge"),
+        *page.names("counter"),
+        *(f"{name}_bucket" for name in page.names("histogram")),
+    )
+)
+"""Names of all samples that are read."""
+STATE, STALLED, STEP_AGE = (
+    "sidestep_engine_state",
+    "sidestep_engine_stalled_seconds",
+    "sidestep_engine_step_age_seconds",
+)
+"""Health of vLLM's engines, on the page of a sidestep exporter."""
+
+_TRTLLM, _DYNAMO, _LMCACHE, _TGI = (
+    "TensorRT-LLM's source of 2026-09 (pre-releases of 1.4)",
+    "Dynamo's dashboards of 2026-04-21",
+    "LMCache's source of 2026, release not known",
+    "TGI's documents of 2026, release not known",
+)
+_TOKENS = "gen_ai_client_token_usage"
+_SECONDS = "gen_ai_server_{}_seconds"
+
+COMMON_NAMES: tuple[CommonName, ...] = (
+    CommonName(
+        "trtllm_time_to_first_token_seconds", _SECONDS.format("time_to_first_token"), _TRTLLM
+    ),
+    CommonName(
+        "trtllm_time_per_output_token_seconds",
+        _SECONDS.format("time_per_output_token"),
+        _TRTLLM,
+    ),
+    CommonName("trtllm_e2e_request_latency_seconds", _SECONDS.format("request_duration"), _TRTLLM),
+    CommonName("trtllm_request_queue_time_seconds", "sidestep_request_queue_seconds", _TRTLLM),
+    CommonName("trtllm_num_requests_running", "sidestep_requests_running", _TRTLLM, process="pid"),
+    CommonName("trtllm_num_requests_waiting", "sidestep_requests_waiting", _TRTLLM, process="pid"),
+    CommonName(
+        "trtllm_kv_cache_utilization", "sidestep_kv_cache_usage_ratio", _TRTLLM, process="pid"
+    ),
+    CommonName(
+        "trtllm_prompt_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _TRTLLM
+    ),
+    CommonName(
+        "trtllm_prompt_cached_tokens_total", "sidestep_prefix_cache_found_tokens_total", _TRTLLM
+    ),
+    CommonName(
+        "dynamo_frontend_time_to_first_token_seconds",
+        _SECONDS.format("time_to_first_token"),
+        _DYNAMO,
+    ),
+    CommonName(
+        "dynamo_frontend_inter_token_latency_seconds",
+        "sidestep_inter_token_latency_seconds",
+        _DYNAMO,
+    ),
+    CommonName(
+        "dynamo_frontend_request_duration_seconds", _SECONDS.format("request_duration"), _DYNAMO
+    ),
+    CommonName("dynamo_frontend_input_sequence_tokens", _TOKENS, _DYNAMO, "input"),
+    CommonName("dynamo_frontend_output_sequence_tokens", _TOKENS, _DYNAMO, "output"),
+    CommonName(
+        "lmcache:num_lookup_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _LMCACHE
+    ),
+    CommonName(
+        "lmcache:num_lookup_hits_total", "sidestep_prefix_cache_found_tokens_total", _LMCACHE
+    ),
+    CommonName("tgi_batch_current_size", "sidestep_requests_running", _TGI),
+    CommonName("tgi_queue_size", "sidestep_requests_waiting", _TGI),
+    CommonName("tgi_request_duration", _SECONDS.format("request_duration"), _TGI),
+    CommonName("tgi_request_queue_duration", "sidestep_request_queue_seconds", _TGI),
+    CommonName("tgi_request_input_length", _TOKENS, _TGI, "input"),
+    CommonName("tgi_request_generated_tokens", _TOKENS, _TGI, "output"),
+)
+"""Scraped families that mean the same as one with a common name.
+
+No page of these servers was recorded. A family with another meaning is not here: Dynamo's queued
+requests wait for their first token, and TGI's time per token counts the first one too.
+"""
