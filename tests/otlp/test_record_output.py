@@ -99,9 +99,9 @@ class Sending:
         return dict(self.metrics._values["sidestep_otlp_requests_total"])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the SDK's exporters give up soon, without a repetition."""
+    """Let the SDK's exporters give up before the first repetition."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.7")
 
 
@@ -155,6 +155,7 @@ async def test_large_backlogs_go_in_batches(sending: tuple[Sending, Receiver]) -
     assert made.counts == (parts(made, 1700), 0)
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
 async def test_a_busy_receiver_gets_the_same_later(
     sending: tuple[Sending, Receiver], status: int, monkeypatch: pytest.MonkeyPatch
@@ -212,6 +213,7 @@ async def test_a_partial_success_is_counted(
     assert f"does not accept 2 {shown}: 200: too old" in caplog.text
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_receiver_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     """Records wait up to a bound; more are lost and counted; the log says both once."""
     made = Sending(f"http://127.0.0.1:{free_port()}", "traces")
@@ -292,6 +294,7 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
         assert sum(span.name == "llm_request" for span in found.spans) == len(aborted)
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_ingest_goes_on_while_a_receiver_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +370,7 @@ def keys_of(found: Receiver) -> tuple[set[str], set[str]]:
     )
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> None:
     """Each record once; with another output it is counted as lost."""
     state = str(tmp_path / "state")

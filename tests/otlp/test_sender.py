@@ -63,10 +63,10 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the SDK's exporters give up soon, after one repetition at most."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    """Let the SDK's exporters give up before the first repetition."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.7")
 
 
 class Pushing:
@@ -172,6 +172,7 @@ async def test_every_status_of_success_is_one(status: int) -> None:
     assert made.value("last_success_timestamp_seconds") > 0
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_an_answer_that_is_no_http_is_logged_without_secrets(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -190,6 +191,7 @@ async def test_an_answer_that_is_no_http_is_logged_without_secrets(
     assert "s3cret" not in caplog.text
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     ("status", "rejects"), [(400, True), (401, True), (500, True), (302, True), (429, False)]
 )
@@ -234,6 +236,7 @@ async def test_an_unreadable_answer_is_a_success(body: bytes) -> None:
     assert made.value("points_total") > 0
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Whether the receiver closes it or does not listen."""
 
@@ -254,6 +257,7 @@ async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) 
     assert "Connection refused" in caplog.text
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_silent_receiver_times_out() -> None:
     """A request takes a bounded time."""
     async with pushing() as (made, found):
@@ -358,6 +362,7 @@ async def test_an_exporter_without_a_page_pushes(start: Start) -> None:
         assert found.resource["service.instance.id"] == found.resource["host.name"]
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_recovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The first success, the outage with its cause, and its end."""
 

@@ -10,8 +10,8 @@ from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
 from sidestep.otlp.resource import SCOPE, Resource
 from sidestep.otlp.spans import contexts, error_type, present
-from sidestep.otlp.timeline import MAX_NANOS, nanos
 from sidestep.requests.record import RequestRecord
+from sidestep.requests.timeline import MAX_NANOS, nanos
 
 SEVERITIES: Mapping[str, SeverityNumber] = {
     "abort": SeverityNumber.WARN,

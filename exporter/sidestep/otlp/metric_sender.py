@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from opentelemetry.sdk.metrics.export import Metric, MetricsData, ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
 from sidestep.exposition.page_cache import Durable, Hold
 from sidestep.otlp.destination import Destination
@@ -107,7 +107,9 @@ class MetricSender:
         """Send the families until a request fails in a way that the next one would, too."""
         increments, outcomes = self._increments, set()
         for metrics, points in batches(increments.of(families, stamp), stamp, increments.kinds):
-            outcome = self._destination.export(self._data(metrics), points)
+            scope = ScopeMetrics(SCOPE, metrics, "")
+            data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
+            outcome = self._destination.export(data, points)
             outcomes.add(outcome)
             if outcome == "accepted":
                 increments.commit()
@@ -123,10 +125,6 @@ class MetricSender:
         if is_accepted:
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
         return is_accepted
-
-    def _data(self, metrics: list[Metric]) -> MetricsData:
-        scope = ScopeMetrics(SCOPE, metrics, "")
-        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
 
 async def _in_thread(work: Callable[[], bool]) -> bool:

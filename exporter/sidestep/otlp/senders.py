@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from opentelemetry.sdk import environment_variables as variables
 
@@ -39,20 +38,13 @@ PERIOD = 1.0
 """Least seconds between two batches: records are collected in between."""
 
 
-class FamiliesOf(Protocol):
-    """Returns what reads the families of the page."""
-
-    def __call__(self, *, exponential: bool) -> PageFamilies:
-        """Read histograms with native buckets, if ``exponential``."""
-
-
 class Senders:
     """The senders of one exporter.
 
     Args:
         config: All settings.
         port: Port of the exporter's page; 0: none.
-        families: Families of the page.
+        families: Makes what reads the families of the page, given whether to read native buckets.
         queues: Records by output; those of other outputs than OTLP's are ignored.
         metrics: Self-metrics.
         hold: Pauses all changes for a block, so that a push is of one moment.
@@ -70,7 +62,7 @@ class Senders:
         self,
         config: Config,
         port: int,
-        families: FamiliesOf,
+        families: Callable[..., PageFamilies],
         queues: Sequence[RecordQueue],
         metrics: SelfMetrics,
         *,

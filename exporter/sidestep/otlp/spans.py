@@ -10,8 +10,8 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from sidestep.otlp.resource import SCOPE, Resource
-from sidestep.otlp.timeline import timeline
 from sidestep.requests.record import DIGITS, FAILED, RequestRecord
+from sidestep.requests.timeline import timeline
 
 NAME = "llm_request"
 """Name of a request's span, which is vLLM's: conventions have none for the server's side."""
