@@ -236,6 +236,26 @@ async def test_an_unreadable_answer_is_a_success(body: bytes) -> None:
     assert made.value("points_total") > 0
 
 
+async def test_an_answer_that_breaks_off_is_a_success() -> None:
+    """The status says that the points were accepted; they are not sent twice."""
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"x")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with pushing() as (made, found):
+        found.answer = cut
+        await made.sender.push()
+        found.answer = None
+
+    assert made.requests() == {"200": 1}
+    assert made.value("points_total") > 0
+
+
 @pytest.mark.usefixtures("_impatient")
 async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Whether the receiver closes it or does not listen."""

@@ -184,7 +184,8 @@ class Destination:
 def _of_http(answer: requests.Response | requests.RequestException | None, parts: int) -> Result:
     """Return the result of a request with as many ``parts``."""
     if isinstance(answer, requests.Response):
-        status, text = answer.status_code, answer.text or answer.reason
+        status = answer.status_code
+        text = _content(answer).decode(errors="replace") or answer.reason
         if status // 100 == SUCCESS:
             return _accepted(answer, parts)
         if status in REPEATED:
@@ -199,11 +200,19 @@ def _of_http(answer: requests.Response | requests.RequestException | None, parts
     return Result("failed", "connection", getattr(cause, "reason", cause))
 
 
+def _content(answer: requests.Response) -> bytes:
+    """Return the body of an answer; none if it broke off."""
+    try:
+        return answer.content
+    except (requests.RequestException, RuntimeError):
+        return b""
+
+
 def _accepted(answer: requests.Response, parts: int) -> Result:
     """Return the result of a success, which may be partial; the answers of all signals have one form."""
     status = str(answer.status_code)
     try:
-        partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+        partial = ExportTraceServiceResponse.FromString(_content(answer)).partial_success
     except DecodeError:
         return Result("accepted", status)
     rejected = min(max(partial.rejected_spans, 0), parts)
