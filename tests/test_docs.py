@@ -77,19 +77,6 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_private_word_is_found_in_every_kind_of_text() -> None:
-    """Documents, panels and Python texts are searched."""
-    found = list(docs.private_words("# words\nvllm -> V\nengine -> E\n"))
-
-    assert {
-        "README.md",
-        "grafana/vllm.json",
-        "docs/vllm.md",
-        "exporter/sidestep/telemetry/rows.py",
-    } <= {where.partition(":")[0] for where in found}
-    assert {where.rpartition("say ")[2] for where in found} == {"V", "E"}
-
-
 def test_no_text_installs_the_package_by_its_name() -> None:
     """No index has it: texts install a clone or a wheel."""
     texts = [*DOCUMENTS, *ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]

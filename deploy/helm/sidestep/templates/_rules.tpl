@@ -551,7 +551,8 @@ groups:
 #
 # Labels that a setup does not have (cluster, namespace, pod) are empty, which is none. Every division is by what is
 # above 0: without traffic a ratio has no sample, and no alert can fire on it.
-# Ranks of SGLang that work on the same requests report the same values: one of them counts.
+# Ranks of SGLang that work on the same requests report the same values: one of them counts. Of the processes of
+# a TensorRT-LLM (pid), which repeat its gauges, the highest does.
 
 groups:
   - name: sidestep-engines
@@ -567,7 +568,7 @@ groups:
         expr: llamacpp:requests_processing
         labels: {dialect: llamacpp}
       - record: engine:requests_running:sum
-        expr: trtllm_num_requests_running
+        expr: max without (pid) (trtllm_num_requests_running)
         labels: {dialect: trtllm}
       - record: engine:requests_waiting:sum
         expr: vllm:num_requests_waiting
@@ -579,7 +580,7 @@ groups:
         expr: llamacpp:requests_deferred
         labels: {dialect: llamacpp}
       - record: engine:requests_waiting:sum
-        expr: trtllm_num_requests_waiting
+        expr: max without (pid) (trtllm_num_requests_waiting)
         labels: {dialect: trtllm}
       - record: engine:requests_in_flight:sum
         expr: engine:requests_running:sum + engine:requests_waiting:sum
@@ -596,7 +597,7 @@ groups:
         expr: sidestep_llamacpp_context_usage_ratio
         labels: {dialect: llamacpp}
       - record: engine:kv_cache_usage_ratio:max
-        expr: trtllm_kv_cache_utilization
+        expr: max without (pid) (trtllm_kv_cache_utilization)
         labels: {dialect: trtllm}
       - record: engine:preemptions:rate5m
         expr: rate(vllm:num_preemptions_total[5m])
@@ -604,9 +605,6 @@ groups:
       - record: engine:preemptions:rate5m
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:num_retracted_requests_total[5m]))
         labels: {dialect: sglang}
-      - record: engine:preemptions:rate5m
-        expr: rate(sidestep_trtllm_pauses_total[5m])
-        labels: {dialect: trtllm}
       # As they are generated: SGLang's sglang:generation_tokens_total moves when a request ends.
       - record: engine:generation_tokens:rate5m
         expr: rate(vllm:generation_tokens_total[5m])
