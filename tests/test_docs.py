@@ -52,6 +52,7 @@ def test_documents_name_families_that_exist(path: Path) -> None:
         *DEFAULTS,
         TOKEN_TYPE,
         "sidestep_adapters",
+        "sidestep_tools",
         "vllm:request_params_best_of",
         "vllm:prompt_tokens_recomputed_total",
         "vllm:tokens_total",

@@ -52,7 +52,7 @@ groups:
             The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
             gone. No other engine has taken its place.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
-      # What InferenceEngineUnreachable does not know: engines that sent a goodbye, and those of downstream exporters.
+      # What InferenceEngineUnreachable does not know: engines that sent a goodbye.
       # The median forgets a scale-down within half an hour, and does not know an engine that never ran that long.
       - alert: InferenceEngineDown
         expr: |-
@@ -65,7 +65,7 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: engines up: {{ $value }}, fewer than for most of the last hour"
           description: >-
-            An engine has ended, or one of a downstream exporter is silent, and has not come back. Each process
+            An engine has ended and has not come back. Each process
             of SGLang counts as one.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
       # An exporter that went with its pod has no series here; engines that drained before they ended had nothing in flight.
@@ -113,7 +113,7 @@ groups:
           description: >-
             The engine ends and is started again: it crashes, runs out of memory, or a probe kills it.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
-      # Engines that report no progress: of a downstream exporter, of an older plugin, or scraped.
+      # Engines that report no progress: those without a plugin.
       - alert: InferenceDecodeStalled
         expr: |-
           min_over_time(engine:requests_running:sum[5m]) > 0
