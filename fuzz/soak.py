@@ -1,7 +1,7 @@
 """Hostile peers of all kinds beside an honest engine, for long: ``python -m fuzz.soak --minutes 30``.
 
 An exporter subscribes to hostile publishers, polls hostile pages, and is attacked over its path and its port, all
-at once. The exit code is 1 if it ended, its honest engine's counts are not exact, its memory has
+at once, by another process. The exit code is 1 if it ended, its honest engine's counts are not exact, its memory has
 risen, or a kind of log line comes too often.
 """
 
@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import multiprocessing
+import os
 import re
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fuzz.attacks import ATTACKS, attack
@@ -33,6 +36,8 @@ SAMPLE = 0.5
 """Seconds between two samples of memory."""
 SHARE = 5
 """Levels are the least memory within the first and the last of so many parts of the time: floods come on top."""
+LAST = 180.0
+"""Seconds that all may take to arrive once nobody attacks any more."""
 LONG = 5.0
 """Minutes from which on levels can be compared."""
 
@@ -42,9 +47,9 @@ class Report:
 
     def __init__(self, siege: Siege, samples: list[int], minutes: float) -> None:
         self.running = siege.process.running
-        self.exact = self.running and siege.waits_for(
-            lambda: siege.counted() == siege.honest.pushed
-        )
+        self.pushed = siege.honest.pushed
+        self.exact = self.running and siege.waits_for(lambda: siege.counted() == self.pushed)
+        self.counted = siege.counted() if self.running else 0
         part = max(len(samples) // SHARE, 1)
         # The first part has the start; the second is the first level.
         self.levels = min(samples[part : 2 * part] or [0]), min(samples[-part:] or [0])
@@ -57,7 +62,7 @@ class Report:
         """What is wrong."""
         found = {
             "the exporter has ended": not self.running,
-            "the page is not exact": self.running and not self.exact,
+            f"the page has {self.counted} of {self.pushed} tokens": self.running and not self.exact,
             f"{self.lines} lines in a minute: {self.line}": self.lines > MAX_LINES,
             "memory has risen": self._is_long and self.levels[1] > self.levels[0] + MAX_GROWTH_MIB,
         }
@@ -78,31 +83,59 @@ def main() -> None:
 
 def soak(minutes: float) -> Report:
     """Attack an exporter for so long."""
-    stop = threading.Event()
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, _hostile_process() as hostile:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        publishers, pages = hostile.recv()
         flags = [*LIMITS]
-        for endpoint in _served(stack, PUBLISHERS):
+        for endpoint in publishers:
             flags += ["--subscribe", f"kv-events={endpoint}"]
-        for endpoint in _served(stack, PAGES):
+        for endpoint in pages:
             flags += ["--scrape", f"{endpoint.replace('tcp', 'http', 1)}/metrics,timeout=2"]
         siege = Siege(folder, flags)
         stack.callback(siege.process.kill)
-        addresses: tuple[Address, ...] = siege.path, ("127.0.0.1", siege.port)
-        attackers = [
-            threading.Thread(target=_attack, args=(siege, address, stop)) for address in addresses
-        ]
+        hostile.send((siege.path, ("127.0.0.1", siege.port)))
+        samples = list(_samples(siege, 60 * minutes))
+        hostile.send("end")
+        siege.settled()
+        hostile.send("end")
+        # What an engine could not send when it ends is lost, so a slow machine gets its time here.
+        siege.settled(LAST)
+        siege.end()
+        return Report(siege, samples, minutes)
+
+
+@contextlib.contextmanager
+def _hostile_process() -> Iterator[Connection]:
+    """Run the attackers, which would take the honest engine's publisher its turns in one process."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_hostile, args=(there,))
+    process.start()
+    try:
+        yield here
+    finally:
+        process.kill()
+        process.join()
+
+
+def _hostile(parent: Connection) -> None:
+    """Serve hostile publishers and pages; attack the addresses that the parent sends.
+
+    The attacks end at its next word, and the servers at the one after it.
+    """
+    with contextlib.ExitStack() as stack:
+        parent.send([list(_served(stack, behaviours)) for behaviours in (PUBLISHERS, PAGES)])
+        stop = threading.Event()
+        addresses: Iterable[Address] = parent.recv()
+        attackers = [threading.Thread(target=_attack, args=(each, stop)) for each in addresses]
         for attacker in attackers:
             attacker.start()
-        try:
-            samples = list(_samples(siege, 60 * minutes))
-        finally:
-            stop.set()
-            for attacker in attackers:
-                attacker.join()
-            siege.settled()
-            siege.end()
-        return Report(siege, samples, minutes)
+        parent.recv()
+        stop.set()
+        for attacker in attackers:
+            attacker.join()
+        parent.recv()
+        os._exit(0)
 
 
 def _served(stack: contextlib.ExitStack, behaviours: Mapping[str, Behaviour]) -> Iterator[str]:
@@ -110,9 +143,9 @@ def _served(stack: contextlib.ExitStack, behaviours: Mapping[str, Behaviour]) ->
         yield stack.enter_context(hostile_exporter(("127.0.0.1", 0), behaviour)).endpoint
 
 
-def _attack(siege: Siege, address: Address, stop: threading.Event) -> None:
+def _attack(address: Address, stop: threading.Event) -> None:
     for name in itertools.cycle(ATTACKS):
-        if stop.is_set() or not siege.process.running:
+        if stop.is_set():
             return
         attack(name, address, 1)
 

@@ -46,4 +46,4 @@ def test_nothing_here_is_called_exporter_or_adapters() -> None:
 
 def test_help_loads_no_server() -> None:
     """The command line loads no server before a command runs."""
-    assert not {"aiohttp", "zmq"} & loaded("sidestep.cli")
+    assert not {"aiohttp", "zmq"} & loaded("sidestep.cli, sidestep_tools.commands")

@@ -22,12 +22,12 @@ from command_line import one_line, sidestep
 from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.errors import ConfigError
 from sidestep.protocol.cache_lookups import CacheLookups, Lookup, Released
-from sidestep.whatif import estimate
-from sidestep.whatif.estimate import DistinctBlocks, TraceCurve, keys_of
-from sidestep.whatif.plot import HEIGHT, MARGIN
-from sidestep.whatif.png import SCALE
-from sidestep.whatif.trace import Trace
 from sidestep_adapters.recording.format import Items, Writer
+from sidestep_tools.whatif import estimate
+from sidestep_tools.whatif.estimate import DistinctBlocks, TraceCurve, keys_of
+from sidestep_tools.whatif.plot import HEIGHT, MARGIN
+from sidestep_tools.whatif.png import SCALE
+from sidestep_tools.whatif.trace import Trace
 
 DATA = Path(__file__).parent / "data"
 

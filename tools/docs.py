@@ -26,7 +26,6 @@ from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.config.topics import TOPICS
-from sidestep.doctor.codes import SECTIONS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
@@ -37,6 +36,7 @@ from sidestep.exposition.passthrough import common_pages
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
+from sidestep_tools.doctor.codes import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -584,7 +584,7 @@ def doctor() -> str:
         for code in section.codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
             text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
-    return written(path, "exporter/sidestep/doctor/codes.py", text)
+    return written(path, "exporter/sidestep_tools/doctor/codes.py", text)
 
 
 def main() -> int:

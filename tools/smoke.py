@@ -15,8 +15,11 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from click import Context
+
 import sidestep
 import sidestep_adapters
+import sidestep_tools
 from sidestep.cli import cli
 from sidestep.demo import recording
 
@@ -32,7 +35,7 @@ FORMATS = (
 
 def load_modules() -> None:
     """Import every module; some of the adapters import their engine, which may be missing."""
-    for package in (sidestep, sidestep_adapters):
+    for package in (sidestep, sidestep_tools, sidestep_adapters):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name.endswith("__main__"):
                 continue
@@ -78,7 +81,7 @@ def exercise(url: str, ingest: str, folder: Path) -> None:
 def main() -> None:
     """Try everything."""
     load_modules()
-    for command in cli.commands:
+    for command in cli.list_commands(Context(cli)):
         assert "Usage:" in run(command, "--help")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.summary.rows import Figure, Row, Topic
 from benchmarks.summary.topics import ROOT
-from sidestep.top.page_reader import read_page
-from sidestep.top.targets import Targets
+from sidestep_tools.top.page_reader import read_page
+from sidestep_tools.top.targets import Targets
 
 PAGES = 16
 PAGE = ROOT / "tests" / "data" / "page_main.txt.gz"

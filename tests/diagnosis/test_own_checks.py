@@ -36,8 +36,8 @@ from sidestep.protocol.messages import (
     Hello,
 )
 from sidestep.telemetry.rows import BY_NAME
-from sidestep.web_client.access import Access
 from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_tools.web_client.access import Access
 from socket_peers import batch, connect
 
 

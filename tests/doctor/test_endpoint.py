@@ -21,9 +21,9 @@ from exporters import Start
 from key_ring import Ring
 from ports import free_port
 from sidestep.diagnosis.finding import Finding
-from sidestep.doctor import endpoint
-from sidestep.doctor.endpoint import User
 from sidestep.transport import keys
+from sidestep_tools.doctor import endpoint
+from sidestep_tools.doctor.endpoint import User
 
 STRANGER = User(64001, frozenset({64001}))
 

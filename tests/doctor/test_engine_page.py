@@ -15,8 +15,8 @@ from command_line import one_line, sidestep
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from ports import free_port
 from sidestep.diagnosis.finding import Finding
-from sidestep.doctor.engine_page import check_page, parse
 from sidestep_adapters.recording.replay import Replay
+from sidestep_tools.doctor.engine_page import check_page, parse
 from web_servers import server
 
 RECORDED = sorted(path.name.removesuffix(".txt.gz") for path in DATA.glob("page_*.txt.gz"))

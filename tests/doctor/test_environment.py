@@ -15,9 +15,9 @@ from command_line import sidestep
 from engine_environments import SCRIPT, EngineEnvironment
 from exporters import Start
 from sidestep.diagnosis.finding import Finding
-from sidestep.doctor.environment import packages
-from sidestep.doctor.environment.check import check_own, check_process
-from sidestep.doctor.environment.packages import ENGINES, Packages
+from sidestep_tools.doctor.environment import packages
+from sidestep_tools.doctor.environment.check import check_own, check_process
+from sidestep_tools.doctor.environment.packages import ENGINES, Packages
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 NO_EXPORTER = {"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc", "SIDESTEP_VLLM_MODE": "instead"}

@@ -21,10 +21,10 @@ from command_line import ENVIRON, one_line, sidestep
 from injection import built
 from manifests import KUSTOMIZE, ROOT, Resource, defaults, kustomized, named, resources
 from sidestep.diagnosis.finding import Finding
-from sidestep.doctor.manifests.check import check
-from sidestep.doctor.manifests.codes import CODES
-from sidestep.doctor.manifests.pods import IMAGE_DEFAULTS
-from sidestep.doctor.manifests.reading import read_all
+from sidestep_tools.doctor.manifests.check import check
+from sidestep_tools.doctor.manifests.codes import CODES
+from sidestep_tools.doctor.manifests.pods import IMAGE_DEFAULTS
+from sidestep_tools.doctor.manifests.reading import read_all
 
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 DEPLOYMENTS = sorted((ROOT / "tests" / "data" / "deployments").iterdir())

@@ -11,10 +11,10 @@ import pytest
 import peers_boards
 from growing_page import growing_page
 from prometheus_server import BINARIES, prometheus
-from sidestep.doctor.queries.files import Query, queries_of, read
-from sidestep.doctor.queries.inventory import Inventory
-from sidestep.doctor.queries.problems import WITH_RESULT, problems
-from sidestep.doctor.queries.reasons import Problem, Reasons
+from sidestep_tools.doctor.queries.files import Query, queries_of, read
+from sidestep_tools.doctor.queries.inventory import Inventory
+from sidestep_tools.doctor.queries.problems import WITH_RESULT, problems
+from sidestep_tools.doctor.queries.reasons import Problem, Reasons
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -13,10 +13,10 @@ from boards import DASHBOARDS
 from command_line import sidestep
 from ports import free_port
 from rulefiles import RULE_FILES
-from sidestep.doctor.queries.files import Query
-from sidestep.doctor.queries.inventory import Inventory
-from sidestep.doctor.queries.problems import problems
-from sidestep.doctor.queries.reasons import Reasons
+from sidestep_tools.doctor.queries.files import Query
+from sidestep_tools.doctor.queries.inventory import Inventory
+from sidestep_tools.doctor.queries.problems import problems
+from sidestep_tools.doctor.queries.reasons import Reasons
 
 DATA = Path(__file__).parents[1] / "data"
 LEGACY = "vllm:gpu_cache_usage_perc"

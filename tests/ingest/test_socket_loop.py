@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import RunError
 from sidestep.ingest.intake import Intake
+from sidestep.ingest.socket_loop import Ingest
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import (
@@ -247,3 +249,56 @@ async def test_a_large_batch_does_not_block_the_loop(start: Start) -> None:
             await asyncio.sleep(0)
 
         assert turns > 10
+
+
+class Costly:
+    """A source that always has a message, each as costly as that of a hostile publisher.
+
+    Attributes:
+        read: Messages so far.
+    """
+
+    read = 0
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """It is always read."""
+
+    def receive(self, now: float) -> bool:
+        """Take the time of a message of 15 MiB."""
+        del now
+        self.read += 1
+        bytes(15 << 20).count(b"x")
+        return True
+
+    def tick(self, now: float) -> None:
+        """It has no periodic work."""
+
+    def cut(self) -> None:
+        """It holds nothing."""
+
+    close = cut
+
+    async def wait_closed(self) -> None:
+        """It has no connection."""
+
+
+async def test_sources_of_large_messages_do_not_keep_engines_waiting(
+    start: Start, tmp_path: Path
+) -> None:
+    """Time is shared, not messages: engines are not served one message for each of a source."""
+    source = Costly()
+    async with start() as exporter:
+        ingest = Ingest(exporter.ingest.intake)
+        ingest.open([f"ipc://{tmp_path}/own/i.ipc"], [source])
+        async with connect(ingest.endpoints[0]) as peer:
+            await peer.send_hello()
+            await until(lambda: "s0" in exporter.registry.engines)
+            for number in range(300):
+                await peer.send(batch(1 + number, step()))
+            before = source.read
+            await until(lambda: tokens(exporter) == 300)
+            read = source.read - before
+        ingest.drain()
+        ingest.leave()
+
+    assert read < 150

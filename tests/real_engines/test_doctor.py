@@ -13,8 +13,8 @@ from exporters import until
 from real_engines.load import Ask, Client
 from real_engines.processes import ExporterProcess, Server
 from real_engines.sites import TAP, SglangSite, VllmSite
-from sidestep.doctor.environment import processes
-from sidestep.doctor.environment.check import check_process
+from sidestep_tools.doctor.environment import processes
+from sidestep_tools.doctor.environment.check import check_process
 
 pytestmark = pytest.mark.engine
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sidestep.doctor.environment import processes
-from sidestep.doctor.environment.packages import Packages
-from sidestep.doctor.environment.processes import Process
+from sidestep_tools.doctor.environment import processes
+from sidestep_tools.doctor.environment.packages import Packages
+from sidestep_tools.doctor.environment.processes import Process
 
 PLUGIN = """\
 [vllm.stat_logger_plugins]

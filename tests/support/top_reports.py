@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from sidestep.exposition.live.rows import EngineRow, Percentiles
-from sidestep.top.report import Report, TargetReport, report
+from sidestep_tools.top.report import Report, TargetReport, report
 
 URL = "http://10.0.0.1:9400"
 DOWN = "http://10.0.0.2:8000/metrics"
@@ -62,6 +62,6 @@ class Reports:
 
 
 if __name__ == "__main__":
-    from sidestep.top.app import view
+    from sidestep_tools.top.app import view
 
     asyncio.run(view(Reports(engine(1), engine(2))))

@@ -10,11 +10,11 @@ import pytest
 from textual.pilot import Pilot
 
 from exporters import until
-from sidestep.top.app import TopApp
-from sidestep.top.details import DetailsScreen
-from sidestep.top.help import HelpScreen
-from sidestep.top.report import TargetReport
-from sidestep.top.table import EngineTable
+from sidestep_tools.top.app import TopApp
+from sidestep_tools.top.details import DetailsScreen
+from sidestep_tools.top.help import HelpScreen
+from sidestep_tools.top.report import TargetReport
+from sidestep_tools.top.table import EngineTable
 from top_reports import DOWN, URL, Reports, engine
 
 NEVER = 3600.0

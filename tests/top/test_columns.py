@@ -6,10 +6,20 @@ import math
 
 import pytest
 
-from sidestep.top.columns import COLUMNS, Entry, Order, bar, entries, fit, level, matches, ordered
-from sidestep.top.history import History, totals
-from sidestep.top.report import TargetReport, report
-from sidestep.top.sparkline import sparkline
+from sidestep_tools.top.columns import (
+    COLUMNS,
+    Entry,
+    Order,
+    bar,
+    entries,
+    fit,
+    level,
+    matches,
+    ordered,
+)
+from sidestep_tools.top.history import History, totals
+from sidestep_tools.top.report import TargetReport, report
+from sidestep_tools.top.sparkline import sparkline
 from top_reports import DOWN, URL, engine
 
 LONG = "vllm-llama-7d9f6c7b9-x3k4p-in-a-long-namespace"

@@ -22,12 +22,12 @@ from reporting_processes import process
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep.top.increases import MAX_READINGS, Increases
-from sidestep.top.page_reader import Reading, read_page
-from sidestep.top.report import TargetReport
-from sidestep.top.targets import Target, Targets
-from sidestep.web_client import fetch
-from sidestep.web_client.access import Access
+from sidestep_tools.top.increases import MAX_READINGS, Increases
+from sidestep_tools.top.page_reader import Reading, read_page
+from sidestep_tools.top.report import TargetReport
+from sidestep_tools.top.targets import Target, Targets
+from sidestep_tools.web_client import fetch
+from sidestep_tools.web_client.access import Access
 from web_servers import server
 
 TRTLLM = Path(__file__).parents[3] / "shared" / "reference" / "trtllm" / "generated"

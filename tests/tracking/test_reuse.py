@@ -23,7 +23,7 @@ from sidestep.tracking.kv_blocks import lru_stack
 from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ALL, ReuseTracker
-from sidestep.whatif.estimate import TraceCurve
+from sidestep_tools.whatif.estimate import TraceCurve
 
 TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
 FRACTIONS = [64, 32, 16, 8, 4, 2, 1]

@@ -20,8 +20,8 @@ from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.path_owners import check_owners, open_file
 from sidestep.transport.plain_connection import PlainConnection
-from sidestep.whatif.plot import writer
 from sidestep_adapters.recording.format import Writer
+from sidestep_tools.whatif.plot import writer
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 STRANGER, EXPORTER = 1234, 65532

@@ -20,7 +20,7 @@ from sidestep.protocol.messages import EngineInfo, Hello, Nack
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import raise_open_files, resident
-from sidestep.transport.upkeep import PAUSE, TRIM_INTERVAL, Upkeep
+from sidestep.transport.upkeep import FLOODED, PAUSE, TRIM_INTERVAL, Upkeep
 from sidestep.transport.watchdog import MIB, Watchdog
 from socket_peers import connect
 
@@ -145,6 +145,33 @@ def test_what_sources_hold_is_freed_before_connections_close(
     assert ("was discarded" in caplog.text) == is_enough
     assert not upkeep.due(PAUSE)
     listener.close(0)
+
+
+def flooded(tmp_path: Path, *, accepted: int, drained: float = 0.0) -> bool:
+    """Return whether connections are closed after 30 messages in a row, of which some were accepted."""
+    metrics = SelfMetrics()
+    listener = IngestListener([f"ipc://{tmp_path}/own/i"])
+    total = [7]
+    off = Watchdog(0, 0, lambda: 0)
+    upkeep = Upkeep(listener, off, metrics, accepted=lambda: total[0])
+    upkeep.note_arrival(drained, found=False)
+    total[0] += accepted
+    for _ in range(30):
+        upkeep.note_arrival(1.0, found=True)
+    if upkeep.due(FLOODED):
+        upkeep.act(FLOODED)
+    assert not upkeep.due(FLOODED)
+    assert listener.socket is not None
+    listener.close(0)
+    return metrics.value("sidestep_rebinds_total", "flood") == 1
+
+
+def test_a_flood_of_refused_messages_closes_all_connections(tmp_path: Path) -> None:
+    """What libzmq has read waits although its peer has left, and engines behind it."""
+    assert flooded(tmp_path, accepted=10)
+    # Busy engines are no flood, and one that was dealt with in time is none.
+    assert not flooded(tmp_path, accepted=16)
+    assert not flooded(tmp_path, accepted=10, drained=0.1)
 
 
 @pytest.mark.skipif(not hasattr(libc, "malloc_trim"), reason="only glibc has malloc_trim")

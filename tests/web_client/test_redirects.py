@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidestep.doctor.prometheus_api import Api
-from sidestep.top.targets import Target
-from sidestep.web_client.access import Access
-from sidestep.web_client.fetch import FetchError, fetch
+from sidestep_tools.doctor.prometheus_api import Api
+from sidestep_tools.top.targets import Target
+from sidestep_tools.web_client.access import Access
+from sidestep_tools.web_client.fetch import FetchError, fetch
 from web_servers import server
 
 ACCESS = Access(user="u:p", header=("X-Api-Key: secret",))

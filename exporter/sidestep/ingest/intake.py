@@ -110,7 +110,7 @@ class Intake:
         self.applier = Applier(registry, dialects)
         self._decode = dialects.decode
         self.guard = guard or PeerGuard(metrics, clock)
-        self.refused = self.items = 0
+        self.accepted = self.refused = self.items = 0
         self.loads = LoadTracker(registry)
         self.curves = CurveTracker(registry)
         self._clock, self._wall = clock, wall
@@ -198,6 +198,7 @@ class Intake:
         if stream is None:
             self._log_refusals(message, received.replies)
             return received.replies
+        self.accepted += 1
         if received.opened:
             if placed is not None and placed.rival is not None:
                 self.metrics.add("sidestep_identity_conflicts_total", 1)

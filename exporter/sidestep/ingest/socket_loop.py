@@ -25,6 +25,9 @@ EXPIRE_INTERVAL = 1.0
 """Seconds between checks for silent streams, sources and engines."""
 CLOSING = 1.0
 """Seconds that the final drain may take."""
+MAX_LEAD = 0.05
+"""Seconds that the socket or the sources may have been served longer than the other before it waits.
+Who had nothing to read for a while must not keep the other from being read for as long afterwards."""
 
 
 class Ingest:
@@ -50,7 +53,10 @@ class Ingest:
         self._watchdog = watchdog or Watchdog(0, 0, resident)
         self._listener: IngestListener | None = None
         self._upkeep: Upkeep | None = None
-        self._scheduled = self._ack_due = self._is_sources_turn = False
+        self._scheduled = self._ack_due = self._is_of_sources = False
+        self._sources_lead = 0.0
+        """Seconds that the sources' messages have taken more than the socket's."""
+        self._served_at = 0.0
         self._holds = 0
         self._tick: asyncio.TimerHandle | None = None
         self._expire_at = 0.0
@@ -78,7 +84,9 @@ class Ingest:
             self._access,
             lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
         )
-        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, self._sources.cut)
+        self._upkeep = Upkeep(
+            self._listener, self._watchdog, metrics, self._sources.cut, lambda: self.intake.accepted
+        )
         self._watch(self._listener)
         self._sources.open(self._drain)
         loop = asyncio.get_running_loop()
@@ -190,13 +198,15 @@ class Ingest:
         listener, intake = self._listener, self.intake
         if listener is None:
             return False
-        deadline = time.perf_counter() + budget
+        self._served_at = time.perf_counter()
+        deadline = self._served_at + budget
         more = listener.authenticate()
         while True:
             while intake.busy:
                 intake.work()
                 if time.perf_counter() > deadline:
                     intake.flush()
+                    self._note_time()
                     return True
             if self._ack_due:
                 # Between two frames everything received is applied. Waiting for an idle slice
@@ -209,20 +219,39 @@ class Ingest:
                 return more
             # Frames without items queue no work: check the deadline for them here.
             if not intake.busy and time.perf_counter() > deadline:
+                self._note_time()
                 return True
 
     def _receive(self, listener: IngestListener) -> bool:
-        """Read one message, alternating between the socket and the sources; return whether one was found."""
-        self._is_sources_turn = not self._is_sources_turn
-        if self._is_sources_turn and self._sources.receive(self._clock()):
+        """Read one message of the socket or of the sources; return whether one was found.
+
+        Each gets half of the time while both have messages. With half of the messages, publishers
+        of large ones would keep engines waiting.
+        """
+        self._note_time()
+        self._is_of_sources = self._sources_lead <= 0
+        if self._is_of_sources and self._sources.receive(self._clock()):
             return True
+        was_sources_turn, self._is_of_sources = self._is_of_sources, False
+        now = self._clock()
         arrival = listener.receive()
+        if self._upkeep is not None:
+            self._upkeep.note_arrival(now, found=arrival is not None)
         if arrival is None:
-            return not self._is_sources_turn and self._sources.receive(self._clock())
+            self._is_of_sources = True
+            return not was_sources_turn and self._sources.receive(now)
         if arrival is not SKIPPING:
             peer, key, frames = arrival
-            self._reply(self.intake.accept(peer, frames, self._clock(), key))
+            self._reply(self.intake.accept(peer, frames, now, key))
         return True
+
+    def _note_time(self) -> None:
+        """Charge the time since the last call to the side whose message was read last."""
+        now = time.perf_counter()
+        spent = now - self._served_at
+        self._served_at = now
+        lead = self._sources_lead + (spent if self._is_of_sources else -spent)
+        self._sources_lead = min(max(lead, -MAX_LEAD), MAX_LEAD)
 
     def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:
         if self._listener is not None:

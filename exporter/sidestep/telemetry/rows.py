@@ -58,8 +58,8 @@ ROWS: tuple[SelfRow, ...] = (
         "sidestep_rebinds_total",
         "counter",
         "Times the ingest socket was closed and bound again, by reason: memory, descriptors"
-        " (too many open files), or stolen (another process took its path). Senders reconnect; no"
-        " data is lost.",
+        " (too many open files), flood (messages that are refused kept others waiting), or stolen"
+        " (another process took its path). Senders reconnect; no data is lost.",
         ("reason",),
     ),
     SelfRow(

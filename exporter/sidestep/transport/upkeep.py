@@ -1,4 +1,4 @@
-"""Rebinding of the socket: at the memory limit, at too many connections, or after its path was replaced."""
+"""Rebinding of the socket: at limits of memory and connections, in a flood, or after its path was replaced."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ chosen the routing id that the next peer gets, which takes many connections to h
 TRIM_INTERVAL = 10.0
 """Seconds between two returns of free memory to the operating system at the soft limit. glibc does not
 return what is free below a block in use: a flood of messages left the process at twice its size."""
+FLOODED = 5.0
+"""Seconds for which messages must have waited without a pause, most of them refused, for all
+connections to be closed. libzmq reads without a limit, and what a peer has sent waits although the
+peer has left: engines would stand in line behind it for minutes."""
 RETRY = 10.0
 """Seconds between attempts to bind an endpoint that another process uses; each attempt closes all
 connections."""
@@ -34,6 +38,7 @@ class Upkeep:
 
     Args:
         cut: Frees other memory that untrusted peers can fill; returns whether there may be some.
+        accepted: Returns the number of messages that were not refused.
     """
 
     def __init__(
@@ -42,16 +47,29 @@ class Upkeep:
         watchdog: Watchdog,
         metrics: SelfMetrics,
         cut: Callable[[], bool] = lambda: False,
+        accepted: Callable[[], int] = lambda: 0,
     ) -> None:
         self._listener = listener
         self._watchdog = watchdog
         self._metrics = metrics
         self._cut = cut
+        self._accepted = accepted
+        self._received = self._accepted_before = 0
+        """Messages received, and those accepted before, since none waited."""
+        self._drained_at = float("inf")
         self._lines = RateLimitedLog(log)
         self._reason = ""
         self._least_descriptors = 0
         self._bound_at = self._checked_at = self._trimmed_at = float("-inf")
         metrics.read("sidestep_zap_up", listener.zap_readings)
+
+    def note_arrival(self, now: float, *, found: bool) -> None:
+        """Note that the listener was read, and whether a message had been waiting."""
+        if found:
+            self._received += 1
+        else:
+            self._received, self._accepted_before = 0, self._accepted()
+            self._drained_at = now
 
     def due(self, now: float) -> bool:
         """Return whether ``act`` should close or reopen the listener; trim memory at the soft limit."""
@@ -61,6 +79,8 @@ class Upkeep:
             return True
         if self._watchdog.must_cut():
             self._reason = "memory"
+        elif self._is_flooded(now):
+            self._reason = "flood"
         elif now >= self._checked_at + PAUSE:
             self._checked_at = now
             wait = RETRY if self._listener.unbound else PAUSE
@@ -93,6 +113,13 @@ class Upkeep:
             self._watchdog.check_after_cut()
         elif self._reason == "descriptors":
             self._note_descriptors()
+        elif self._reason == "flood":
+            self.note_arrival(now, found=False)
+            self._lines.warning(
+                "flood",
+                "messages that are refused kept engines waiting for %d s: all connections are closed",
+                FLOODED,
+            )
         elif self._reason:
             self._lines.warning(
                 "stolen",
@@ -102,6 +129,11 @@ class Upkeep:
         if now >= self._bound_at + PAUSE:
             self._bound_at = now
             self._listener.reopen()
+
+    def _is_flooded(self, now: float) -> bool:
+        """Return whether messages have waited for long, most of them refused."""
+        accepted = self._accepted() - self._accepted_before
+        return now >= self._drained_at + FLOODED and self._received > 2 * accepted
 
     def _free_others(self) -> bool:
         """Free what peers fill beside the listener; return whether that suffices.

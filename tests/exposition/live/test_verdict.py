@@ -16,9 +16,9 @@ from sidestep.exposition.live.rows import Attention, EngineRow, Percentiles, Ver
 from sidestep.exposition.live.verdict import ENOUGH, RANKS, evaluate, state_text
 from sidestep.exposition.statistics_log import Line
 from sidestep.ingest.health import ALARMING, NOT_READY
-from sidestep.top.columns import ATTENTION, Order, entries, matches, ordered
-from sidestep.top.report import TargetReport, report
 from sidestep.tracking.health.states import LEVELS, EngineState, Level
+from sidestep_tools.top.columns import ATTENTION, Order, entries, matches, ordered
+from sidestep_tools.top.report import TargetReport, report
 
 SERVING = {"ok", "idle", "slow"}
 STATES = [*(state.value for state in EngineState), None]

@@ -1,0 +1,252 @@
+"""Command lines of the commands, which the group ``sidestep`` finds by entry points."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sidestep.diagnosis.finding import SEVERITIES, Severity
+from sidestep.protocol.limits import COUNT_LIMIT
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ACCESS = (
+    click.option(
+        "-u",
+        "--user",
+        default="",
+        metavar="USER[:PASSWORD]",
+        help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD, or what you type.",
+    ),
+    click.option(
+        "-H",
+        "--header",
+        multiple=True,
+        metavar="LINE",
+        help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable.",
+    ),
+    click.option(
+        "--cacert",
+        default="",
+        metavar="FILE",
+        help="Trusted certificates, instead of the system's.",
+    ),
+    click.option("--cert", default="", metavar="FILE", help="The client's certificate."),
+    click.option("--key", default="", metavar="FILE", help="The key of the client's certificate."),
+    click.option("-k", "--insecure", is_flag=True, help="Trust every certificate."),
+)
+"""Options of web requests, as curl has them."""
+
+
+def _access(command: Command) -> Command:
+    """Add the options of ``web_client.access.Access``."""
+    for option in reversed(ACCESS):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Show engines at the terminal.")
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option("--discover", is_flag=True, help="Ask the usual ports of this machine as well.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.5, 3600),
+    help="Seconds between two requests.",
+)
+@click.option("--once", is_flag=True, help="Print a table once, after two requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON once, after two requests.")
+@_access
+def top(
+    urls: tuple[str, ...],
+    *,
+    discover: bool,
+    interval: float,
+    once: bool,
+    as_json: bool,
+    **access: Any,
+) -> int:
+    """Show engines at the terminal: those of exporters, or of servers with a metrics page of their own.
+
+    URL is an exporter's address, a server's, or that of a metrics page; without any, the exporter on
+    this machine. The exit code is 1 if one did not answer.
+    """
+    from sidestep_tools.top.command import run
+    from sidestep_tools.web_client.access import Access
+
+    return asyncio.run(
+        run(urls, Access(**access), finds=discover, interval=interval, once=once, as_json=as_json)
+    )
+
+
+@click.command(short_help="Check an installation and say what is wrong.")
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option(
+    "--manifest",
+    "manifests",
+    multiple=True,
+    metavar="FILE|DIR|-",
+    type=click.Path(exists=True, allow_dash=True),
+    help="Check Kubernetes manifests, rendered by helm or kustomize or printed by kubectl; repeatable.",
+)
+@click.option(
+    "--environment",
+    is_flag=True,
+    help="Check the engines that run here: their packages, variables and command lines.",
+)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="ENDPOINT",
+    help="Check an exporter's ingest endpoint, by connecting as an engine does; repeatable.",
+)
+@click.option(
+    "--dashboard",
+    "dashboards",
+    multiple=True,
+    metavar="FILE",
+    help="Check the queries of a dashboard of Grafana or Perses; repeatable.",
+)
+@click.option(
+    "--rules",
+    multiple=True,
+    metavar="FILE",
+    help="Check the queries of a rule file of Prometheus; repeatable.",
+)
+@click.option(
+    "--engine-page",
+    "pages",
+    multiple=True,
+    metavar="URL|FILE",
+    help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
+    " queries with it. Repeatable.",
+)
+@click.option(
+    "--prometheus",
+    multiple=True,
+    metavar="URL",
+    help="Check what a Prometheus scrapes and evaluates, and run the queries on it; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    default="error",
+    show_default=True,
+    help="Exit with 1 if there is a finding of this severity or a higher one; with 2 for errors.",
+)
+@_access
+def doctor(
+    urls: tuple[str, ...],
+    *,
+    manifests: tuple[str, ...],
+    environment: bool,
+    endpoints: tuple[str, ...],
+    dashboards: tuple[str, ...],
+    rules: tuple[str, ...],
+    pages: tuple[str, ...],
+    prometheus: tuple[str, ...],
+    as_json: bool,
+    fail_on: Severity,
+    **access: Any,
+) -> int:
+    """Check an installation, and say what is wrong and how to mend it.
+
+    URL is an exporter's address; without any source, the exporter on this machine is checked.
+    docs/doctor.md describes every code. The exit code is 0 if nothing is wrong, 1 with findings from
+    the severity of --fail-on on, and 2 with errors.
+    """
+    from sidestep_tools.doctor.command import Sources, run
+    from sidestep_tools.web_client.access import Access
+
+    sources = Sources(
+        exporters=urls,
+        environment=("this environment",) if environment else (),
+        endpoints=endpoints,
+        manifests=manifests,
+        dashboards=dashboards,
+        rules=rules,
+        pages=pages,
+        prometheus=prometheus,
+    )
+    return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
+
+
+def _capacities(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
+    """Return numbers of blocks, which commas separate; none of an empty text.
+
+    Raises:
+        BadParameter: One of them is not a number above 0, or is too large.
+    """
+    try:
+        numbers = tuple(map(int, text.split(","))) if text else ()
+    except ValueError:
+        numbers = (0,)
+    if any(not 1 <= number <= COUNT_LIMIT for number in numbers):
+        raise click.BadParameter(
+            f"{text:.40}: must be numbers of blocks above 0, separated by commas"
+        )
+    return numbers
+
+
+@click.command(short_help="Show the hit ratio of a prefix cache over its size.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--sample-rate",
+    default=0.01,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Share of the blocks to sample, if there are more than 8192; 1: all of them.",
+)
+@click.option(
+    "--capacity",
+    "capacities",
+    metavar="N,N,...",
+    callback=_capacities,
+    default="",
+    help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]",
+)
+@click.option(
+    "--block-size",
+    metavar="TOKENS",
+    type=click.IntRange(1),
+    help="Tokens in a block, for a column of tokens.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the curve to a file whose name ends with .svg or .png.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def whatif(
+    file: Path,
+    *,
+    sample_rate: float,
+    capacities: tuple[int, ...],
+    block_size: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what a prefix cache of other sizes would hit, from the lookups in FILE.
+
+    FILE is a trace, plain or gzip, with a JSON object a request whose hash_ids are the blocks of
+    its prompt; or a recording of sidestep record; or a capture of KV events, a JSON array a batch.
+    docs/kv-residency.md says how to decide with it.
+    """
+    from sidestep_tools.whatif.command import run
+
+    run(
+        file,
+        rate=sample_rate,
+        capacities=capacities,
+        block_size=block_size,
+        plot=plot,
+        as_json=as_json,
+    )

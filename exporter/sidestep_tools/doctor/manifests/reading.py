@@ -1,0 +1,136 @@
+"""Reader of manifests: files, directories and standard input, into the resources that they have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sidestep.diagnosis.finding import Finding
+from sidestep.errors import ConfigError
+from sidestep.http.yaml_reader import MAX_BYTES, read_documents
+from sidestep_tools.doctor.manifests.codes import UNREADABLE
+
+STANDARD_INPUT = "-"
+SUFFIXES = (".yaml", ".yml", ".json")
+RENDERERS = {
+    "Chart.yaml": "helm template",
+    "kustomization.yaml": "kubectl kustomize",
+    "kustomization.yml": "kubectl kustomize",
+    "Kustomization": "kubectl kustomize",
+}
+"""Files whose directory has to be rendered, and the command."""
+
+
+class Resource(NamedTuple):
+    """One resource, without its null values; ``place`` is its file."""
+
+    place: str
+    value: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Its kind; empty for a document that is no resource."""
+        return str(self.value.get("kind", ""))
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Its metadata."""
+        return mapping(self.value.get("metadata"))
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Its specification."""
+        return mapping(self.value.get("spec"))
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace; empty if the manifest leaves it to the command that applies it."""
+        return str(self.metadata.get("namespace", ""))
+
+    @property
+    def subject(self) -> str:
+        """File, kind and name, for findings."""
+        return f"{self.place}: {self.kind}/{self.metadata.get('name', '')}"
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return ``value`` if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def mappings(value: object) -> list[Mapping[str, Any]]:
+    """Return the mappings in ``value`` if it is a list, else none."""
+    return [each for each in items(value) if isinstance(each, dict)]
+
+
+def read_all(sources: Iterable[str]) -> list[Resource | Finding]:
+    """Return the resources of files, directories and standard input (``-``), and what cannot be read."""
+    return [each for source in sources for each in _read(source)]
+
+
+def _read(source: str) -> Iterator[Resource | Finding]:
+    if source == STANDARD_INPUT:
+        yield from _resources("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
+        return
+    for path in _files(Path(source)):
+        if path.name in RENDERERS:
+            command = f"{RENDERERS[path.name]} {path.parent} | sidestep doctor --manifest -"
+            yield UNREADABLE.on(str(path), "it has to be rendered", f"Run `{command}`.")
+            continue
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            yield UNREADABLE.on(str(path), os.strerror(error.errno or 0))
+        else:
+            yield from _resources(str(path), content)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the manifests at ``path``; of a directory that has to be rendered, the file that makes it one."""
+    if not path.is_dir():
+        yield path
+        return
+    inside = sorted(path.iterdir())
+    rendered = [each for each in inside if each.name in RENDERERS]
+    for each in rendered[:1] or inside:
+        if rendered or each.is_dir() or each.suffix in SUFFIXES:
+            yield from _files(each)
+
+
+def _resources(place: str, content: bytes) -> Iterator[Resource | Finding]:
+    try:
+        for document in read_documents(content):
+            if isinstance(document, dict):
+                yield from _items(Resource(place, _without_nulls(document)))
+            elif document is not None:
+                yield UNREADABLE.on(place, "it has a document that is no mapping")
+    except ConfigError as error:
+        remedy = (
+            "It is a template: render its chart by `helm template`." if b"{{" in content else ""
+        )
+        yield UNREADABLE.on(place, str(error), remedy)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return ``value`` without the null values in mappings: Kubernetes reads them as absent."""
+    if isinstance(value, dict):
+        return {str(key): _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _items(resource: Resource) -> Iterator[Resource]:
+    """Yield the resource, or those of a list such as kubectl prints."""
+    if not resource.kind.endswith("List"):
+        yield resource
+        return
+    for item in mappings(resource.value.get("items")):
+        yield from _items(Resource(resource.place, item))

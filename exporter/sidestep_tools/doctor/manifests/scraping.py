@@ -1,0 +1,196 @@
+"""Check of what scrapes the exporters: monitors, annotations, and network policies in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from sidestep.diagnosis.finding import Finding
+from sidestep_tools.doctor.manifests import codes
+from sidestep_tools.doctor.manifests.pods import Pod
+from sidestep_tools.doctor.manifests.reading import Resource, items, mapping, mappings
+
+
+class Endpoint(NamedTuple):
+    """One endpoint of a monitor, in one of the pods that the monitor selects.
+
+    Attributes:
+        ports: The port's numbers in the pod; none if the pod does not have it.
+        settings: The endpoint as the monitor has it.
+    """
+
+    monitor: Resource
+    pod: Pod
+    ports: set[int]
+    settings: Mapping[str, Any]
+
+    @property
+    def path(self) -> str:
+        """The path that is scraped."""
+        return str(self.settings.get("path", "/metrics"))
+
+
+def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
+    """Yield why an exporter is not scraped, or is scraped twice."""
+    monitors = [each for each in resources if each.kind in ("PodMonitor", "ServiceMonitor")]
+    endpoints = [found for each in monitors for found in _endpoints(each, pods, resources)]
+    used = {each.monitor.subject for each in endpoints if each.ports & _pages(each.pod)}
+    ours = used | {each.subject for each in monitors if "sidestep" in str(each.value)}
+    for pod in pods:
+        yield from _closed(pod, resources)
+        if not (pages := _pages(pod)):
+            continue
+        here = [each for each in endpoints if each.pod is pod]
+        hits = [each for each in here if each.ports & pages]
+        yield from _wrong(pod, hits)
+        annotated = _annotated(pod)
+        if hits or annotated in pages:
+            yield from _twice(pod, here, hits, annotated)
+            continue
+        if annotated is not None:
+            text = f"prometheus.io/port is {annotated}, the exporter's is {min(pages)}"
+            yield codes.ANNOTATION.on(pod.subject, text)
+            continue
+        # A monitor of sidecars may select an exporter of its own, whose port has another name.
+        missed = [e for e in here if e.monitor.subject in (ours if pod.engines else ours - used)]
+        for each in missed:
+            text = f"port {each.settings.get('port')} is not the exporter's in {pod.subject}"
+            yield codes.NO_SUCH_PORT.on(each.monitor.subject, text)
+        if ours and pod.engines and not (missed or pod.has_more_labels):
+            yield codes.NOT_SELECTED.on(pod.subject, f"its labels are {dict(pod.labels)}")
+
+
+def _twice(
+    pod: Pod, here: list[Endpoint], hits: list[Endpoint], annotated: int | None
+) -> Iterator[Finding]:
+    engines = {port.container_port for each in pod.engines for port in each.container.ports}
+    modes = {
+        each.container.variables.get(f"SIDESTEP_{each.kind.upper()}_MODE") for each in pod.engines
+    }
+    others = [e.monitor.subject for e in here if e.ports & engines and e.path == "/metrics"]
+    others += ["its annotation"] if annotated in engines else []
+    count = len(hits) + (annotated in _pages(pod))
+    if count > 1:
+        yield codes.TWICE.on(pod.subject, f"{count} endpoints scrape the exporter")
+    elif others and modes != {"instead"}:
+        yield codes.TWICE.on(pod.subject, f"{others[0]} scrapes the engine's own page")
+
+
+def _pages(pod: Pod) -> set[int]:
+    return set().union(*(each.page_ports for each in pod.exporters))
+
+
+def _wrong(pod: Pod, hits: list[Endpoint]) -> Iterator[Finding]:
+    pages = [e.settings.web_telemetry_path for e in pod.exporters if e.settings and e.page_ports]
+    known = {*pages, *(f"{page.rstrip('/')}/pod" for page in pages)}
+    for each in hits:
+        subject = each.monitor.subject
+        if each.path not in known:
+            yield codes.NO_SUCH_PATH.on(subject, f"path {each.path} is not {pages[0]}")
+        if pod.engines and each.settings.get("honorLabels"):
+            yield codes.LABELS.on(subject, f"honorLabels is true for {pod.subject}")
+
+
+def _annotated(pod: Pod) -> int | None:
+    """Return the port of the annotations that a widespread Prometheus job scrapes by."""
+    port = pod.annotations.get("prometheus.io/port", "")
+    is_scraped = pod.annotations.get("prometheus.io/scrape") == "true"
+    return int(port) if is_scraped and port.isdecimal() else None
+
+
+def _endpoints(monitor: Resource, pods: list[Pod], resources: list[Resource]) -> Iterator[Endpoint]:
+    selector = mapping(monitor.spec.get("selector"))
+    services = [
+        each
+        for each in resources
+        if each.kind == "Service"
+        and _is_in_scope(monitor, each.namespace)
+        and _selects(selector, mapping(each.metadata.get("labels")))
+    ]
+    for pod in pods:
+        targets = [
+            port
+            for each in services
+            if _is_same(pod.namespace, each.namespace)
+            and _selects({"matchLabels": each.spec.get("selector")}, pod.labels)
+            for port in mappings(each.spec.get("ports"))
+        ]
+        is_pods = monitor.kind == "PodMonitor"
+        if is_pods and not (
+            _is_in_scope(monitor, pod.namespace) and _selects(selector, pod.labels)
+        ):
+            continue
+        if not (is_pods or targets):
+            continue
+        for each in mappings(monitor.spec.get("podMetricsEndpoints" if is_pods else "endpoints")):
+            wanted = [each.get("port", each.get("portNumber", each.get("targetPort")))]
+            if "port" in each and not is_pods:
+                named = [target for target in targets if target.get("name") == each["port"]]
+                wanted = [target.get("targetPort", target.get("port")) for target in named]
+            ports = {number for port in wanted for number in _numbers(pod, port)}
+            yield Endpoint(monitor, pod, ports, each)
+
+
+def _is_in_scope(monitor: Resource, namespace: str) -> bool:
+    scope = mapping(monitor.spec.get("namespaceSelector"))
+    names = items(scope.get("matchNames")) or [monitor.namespace]
+    return bool(scope.get("any")) or any(_is_same(namespace, each) for each in names)
+
+
+def _is_same(namespace: str, other: str) -> bool:
+    """Return whether two namespaces are equal, as far as the manifests name them."""
+    return namespace == other or not (namespace and other)
+
+
+def _numbers(pod: Pod, port: object) -> set[int]:
+    """Return the numbers of a pod's port, which may be a name."""
+    if isinstance(port, int):
+        return {port}
+    declared = [each for container in pod.running for each in container.ports]
+    return {each.container_port for each in declared if each.name == port}
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    wanted = mapping(selector.get("matchLabels")).items()
+    return all(labels.get(key) == value for key, value in wanted) and all(
+        {
+            "In": labels.get(each.get("key", "")) in items(each.get("values")),
+            "NotIn": labels.get(each.get("key", "")) not in items(each.get("values")),
+            "Exists": each.get("key") in labels,
+            "DoesNotExist": each.get("key") not in labels,
+        }.get(each.get("operator", ""), True)
+        for each in mappings(selector.get("matchExpressions"))
+    )
+
+
+def _closed(pod: Pod, resources: list[Resource]) -> Iterator[Finding]:
+    """Yield the needed ports of a pod that no rule of its network policies allows."""
+    policies = [
+        each
+        for each in resources
+        if each.kind == "NetworkPolicy"
+        and "Ingress" in (items(each.spec.get("policyTypes")) or ["Ingress"])
+        and _is_same(pod.namespace, each.namespace)
+        and _selects(mapping(each.spec.get("podSelector")), pod.labels)
+    ]
+    rules = [rule for each in policies for rule in mappings(each.spec.get("ingress"))]
+    needed = [{port} for each in pod.exporters for port in each.page_ports | each.ingest_ports]
+    # One port of an engine has to be open: others may be for its own processes.
+    needed += [{port.container_port for port in each.container.ports} for each in pod.engines]
+    for ports in needed if policies and pod.exporters else ():
+        if ports and not any(_allows(rule, port, pod) for rule in rules for port in ports):
+            text = f"port {', '.join(map(str, sorted(ports)))} of {pod.subject} is closed"
+            yield codes.BLOCKED.on(policies[0].subject, text)
+
+
+def _allows(rule: Mapping[str, Any], port: int, pod: Pod) -> bool:
+    """Return whether a rule allows a port, from any source."""
+    for each in mappings(rule.get("ports")):
+        low = each.get("port", port)
+        high = each.get("endPort", low)
+        is_range = isinstance(low, int) and isinstance(high, int)
+        if each.get("protocol", "TCP") == "TCP" and (
+            low <= port <= high if is_range else port in _numbers(pod, low)
+        ):
+            return True
+    return not rule.get("ports")

@@ -1,0 +1,127 @@
+"""Check of the queries of dashboards and rule files: by the catalogue, pages of metrics, and a Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from sidestep.diagnosis.finding import Code, Finding
+from sidestep_tools.doctor.prometheus_api import Api, RefusedError
+from sidestep_tools.doctor.queries import codes, rule_files
+from sidestep_tools.doctor.queries.files import FileError, Query, queries_of, read
+from sidestep_tools.doctor.queries.inventory import Inventory
+from sidestep_tools.doctor.queries.known_metrics import PREFIXES
+from sidestep_tools.doctor.queries.live import LiveQueries
+from sidestep_tools.doctor.queries.problems import problems
+from sidestep_tools.doctor.queries.reasons import Problem, Reasons
+from sidestep_tools.web_client.fetch import FetchError, fetch, refusal
+
+ENGINES = re.compile("|".join({*PREFIXES, "nv_inference_"} - {"sidestep_"}))
+"""Matches a name of an engine's metric."""
+Judged = list[tuple[Query, list[Problem]]]
+"""Queries with what is wrong with each."""
+
+
+async def check(
+    session: aiohttp.ClientSession,
+    files: Sequence[str],
+    scalers: Mapping[str, Sequence[Query]],
+    pages: Sequence[str],
+    prometheus: Sequence[str],
+) -> AsyncIterator[Finding]:
+    """Yield what is wrong with the queries of all files and of autoscalers, which are by their names.
+
+    They are compared with the pages (addresses or files) and run on the Prometheus servers; without
+    either they are compared with the catalogue.
+
+    Raises:
+        ConfigError: A server's address cannot be used.
+    """
+    inventory = Inventory()
+    for page in pages:
+        try:
+            inventory.add_page(await _read_page(session, page))
+        except (FetchError, OSError, ValueError) as error:
+            yield codes.NO_PAGE.on(page, getattr(error, "strerror", None) or str(error))
+    found = dict(scalers)
+    for file in files:
+        try:
+            documents = await asyncio.to_thread(read, file)
+            for each in _rules(file, documents, is_run=bool(prometheus)):
+                yield each
+            found[file] = queries_of(documents)
+        except FileError as error:
+            yield codes.UNREADABLE.on(file, str(error))
+    judged = [each async for each in _run(session, found, prometheus)] if found else []
+    if inventory.names or not judged:
+        recorded = {each.record for queries in found.values() for each in queries} - {""}
+        reasons = Reasons(inventory if inventory.names else None, frozenset(recorded))
+        judged += (
+            (file, [(one, list(problems(one, reasons))) for one in queries])
+            for file, queries in found.items()
+        )
+    for file, some in judged:
+        for finding in _findings(file, some):
+            yield finding
+
+
+async def _run(
+    session: aiohttp.ClientSession, found: Mapping[str, Sequence[Query]], prometheus: Sequence[str]
+) -> AsyncIterator[tuple[str, Judged]]:
+    """Yield the files' queries with what is wrong on the Prometheus servers that answer."""
+    for url in prometheus:
+        # The check of the server itself reports why it does not answer.
+        with contextlib.suppress(FetchError, RefusedError):
+            live = await LiveQueries.of(Api(session, url))
+            for file, queries in found.items():
+                yield file, [(query, await live.problems(query)) for query in queries]
+
+
+async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
+    if "://" not in page:
+        return await asyncio.to_thread(Path(page).read_text, "utf-8")
+    answer = await fetch(session, page)
+    if answer.status != HTTPStatus.OK:
+        raise FetchError(refusal(answer.status))
+    return answer.text
+
+
+def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding]:
+    """Yield what Prometheus refuses in a rule file, and that there may be more."""
+    for rules in rule_files.rules_in(documents):
+        wrong = [*rule_files.mistakes(rules)]
+        for text in wrong:
+            yield codes.REFUSED_RULES.on(file, text)
+        if not (wrong or is_run):
+            text = "types in PromQL and templates were not checked"
+            yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
+
+
+def _is_of_engines(query: Query) -> bool:
+    """Return whether a query shows that its file is for the engines that are there."""
+    is_alert_of_all = query.is_alert and "sidestep_engine_" in query.text
+    return is_alert_of_all or ENGINES.search(query.text) is not None
+
+
+def _findings(file: str, judged: Judged) -> Iterator[Finding]:
+    """Yield a finding for each kind of problem, with all metrics and panels that have it."""
+    is_for_several = any(not found and _is_of_engines(query) for query, found in judged)
+    names: dict[tuple[Code, str], dict[str, None]] = {}
+    places: dict[tuple[Code, str], dict[str, None]] = {}
+    for query, found in judged:
+        for code, name, text, instead in found:
+            if code is codes.OTHER_ENGINE and is_for_several:
+                continue
+            shown = f"{name} -> {instead}" if instead else name
+            names.setdefault((code, text), {})[shown] = None
+            places.setdefault((code, text), {})[query.place] = None
+    for (code, text), which in names.items():
+        where = ", ".join(filter(None, places[code, text]))
+        yield code.on(file, f"{', '.join(which)}: {text}{f' ({where})' if where else ''}")
