@@ -231,7 +231,7 @@ class ReuseTracker:
         self._shrink()
 
     def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
-        """Observe the lookup of one block that nobody holds afterwards; it is not counted.
+        """Observe the lookup of one block that no request holds afterwards; it is not counted.
 
         Args:
             key: The block.
@@ -246,7 +246,7 @@ class ReuseTracker:
             self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
             self.release((key,), now)
             return
-        # The same for a block that nobody holds, with fewer calls.
+        # The same for a block that no request holds, with fewer calls.
         scale, used = self.scale, self._stack.remove(key)
         is_hit = used is not None if is_hit is None else is_hit
         self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)

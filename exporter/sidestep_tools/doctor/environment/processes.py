@@ -86,10 +86,7 @@ CODES = (
 )
 
 PROC = Path("/proc")
-TAPS = (
-    "sidestep_adapters.vllm.scheduler.SidestepScheduler",
-    "sidestep_adapters.vllm_scheduler.SidestepScheduler",
-)
+TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 _STARTS: Sequence[tuple[Engine, tuple[str, ...]]] = (
     (VLLM, ("vllm", "serve")),
     (VLLM, ("-m", "vllm.entrypoints.cli.main", "serve")),
@@ -165,7 +162,7 @@ def check_options(
 
 def is_tapped(options: Mapping[str, str]) -> bool:
     """Return whether an engine with these options runs sidestep's scheduler."""
-    return options.get("--scheduler-cls") in TAPS
+    return options.get("--scheduler-cls") == TAP
 
 
 def _sglang(options: Mapping[str, str], subject: str) -> Iterator[Finding]:
