@@ -74,7 +74,7 @@ def passthrough_families(
     registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[SampleFamily | None]:
     """Yield other exporters' families, all as of the call; None asks to yield to the event loop."""
-    found = [(family, family.parts) for family in registry.families(names)]
+    found = [(family, [*family.parts]) for family in registry.families(names)]
     return _passthrough(found)
 
 
