@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import NamedTuple
+
+import msgspec
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregated_series import (
@@ -18,11 +18,10 @@ from sidestep.exposition.aggregated_series import (
 from sidestep.exposition.engine_values import RegistryValues
 from sidestep.exposition.families import Family, families, series_labels
 from sidestep.exposition.own_families import OwnValues
-from sidestep.exposition.pages import PageCopier, PageValues
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
-    SampledSeries,
     SampleFamily,
     collected,
     passed_on,
@@ -30,6 +29,7 @@ from sidestep.exposition.sample_families import (
     whole,
 )
 from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
@@ -39,18 +39,18 @@ from sidestep.telemetry.self_metrics import OwnRegistry
 NANOS = 1_000_000_000
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Summary:
-    """The value of a summary: count, sum, and values by quantile."""
+class Exponential(msgspec.Struct, frozen=True):
+    """The value of a histogram with native buckets: counts by index of schema ``scale``."""
 
-    count: int
+    scale: int
+    zeros: int
+    buckets: dict[int, int]
     total: float
-    quantiles: Sequence[tuple[float, float]] = ()
 
 
-Classic = tuple[Bounds, Sequence[int], float]
-"""Bounds, counts and sum of a histogram."""
-Value = Number | Classic | NativeHistogram | Summary
+Classic = tuple[Bounds, list[int], float]
+"""Bounds, counts and sum of a histogram; a summary has no bounds, and one count."""
+Value = Number | Classic | Exponential
 """Value of a series; the kind of the family says what a number is."""
 
 
@@ -58,24 +58,25 @@ class Series(NamedTuple):
     """A series to send.
 
     Attributes:
-        key: Equal in two pushes if labels, bucket bounds, quantiles and start are equal.
-        labels: Returns the labels.
         start: Unix time in nanoseconds at which counting began; 0 where unknown.
     """
 
-    key: Hashable
-    labels: Callable[[], Mapping[str, str]]
+    labels: Mapping[str, str]
     value: Value
     start: int = 0
 
 
 class SeriesFamily(NamedTuple):
-    """A family and its series."""
+    """A family and its series.
+
+    Their values are those of the moment at which the family was copied. The rest of the work is done
+    when ``series`` is read, which a thread may do.
+    """
 
     name: str
     kind: str
     help: str
-    series: Iterator[Series]
+    series: Iterable[Series]
 
 
 class PageFamilies:
@@ -106,109 +107,91 @@ class PageFamilies:
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
-    def copy(self) -> PageValues:
-        """Return what the page shows at this moment."""
-        return self._copier.copy(with_gone=bool(self._filter.dropped_labels))
-
-    def read(self, values: PageValues) -> Iterator[SeriesFamily]:
-        """Yield the families of ``values``."""
-        return chain(
-            self._of_engines(values.engines),
-            (_sampled(passed_on(family)) for family in values.passthrough),
-            self._of_exporter(values.own),
-        )
+    def copy(self) -> Iterator[SeriesFamily]:
+        """Copy the values of all families at this moment, and return the families."""
+        values = self._copier.copy(with_gone=bool(self._filter.dropped_labels))
+        passthrough = chain.from_iterable(_sampled(passed_on(each)) for each in values.passthrough)
+        return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 
     def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
         self._aggregated.retain(values)
         created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
         for family in families(values):
-            if self._filter.dropped_labels or family.is_shared:
-                series = self._aggregate(values, family)
-            else:
-                series = self._single(values, family)
-            yield SeriesFamily(family.name, family.kind, family.help, series)
+            is_aggregated = self._filter.dropped_labels or family.is_shared
+            read = self._aggregate if is_aggregated else self._single
+            kind = "histogram" if family.kind == "summary" else family.kind
+            yield SeriesFamily(family.name, kind, family.help, read(values, family))
 
     def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        """Yield series of one engine each."""
         for engine in family.engines(values):
             names, children = family.children(engine)
-            version, start = engine.label_version, int(engine.created * NANOS)
+            start = int(engine.created * NANOS)
             for key, value in children:
-                labels = functools.partial(series_labels, engine, family, names, key)
-                if not isinstance(value, Histogram):
-                    yield Series((version, key, start), labels, value, start)
-                else:
-                    read, bounds = self._observed(family, value)
-                    began = _start(read) or start
-                    yield Series((version, key, began, bounds), labels, read, began)
+                labels = series_labels(engine, family, names, key)
+                yield self._series(family, labels, value, start)
 
     def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        """Yield series of several engines each."""
         aggregate = aggregate_native if self._exponential else aggregate_histograms
         start = int(self._oldest * NANOS)
         for labels, value in self._aggregated.series(values, family, aggregate):
-            make = functools.partial(dict[str, str], labels)
-            if not isinstance(value, Histogram):
-                yield Series((labels, start), make, value, start)
-            else:
-                read, bounds = self._observed(family, value)
-                began = _start(read) or start
-                yield Series((labels, began, bounds), make, read, began)
+            yield self._series(family, dict(labels), value, start)
 
-    def _observed(self, family: Family, value: Histogram) -> tuple[Value, Bounds | None]:
-        """Return the value of a histogram or summary, and the bounds that are sent with it."""
+    def _series(
+        self, family: Family, labels: Mapping[str, str], value: Number | Histogram, start: int
+    ) -> Series:
+        if not isinstance(value, Histogram):
+            return Series(labels, value, start)
         if self._exponential and isinstance(value, NativeHistogram):
-            return value, None
-        bounds, counts, total = value.bounds, value.counts, value.sum
+            exponential = Exponential(value.schema, value.zeros, value.buckets, value.sum)
+            return Series(labels, exponential, int(value.created * NANOS) or start)
+        bounds, counts = value.bounds, [*value.counts]
         if family.kind == "summary":
-            return Summary(sum(counts), total), None
+            bounds, counts = (), [sum(counts)]
         places = self._filter.shown_bounds(family.name, bounds) if bounds else None
         if places is not None:
             shown = tuple(bounds[place] for place in places)
             bounds, counts = shown, rebucketed(bounds, counts, shown)
-        return (bounds, counts, total), bounds
+        return Series(labels, (bounds, counts, value.sum), start)
 
     def _of_exporter(self, values: OwnValues) -> Iterator[SeriesFamily]:
         for row, samples in values.families:
-            series = (
-                Series(
-                    (labels, self._began),
-                    functools.partial(_zipped, row.labels, labels),
-                    value,
-                    self._began,
-                )
+            series = [
+                Series(dict(zip(row.labels, labels, strict=True)), value, self._began)
                 for labels, value in samples
-            )
+            ]
             yield SeriesFamily(row.name, row.kind, row.help, series)
         for metric in values.others:
-            yield from map(_sampled, collected(metric))
+            for family in collected(metric):
+                yield from _sampled(family)
 
 
-def _start(value: Value) -> int:
-    """Return when a native histogram began, in nanoseconds; 0 where only its engine has that."""
-    return int(value.created * NANOS) if isinstance(value, NativeHistogram) else 0
+def _sampled(family: SampleFamily) -> Iterator[SeriesFamily]:
+    """Yield a family of samples; the quantiles of a summary, which OTLP's SDK lacks, are gauges."""
+    kind = "histogram" if family.kind == "summary" else family.kind
+    yield SeriesFamily(family.name, kind, family.help, _sampled_series(family))
+    quantiles = [
+        Series({**dict(found.labels), "quantile": bound_text(quantile)}, value)
+        for found in series_of(family)
+        if family.kind == "summary" and isinstance(found.value, Observed)
+        for quantile, value in found.value.bounded
+    ]
+    if quantiles:
+        yield SeriesFamily(family.name, "gauge", family.help, quantiles)
 
 
-def _zipped(names: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(names, values, strict=True))
-
-
-def _sampled(family: SampleFamily) -> SeriesFamily:
-    series = map(functools.partial(_sampled_series, family.kind), series_of(family))
-    return SeriesFamily(family.name, family.kind, family.help, series)
-
-
-def _sampled_series(kind: str, found: SampledSeries) -> Series:
-    start = int(found.created * NANOS)
-    make = functools.partial(dict[str, str], found.labels)
-    value = found.value
-    if not isinstance(value, Observed):
-        return Series((found.labels, start), make, value, start)
-    if kind == "summary":
-        quantiles = tuple(quantile for quantile, _ in value.bounded)
-        summary = Summary(value.count, value.total, value.bounded)
-        return Series((found.labels, start, quantiles), make, summary, start)
-    bounds = tuple(bound for bound, _ in value.bounded if bound != float("inf"))
-    upto = [0, *(whole(count) for _, count in value.bounded[: len(bounds)]), value.count]
-    # A page may have any counts; those of a bucket cannot be negative.
-    counts = [max(count - before, 0) for before, count in pairwise(upto)]
-    return Series((found.labels, start, bounds), make, (bounds, counts, value.total), start)
+def _sampled_series(family: SampleFamily) -> Iterator[Series]:
+    for found in series_of(family):
+        value, start = found.value, int(found.created * NANOS)
+        if not isinstance(value, Observed):
+            yield Series(dict(found.labels), value, start)
+            continue
+        bounds: Bounds = ()
+        if family.kind == "histogram":
+            bounds = tuple(bound for bound, _ in value.bounded if bound != float("inf"))
+        upto = [0, *(whole(count) for _, count in value.bounded[: len(bounds)]), value.count]
+        # A page may have any counts; those of a bucket cannot be negative.
+        counts = [max(count - before, 0) for before, count in pairwise(upto)]
+        yield Series(dict(found.labels), (bounds, counts, value.total), start)

@@ -27,7 +27,11 @@ PATIENCE = 4.0
 
 
 class Snapshots:
-    """Schedule that keeps the state directory's snapshot close to the applied state."""
+    """Schedule that keeps the state directory's snapshot close to the applied state.
+
+    Attributes:
+        directory: The state directory, which whoever starts the schedule releases at last.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class Snapshots:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._ingest = ingest
         self._intake = ingest.intake
         self._capture = Capture(ingest.intake)
@@ -52,16 +56,16 @@ class Snapshots:
     def recover(self) -> str:
         """Restore the directory's snapshot if there is one, and return the outcome as text."""
         try:
-            pieces = self._directory.read()
+            pieces = self.directory.read()
             if pieces is not None:
                 restore(self._intake, pieces, self._clock())
         except WireError as error:
-            name = self._directory.set_aside()
+            name = self.directory.set_aside()
             done = f"was set aside as {name}" if name else "cannot be renamed"
             self._intake.metrics.add("sidestep_recovered_total", 1, "damaged")
             log.error(  # noqa: TRY400 - the error text suffices, no traceback
                 "the snapshot in %s cannot be read (%s) and %s: all counters start at 0",
-                self._directory.path,
+                self.directory.path,
                 error,
                 done,
             )
@@ -98,15 +102,14 @@ class Snapshots:
             self._lines.warning(
                 "slow",
                 "writing the snapshot in %s takes over %g s; pages no longer wait for it",
-                self._directory.path,
+                self.directory.path,
                 PATIENCE,
             )
 
     async def close(self) -> None:
-        """Write the last snapshot and release the directory."""
+        """Write the last snapshot."""
         await self._save()
         self._writer.shutdown()
-        self._directory.release()
 
     async def _save(self) -> None:
         """Write a snapshot, unless another task has written one that includes the current state."""
@@ -124,7 +127,7 @@ class Snapshots:
             begin = self._capture.begin()
             pieces = await loop.run_in_executor(self._writer, self._capture.encode, begin)
         try:
-            size = await loop.run_in_executor(self._writer, self._directory.write, pieces)
+            size = await loop.run_in_executor(self._writer, self.directory.write, pieces)
         except OSError as error:
             self._healthy = False
             metrics.add("sidestep_snapshot_errors_total")
@@ -132,7 +135,7 @@ class Snapshots:
                 "write",
                 "cannot write the snapshot in %s: %s; pages are served, but a restart would lose what"
                 " they show, and senders keep their unacknowledged frames",
-                self._directory.path,
+                self.directory.path,
                 error.strerror or error,
             )
             return

@@ -25,7 +25,7 @@ class SelfMetrics(Collector):
     """Counters and gauges of ``rows``.
 
     Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
-    page is rendered.
+    page is rendered. A thread may do so if no other one changes the same sample.
 
     Attributes:
         created: Unix time at which the counters began.
@@ -62,7 +62,7 @@ class SelfMetrics(Collector):
         """Yield the counters that a snapshot holds."""
         for name, row in BY_NAME.items():
             if row.kind == "counter":
-                yield from ((name, labels, n) for labels, n in self._values[name].items() if n)
+                yield from ((name, labels, n) for labels, n in [*self._values[name].items()] if n)
 
     def restore(self, counters: Iterable[tuple[str, Labels, float]], created: float) -> None:
         """Set counters from a snapshot; ignore those that this release does not have.
