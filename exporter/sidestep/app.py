@@ -27,17 +27,17 @@ from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
-from sidestep.exposition import compression
+from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.page_cache import Hold, Pages
-from sidestep.exposition.parts import (
+from sidestep.exposition.pages import Pages
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
+from sidestep.exposition.statistics_log import StatsLog
+from sidestep.from_config import (
     access,
     engine_settings,
     native_histograms,
     series_filter,
 )
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.statistics_log import StatsLog
 from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
@@ -197,11 +197,6 @@ class Exporter:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
 
-    @property
-    def _hold(self) -> Hold | None:
-        """What makes a page one of a single moment; None where it need not be: no sums over tenants are compared."""
-        return None if self.tenants is None else self.ingest.held
-
     def _set_gpu_price(self) -> None:
         price = self.config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
@@ -272,7 +267,7 @@ class Exporter:
             snapshots=snapshots,
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
-            hold=self._hold,
+            hold=self.ingest.held,
         )
         live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
@@ -338,7 +333,7 @@ class Exporter:
         )
         port = self.addresses[0][1] if self.addresses else 0
         queues = [] if self.request_log is None else self.request_log.queues
-        hold = self._hold or contextlib.nullcontext
+        hold = self.ingest.held
         try:
             # Only this feature needs the SDK, which takes 150 ms to load.
             from sidestep.otlp.senders import Senders  # noqa: PLC0415
@@ -430,7 +425,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
             event_loop.NAME,
-            compression.LIBRARY,
+            renders.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.durability,

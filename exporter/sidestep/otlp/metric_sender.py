@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
-from sidestep.exposition.page_cache import Durable, Hold
+from sidestep.exposition.pages import Durable, Hold
 from sidestep.otlp.destination import Destination
 from sidestep.otlp.increments import Increments
 from sidestep.otlp.page_families import PageFamilies, SeriesFamily

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import aggregate_histograms, rebucketed
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import EngineSnapshot, snapshot_engines
+from sidestep.exposition.aggregated_series import (
+    AggregatedSeries,
+    aggregate_histograms,
+    aggregate_native,
+    rebucketed,
+)
+from sidestep.exposition.engine_values import RegistryValues
+from sidestep.exposition.families import Family, families, series_labels
+from sidestep.exposition.own_families import OwnValues
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
     SampleFamily,
-    collected_families,
-    passthrough_families,
+    collected,
+    passed_on,
     series_of,
     whole,
 )
-from sidestep.exposition.selection import Selections
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_format import bound_text
+from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
@@ -94,58 +99,44 @@ class PageFamilies:
         *,
         exponential: bool,
     ) -> None:
-        self._registry = registry
-        self._passthrough = passthrough
-        self._own = own
+        self._copier = PageCopier(registry, passthrough, own)
+        self._began = int(own.metrics.created * NANOS)
         self._filter = series_filter
-        self._copy = _copy_native if exponential else Histogram.copy
-        self._aggregated = AggregatedSeries(registry, series_filter.dropped_labels)
+        self._exponential = exponential
+        self._aggregated = AggregatedSeries(series_filter.dropped_labels)
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
     def copy(self) -> Iterator[SeriesFamily]:
         """Copy the values of all families at this moment, and return the families."""
-        samples = filter(None, passthrough_families(self._passthrough))
-        passthrough = chain.from_iterable(map(_sampled, samples))
-        return chain([*self._of_engines()], passthrough, [*self._of_exporter()])
+        values = self._copier.copy(with_gone=bool(self._filter.dropped_labels))
+        passthrough = chain.from_iterable(_sampled(passed_on(each)) for each in values.passthrough)
+        return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 
-    def _of_engines(self) -> Iterator[SeriesFamily]:
-        self._aggregated.refresh()
-        selections = Selections(self._registry)
-        created = [engine.created for engine in self._registry.engines.values()]
+    def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
+        self._aggregated.retain(values)
+        created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        for family in families(self._registry):
-            series: Iterator[Series]
-            if self._filter.dropped_labels or is_shared(family):
-                found = self._aggregated.series(family, self._copy, aggregate_histograms)
-                series = self._aggregate(family, filter(None, found), int(self._oldest * NANOS))
-            else:
-                copies = [
-                    snapshot_engines(family, placed, engines, self._copy)
-                    for placed, engines in selections.parts(family)
-                ]
-                series = self._single(family, chain.from_iterable(copies))
+        for family in families(values):
+            is_aggregated = self._filter.dropped_labels or family.is_shared
+            read = self._aggregate if is_aggregated else self._single
             kind = "histogram" if family.kind == "summary" else family.kind
-            yield SeriesFamily(family.name, kind, family.help, series)
+            yield SeriesFamily(family.name, kind, family.help, read(values, family))
 
-    def _single(
-        self, family: Family, found: Iterable[EngineSnapshot[Histogram]]
-    ) -> Iterator[Series]:
+    def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
         """Yield series of one engine each."""
-        for engine, names, children in found:
+        for engine in family.engines(values):
+            names, children = family.children(engine)
             start = int(engine.created * NANOS)
             for key, value in children:
                 labels = series_labels(engine, family, names, key)
                 yield self._series(family, labels, value, start)
 
-    def _aggregate(
-        self,
-        family: Family,
-        found: Iterable[tuple[Sequence[tuple[str, str]], Number | Histogram]],
-        start: int,
-    ) -> Iterator[Series]:
+    def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
         """Yield series of several engines each."""
-        for labels, value in found:
+        aggregate = aggregate_native if self._exponential else aggregate_histograms
+        start = int(self._oldest * NANOS)
+        for labels, value in self._aggregated.series(values, family, aggregate):
             yield self._series(family, dict(labels), value, start)
 
     def _series(
@@ -153,7 +144,7 @@ class PageFamilies:
     ) -> Series:
         if not isinstance(value, Histogram):
             return Series(labels, value, start)
-        if isinstance(value, NativeHistogram):
+        if self._exponential and isinstance(value, NativeHistogram):
             exponential = Exponential(value.schema, value.zeros, value.buckets, value.sum)
             return Series(labels, exponential, int(value.created * NANOS) or start)
         bounds, counts = value.bounds, [*value.counts]
@@ -165,24 +156,16 @@ class PageFamilies:
             bounds, counts = shown, rebucketed(bounds, counts, shown)
         return Series(labels, (bounds, counts, value.sum), start)
 
-    def _of_exporter(self) -> Iterator[SeriesFamily]:
-        metrics = self._own.metrics
-        start = int(metrics.created * NANOS)
-        for found in metrics.samples():
-            if found is not None:
-                row, samples = found
-                series = [
-                    Series(dict(zip(row.labels, labels, strict=True)), value, start)
-                    for labels, value in samples
-                ]
-                yield SeriesFamily(row.name, row.kind, row.help, series)
-        for family in collected_families(self._own.others):
-            yield from _sampled(family)
-
-
-def _copy_native(histogram: Histogram) -> Histogram:
-    """Copy the native buckets of a histogram, too, if it has them."""
-    return histogram.copy()
+    def _of_exporter(self, values: OwnValues) -> Iterator[SeriesFamily]:
+        for row, samples in values.families:
+            series = [
+                Series(dict(zip(row.labels, labels, strict=True)), value, self._began)
+                for labels, value in samples
+            ]
+            yield SeriesFamily(row.name, row.kind, row.help, series)
+        for metric in values.others:
+            for family in collected(metric):
+                yield from _sampled(family)
 
 
 def _sampled(family: SampleFamily) -> Iterator[SeriesFamily]:

@@ -10,7 +10,7 @@ from opentelemetry.sdk import environment_variables as variables
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.exposition.page_cache import Hold
+from sidestep.exposition.pages import Hold
 from sidestep.otlp.destination import LOGS, METRICS, TRACES, Destination, Signal
 from sidestep.otlp.increments import Increments
 from sidestep.otlp.log_records import log_records
