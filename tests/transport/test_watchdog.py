@@ -175,10 +175,11 @@ def test_a_flood_of_refused_messages_closes_all_connections(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not hasattr(libc, "malloc_trim"), reason="only glibc has malloc_trim")
-def test_free_memory_is_returned_at_the_soft_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("soft", [1, 0], ids=["at the soft limit", "after growth"])
+def test_free_memory_is_returned(soft: int, tmp_path: Path) -> None:
     """Below a block that is in use the allocator retains it, and new streams would stay refused."""
     listener = IngestListener([f"ipc://{tmp_path}/own/i"])
-    upkeep = Upkeep(listener, Watchdog(1, 0, resident), SelfMetrics())
+    upkeep = Upkeep(listener, Watchdog(soft, 0, resident), SelfMetrics())
     upkeep.due(0.0)
     size = 64 << 10
     *blocks, last = (libc.malloc(size) for _ in range(1000))

@@ -8,8 +8,13 @@ from collections.abc import Callable
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
-from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
-from sidestep.transport.watchdog import Watchdog
+from sidestep.transport.process import (
+    lowest_free_descriptor,
+    open_files_limit,
+    resident,
+    trim,
+)
+from sidestep.transport.watchdog import MIB, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +27,10 @@ MAX_DESCRIPTORS = 8192
 libzmq aborts the process when an ipc connection finds no descriptor left, and when a peer has
 chosen the routing id that the next peer gets, which takes many connections to hit."""
 TRIM_INTERVAL = 10.0
-"""Seconds between two returns of free memory to the operating system at the soft limit. glibc does not
-return what is free below a block in use: a flood of messages left the process at twice its size."""
+"""Seconds between two returns of free memory to the operating system. glibc does not return what is
+free below a block in use: a flood of messages left the process at twice its size."""
+TRIM_GROWTH = 16 * MIB
+"""Bytes that the process must have grown by since the last return, unless the soft limit is reached."""
 FLOODED = 5.0
 """Seconds for which messages must have waited without a pause, most of them refused, for all
 connections to be closed. libzmq reads without a limit, and what a peer has sent waits although the
@@ -61,6 +68,7 @@ class Upkeep:
         self._reason = ""
         self._least_descriptors = 0
         self._bound_at = self._checked_at = self._trimmed_at = float("-inf")
+        self._trimmed_to = 0
         metrics.read("sidestep_zap_up", listener.zap_readings)
 
     def note_arrival(self, now: float, *, found: bool) -> None:
@@ -72,7 +80,7 @@ class Upkeep:
             self._drained_at = now
 
     def due(self, now: float) -> bool:
-        """Return whether ``act`` should close or reopen the listener; trim memory at the soft limit."""
+        """Return whether ``act`` should close or reopen the listener; trim memory now and then."""
         if self._listener.socket is None:
             return now >= self._bound_at + PAUSE
         if self.has_too_many_connections():
@@ -86,9 +94,8 @@ class Upkeep:
             wait = RETRY if self._listener.unbound else PAUSE
             if now >= self._bound_at + wait and self._listener.lost:
                 self._reason = "stolen"
-        if self._watchdog.full and now >= self._trimmed_at + TRIM_INTERVAL:
-            self._trimmed_at = now
-            trim()
+        if now >= self._trimmed_at + TRIM_INTERVAL:
+            self._trim(now)
         return bool(self._reason)
 
     def has_too_many_connections(self) -> bool:
@@ -129,6 +136,13 @@ class Upkeep:
         if now >= self._bound_at + PAUSE:
             self._bound_at = now
             self._listener.reopen()
+
+    def _trim(self, now: float) -> None:
+        """Return free memory to the operating system if there may be much."""
+        if self._watchdog.full or self._watchdog.resident > self._trimmed_to + TRIM_GROWTH:
+            self._trimmed_at = now
+            trim()
+            self._trimmed_to = resident()
 
     def _is_flooded(self, now: float) -> bool:
         """Return whether messages have waited for long, most of them refused."""

@@ -25,6 +25,7 @@ class Watchdog:
 
     Attributes:
         full: True if the soft limit is reached.
+        resident: Resident memory as it was last read.
 
     Raises:
         ConfigError: The limits contradict each other.
@@ -34,6 +35,7 @@ class Watchdog:
         if hard and soft > hard:
             raise ConfigError("limits.memory-soft must not be above limits.memory-hard")
         self.full = False
+        self.resident = 0
         self._soft = soft
         self._hard = self._limit = hard
         self._read = read
@@ -69,6 +71,7 @@ class Watchdog:
         )
 
     def _note(self, resident: int) -> None:
+        self.resident = resident
         full = bool(self._soft) and resident >= self._soft
         if full and not self.full:
             self._lines.warning(
