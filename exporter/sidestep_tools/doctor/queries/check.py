@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -50,12 +49,14 @@ async def check(
             inventory.add_page(await _read_page(session, page))
         except (FetchError, OSError, ValueError) as error:
             yield codes.NO_PAGE.on(page, getattr(error, "strerror", None) or str(error))
-    found = dict(scalers)
+    found, are_rules = dict(scalers), set[str]()
     for file in files:
         try:
             documents = await asyncio.to_thread(read, file)
-            for each in _rules(file, documents, is_run=bool(prometheus)):
-                yield each
+            rules = [*rule_files.rules_in(documents)]
+            for text in (each for one in rules for each in rule_files.mistakes(one)):
+                yield codes.REFUSED_RULES.on(file, text)
+            are_rules |= {file} if rules else set()
             found[file] = queries_of(documents)
         except FileError as error:
             yield codes.UNREADABLE.on(file, str(error))
@@ -69,7 +70,9 @@ async def check(
         )
     for file, some in judged:
         for finding in _findings(file, some):
-            yield finding
+            # Of rules it is an error that has been named.
+            if finding.code != codes.NOT_PROMQL.code or file not in are_rules:
+                yield finding
 
 
 async def _run(
@@ -91,17 +94,6 @@ async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
     if answer.status != HTTPStatus.OK:
         raise FetchError(refusal(answer.status))
     return answer.text
-
-
-def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding]:
-    """Yield what Prometheus refuses in a rule file, and that there may be more."""
-    for rules in rule_files.rules_in(documents):
-        wrong = [*rule_files.mistakes(rules)]
-        for text in wrong:
-            yield codes.REFUSED_RULES.on(file, text)
-        if not (wrong or is_run):
-            text = "types in PromQL and templates were not checked"
-            yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
 
 
 def _is_of_engines(query: Query) -> bool:

@@ -185,20 +185,13 @@ REFUSED_RULES = Code(
     "SD424",
     "error",
     "Prometheus refuses the rule file",
-    "A field is unknown, missing or of a wrong type, a duration is none, or two groups have one name. Prometheus does not start with such"
-    " a file, or keeps its former rules.",
+    "A field is unknown, missing or of a wrong type, a duration is none, two groups have one name, or a query or a template is wrong: in its"
+    " syntax, its types, or a function's name or arguments. Prometheus does not start with such a file, or keeps its former rules.",
     "Correct the field; `promtool check rules FILE` says the same.",
-)
-NOT_CHECKED = Code(
-    "SD425",
-    "info",
-    "Prometheus checks more of a rule file",
-    "Types in PromQL, such as a `rate` without a window, and functions of templates are checked by Prometheus only.",
-    "Run `promtool check rules FILE`, or give a Prometheus by --prometheus, where every query is run.",
 )
 CODES = (
     UNREADABLE, NO_PAGE, NOT_PROMQL, REFUSED, RENAMED, UNKNOWN, WRONG_LABEL, WRONG_VALUE, NO_BUCKETS,
     NEEDS_OPTION, OTHER_ENGINE, ABSENT, OTHER_FORM, ELSEWHERE, NEEDS_FLAG, NEEDS_RULE,
     ALWAYS_CONSTANT, RATE_OF_GAUGE, WRONG_GROUPING, NO_SERIES, FORMER,
-    CUMULATIVE, MEAN_OF_RATIOS, REFUSED_RULES, NOT_CHECKED,
+    CUMULATIVE, MEAN_OF_RATIOS, REFUSED_RULES,
 )  # fmt: skip

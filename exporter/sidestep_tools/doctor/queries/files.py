@@ -17,7 +17,7 @@ from sidestep.errors import ConfigError
 from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 _VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$([a-zA-Z_]\w*)|\[\[(\w+)[^\]]*\]\]")
-_V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*|\[\[\w+[^\]]*\]\]"
+_V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*\b|\[\[\w+[^\]]*\]\]"
 _MATCHER = re.compile(
     rf"""(?:=~|!~|!=|=)\s*("(?:\\.|[^"\\])*?(?:{_V})(?:\\.|[^"\\])*"|'[^']*(?:{_V})[^']*')"""
 )
