@@ -10,30 +10,18 @@ from pathlib import Path
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.endpoint import User
 
-MISSING = Code(
-    "SD030",
-    "error",
-    "PROMETHEUS_MULTIPROC_DIR does not exist",
-    "prometheus_client cannot make its files in a directory that does not exist, so the engine does not"
-    " start.",
-    "Make the directory before the engine starts, or unset the variable: vLLM and SGLang make their own.",
-)
-NOT_WRITABLE = Code(
-    "SD031",
-    "error",
-    "PROMETHEUS_MULTIPROC_DIR is not writable",
+# fmt: off
+MISSING = Code("SD030", "error", "PROMETHEUS_MULTIPROC_DIR does not exist",
+    "prometheus_client cannot make its files in a directory that does not exist, so the engine does not start.",
+    "Make the directory before the engine starts, or unset the variable: vLLM and SGLang make their own.")
+NOT_WRITABLE = Code("SD031", "error", "PROMETHEUS_MULTIPROC_DIR is not writable",
     "The engine's user may not make files in it, so the engine does not start.",
-    "Give the directory to the engine's user, or unset the variable.",
-)
-STALE = Code(
-    "SD032",
-    "warning",
-    "PROMETHEUS_MULTIPROC_DIR has files of ended processes",
-    "The engine's own page adds up the files of all processes, also those of earlier runs: its counters"
-    " are too high. sidestep's page does not read them.",
-    "Empty the directory before each start, or unset the variable.",
-)
-CODES = (MISSING, NOT_WRITABLE, STALE)
+    "Give the directory to the engine's user, or unset the variable.")
+STALE = Code("SD032", "warning", "PROMETHEUS_MULTIPROC_DIR has files of ended processes",
+    "The engine's own page adds up the files of all processes, also those of earlier runs: its counters are too high. sidestep's page does not read them.",
+    "Empty the directory before each start, or unset the variable.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 _FILE = re.compile(r"\w+?_(\d+)\.db")
 

@@ -12,78 +12,33 @@ from typing import NamedTuple
 
 from sidestep.diagnosis.finding import Code, Finding
 
-NO_PLUGIN = Code(
-    "SD001",
-    "error",
-    "sidestep is not installed beside the engine",
+# fmt: off
+NO_PLUGIN = Code("SD001", "error", "sidestep is not installed beside the engine",
     "The Python environment of the engine has no package `sidestep`, so the engine loads no plugin.",
-    "Install sidestep with the engine's own pip: PREFIX/bin/python -m pip install, with the wheel or"
-    " the repository.",
-)
-NO_ENTRY_POINT = Code(
-    "SD002",
-    "error",
-    "The plugin's entry point is missing",
-    "sidestep can be imported, but its metadata (`sidestep-*.dist-info`) does not name the plugin:"
-    " its sources are on the path without having been installed, or the release is too old.",
-    "Install sidestep by pip, or copy its `.dist-info` directory as well.",
-)
-NOT_ALLOWED = Code(
-    "SD003",
-    "error",
-    "The engine may not load the plugin",
-    "The list of allowed plugins (`VLLM_PLUGINS`, `SGLANG_PLUGINS`) does not contain `sidestep`."
-    " vLLM compares names as they are, spaces included.",
-    "Add sidestep to the list, without spaces, or unset the variable. With vLLM's tap"
-    " (--scheduler-cls) the plugin is not needed.",
-)
-TOO_OLD = Code(
-    "SD004",
-    "error",
-    "The engine's release is too old",
+    "Install sidestep with the engine's own pip: PREFIX/bin/python -m pip install, with the wheel or the repository.")
+NO_ENTRY_POINT = Code("SD002", "error", "The plugin's entry point is missing",
+    "sidestep can be imported, but its metadata (`sidestep-*.dist-info`) does not name the plugin: its sources are on the path without having been installed, or the release is too old.",
+    "Install sidestep by pip, or copy its `.dist-info` directory as well.")
+NOT_ALLOWED = Code("SD003", "error", "The engine may not load the plugin",
+    "The list of allowed plugins (`VLLM_PLUGINS`, `SGLANG_PLUGINS`) does not contain `sidestep`. vLLM compares names as they are, spaces included.",
+    "Add sidestep to the list, without spaces, or unset the variable. With vLLM's tap (--scheduler-cls) the plugin is not needed.")
+TOO_OLD = Code("SD004", "error", "The engine's release is too old",
     "The engine's release is older than those that load sidestep's plugin, and its log does not mention it.",
-    "Upgrade the engine, or let the exporter scrape the engine's page (--scrape).",
-)
-UNTESTED = Code(
-    "SD005",
-    "warning",
-    "The engine's release is newer than those tested",
-    "The engine's release is newer than those that this release of sidestep was tested with. A field"
-    " that it renamed is missing on the page.",
-    "Upgrade sidestep, and compare the exporter's page with the engine's own.",
-)
-NO_ENGINE = Code(
-    "SD006",
-    "warning",
-    "No engine is installed",
+    "Upgrade the engine, or let the exporter scrape the engine's page (--scrape).")
+UNTESTED = Code("SD005", "warning", "The engine's release is newer than those tested",
+    "The engine's release is newer than those that this release of sidestep was tested with. A field that it renamed is missing on the page.",
+    "Upgrade sidestep, and compare the exporter's page with the engine's own.")
+NO_ENGINE = Code("SD006", "warning", "No engine is installed",
     "The Python environment has neither vLLM nor SGLang.",
-    "Run the command with the engine's Python, in the engine's container: PREFIX/bin/python -m"
-    " sidestep doctor --environment.",
-)
-OLD_PYTHON = Code(
-    "SD007",
-    "error",
-    "Python is too old",
+    "Run the command with the engine's Python, in the engine's container: PREFIX/bin/python -m sidestep doctor --environment.")
+OLD_PYTHON = Code("SD007", "error", "Python is too old",
     "The engine runs on a Python older than 3.10, on which sidestep cannot be imported.",
-    "Run the engine on Python 3.10 or later.",
-)
-OLD_LIBRARY = Code(
-    "SD008",
-    "error",
-    "A library of the plugin is missing or too old",
+    "Run the engine on Python 3.10 or later.")
+OLD_LIBRARY = Code("SD008", "error", "A library of the plugin is missing or too old",
     "The plugin needs msgspec and pyzmq in the engine's environment.",
-    "Install the named release with the engine's own pip.",
-)
-CODES = (
-    NO_PLUGIN,
-    NO_ENTRY_POINT,
-    NOT_ALLOWED,
-    TOO_OLD,
-    UNTESTED,
-    NO_ENGINE,
-    OLD_PYTHON,
-    OLD_LIBRARY,
-)
+    "Install the named release with the engine's own pip.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 PYTHON = (3, 10)
 LIBRARIES = ("msgspec", "pyzmq")

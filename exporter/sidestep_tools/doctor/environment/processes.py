@@ -24,66 +24,30 @@ from sidestep_tools.doctor.environment.packages import (
     allows_plugin,
 )
 
-NOT_READABLE = Code(
-    "SD020",
-    "info",
-    "An engine's variables cannot be read",
+# fmt: off
+NOT_READABLE = Code("SD020", "info", "An engine's variables cannot be read",
     "The engine's process belongs to another user, so only its command line was checked.",
-    "Run the command as the engine's user, or as root.",
-)
-SCHEDULER = Code(
-    "SD021",
-    "error",
-    "The tap's path is wrong",
+    "Run the command as the engine's user, or as root.")
+SCHEDULER = Code("SD021", "error", "The tap's path is wrong",
     "vLLM's --scheduler-cls names a class of sidestep that does not exist, so vLLM does not start.",
-    "Write --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
-)
-NO_METRICS = Code(
-    "SD022",
-    "error",
-    "SGLang runs without --enable-metrics",
+    "Write --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.")
+NO_METRICS = Code("SD022", "error", "SGLang runs without --enable-metrics",
     "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
-    "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs.",
-)
-RUST_FRONT_END = Code(
-    "SD023",
-    "error",
-    "vLLM's Rust front end loads no plugins",
+    "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs.")
+RUST_FRONT_END = Code("SD023", "error", "vLLM's Rust front end loads no plugins",
     "VLLM_USE_RUST_FRONTEND is set and the tap is not configured, so nothing is sent.",
-    "Add the tap: --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
-)
-NO_STATISTICS = Code(
-    "SD024",
-    "info",
-    "--disable-log-stats has no effect on the front end",
+    "Add the tap: --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.")
+NO_STATISTICS = Code("SD024", "info", "--disable-log-stats has no effect on the front end",
     "vLLM computes statistics if a stat-logger plugin is installed, even with --disable-log-stats.",
-    "To save their cost, use the tap (--scheduler-cls) and set VLLM_PLUGINS to a list without sidestep.",
-)
-KILLED = Code(
-    "SD025",
-    "warning",
-    "vLLM kills its processes before they can send their last items",
-    "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills"
-    " them within milliseconds: items of the last moments are lost.",
-    "Start vLLM with --shutdown-timeout 30.",
-)
-WORKERS = Code(
-    "SD026",
-    "warning",
-    "SGLang's tokenizer workers do not load the plugin",
-    "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of"
-    " ended requests are on SGLang's own page only.",
-    "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape).",
-)
-CODES = (
-    NOT_READABLE,
-    SCHEDULER,
-    NO_METRICS,
-    RUST_FRONT_END,
-    NO_STATISTICS,
-    KILLED,
-    WORKERS,
-)
+    "To save their cost, use the tap (--scheduler-cls) and set VLLM_PLUGINS to a list without sidestep.")
+KILLED = Code("SD025", "warning", "vLLM kills its processes before they can send their last items",
+    "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills them within milliseconds: items of the last moments are lost.",
+    "Start vLLM with --shutdown-timeout 30.")
+WORKERS = Code("SD026", "warning", "SGLang's tokenizer workers do not load the plugin",
+    "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of ended requests are on SGLang's own page only.",
+    "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape).")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 PROC = Path("/proc")
 TAPS = (

@@ -8,37 +8,21 @@ from sidestep.config.variables import unknown_to_engines
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.environment.packages import SGLANG, VLLM, Engine
 
-NO_ENDPOINT = Code(
-    "SD010",
-    "error",
-    "SIDESTEP_ENDPOINT is not set",
+# fmt: off
+NO_ENDPOINT = Code("SD010", "error", "SIDESTEP_ENDPOINT is not set",
     "The plugin and the tap do nothing without it.",
-    "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint; a variable of"
-    " your shell must be exported, one of a container named in its manifest.",
-)
-BAD_VALUE = Code(
-    "SD011",
-    "warning",
-    "A variable has an unknown value",
+    "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint; a variable of your shell must be exported, one of a container named in its manifest.")
+BAD_VALUE = Code("SD011", "warning", "A variable has an unknown value",
     "The plugin logs it and takes the default.",
-    "Set one of the named values.",
-)
-BESIDE = Code(
-    "SD012",
-    "info",
-    "The engine computes its own metrics as well",
+    "Set one of the named values.")
+BESIDE = Code("SD012", "info", "The engine computes its own metrics as well",
     "In the mode `beside`, the default, the engine's loop still pays for its own metrics.",
-    "Set the mode to `instead`, and scrape the exporter instead of the engine; or keep both, and"
-    " scrape one of the two pages only.",
-)
-UNKNOWN = Code(
-    "SD013",
-    "warning",
-    "A variable is unknown",
+    "Set the mode to `instead`, and scrape the exporter instead of the engine; or keep both, and scrape one of the two pages only.")
+UNKNOWN = Code("SD013", "warning", "A variable is unknown",
     "Nothing reads a variable of this name, so its value has no effect: it is probably misspelt.",
-    "Correct the name; docs/configuration.md lists the known ones.",
-)
-CODES = (NO_ENDPOINT, BAD_VALUE, BESIDE, UNKNOWN)
+    "Correct the name; docs/configuration.md lists the known ones.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 MODES: Mapping[Engine, str] = {VLLM: "SIDESTEP_VLLM_MODE", SGLANG: "SIDESTEP_SGLANG_MODE"}
 VALUES: Mapping[str, tuple[str, ...]] = {

@@ -17,23 +17,17 @@ from sidestep_tools.doctor.queries.known_metrics import catalogue, spellings
 from sidestep_tools.doctor.queries.promql import PromqlError, Selector, parse
 
 # fmt: off
-REFUSED = Code(
-    "SD570", "error", "KEDA refuses a trigger",
+REFUSED = Code("SD570", "error", "KEDA refuses a trigger",
     "A trigger of type prometheus needs `serverAddress`, `query` and `threshold`; KEDA makes no HPA without them.",
-    "Add the field to the trigger's `metadata`.",
-)
-NULLS = Code(
-    "SD571", "warning", "An empty result counts as 0",
+    "Add the field to the trigger's `metadata`.")
+NULLS = Code("SD571", "warning", "An empty result counts as 0",
     'Without `ignoreNullValues: "false"` KEDA takes a query without a result for 0, and scales busy engines down to the minimum while their exporter is not scraped.',
-    'Set `ignoreNullValues: "false"` in the trigger\'s `metadata`, and `fallback` in the ScaledObject\'s `spec`.',
-)
-NO_RULE = Code(
-    "SD572", "error", "No rule of prometheus-adapter gives an HPA's metric",
+    "Set `ignoreNullValues: \"false\"` in the trigger's `metadata`, and `fallback` in the ScaledObject's `spec`.")
+NO_RULE = Code("SD572", "error", "No rule of prometheus-adapter gives an HPA's metric",
     "The manifests have the adapter's rules, and none gives a metric of this name: the HPA never scales.",
-    "Correct the name in the HPA, or `name.as` in the rule.",
-)
+    "Correct the name in the HPA, or `name.as` in the rule.")
 # fmt: on
-CODES = (REFUSED, NULLS, NO_RULE)
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 DEFAULT_QUERY = "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
 """Query of a rule of prometheus-adapter that has none."""
