@@ -49,9 +49,6 @@ BAD_KEYS = Code("SD167", "error", "A key cannot be used",
 NO_KEYS = Code("SD168", "warning", "Records cross the network without keys",
     "The endpoint is on another host and there are no keys: the records are not encrypted.",
     "Set SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY, unless the network itself is closed; see security.md.")
-OPEN_DIRECTORY = Code("SD169", "warning", "Every user may replace the socket",
-    "The socket's directory is writable by all users; an exporter refuses to use such a directory.",
-    "Use a directory of the exporter's own user.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 CONNECT_TIMEOUT = 3.0
@@ -97,11 +94,9 @@ def check(
     except ConfigError as error:
         yield BAD_KEYS.on(endpoint, str(error))
         return
-    if endpoint.startswith(IPC):
-        yield from _directory(Path(endpoint.removeprefix(IPC)).parent, endpoint)
-    elif keys is None and not is_loopback(endpoint):
-        yield NO_KEYS.on(endpoint, "neither SIDESTEP_SERVER_KEY nor SIDESTEP_CLIENT_KEY is set")
     path = Path(endpoint.removeprefix(IPC)) if endpoint.startswith(IPC) else None
+    if path is None and keys is None and not is_loopback(endpoint):
+        yield NO_KEYS.on(endpoint, "neither SIDESTEP_SERVER_KEY nor SIDESTEP_CLIENT_KEY is set")
     if path is not None and user is not None and user.uid and (closed := _closed(path, user)):
         yield DENIED.on(endpoint, closed)
         return
@@ -129,15 +124,6 @@ def _malformed(endpoint: str) -> str:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return "it must be tcp://HOST:PORT"
     return "* is an address to listen on, not to connect to" if host == "*" else ""
-
-
-def _directory(directory: Path, endpoint: str) -> Iterator[Finding]:
-    try:
-        mode = directory.stat().st_mode
-    except OSError:
-        return
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        yield OPEN_DIRECTORY.on(endpoint, f"{directory} is {stat.filemode(mode)}")
 
 
 def _connect(endpoint: str) -> None:

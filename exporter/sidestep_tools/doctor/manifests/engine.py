@@ -7,9 +7,10 @@ from pathlib import PurePosixPath
 
 from sidestep.config.variables import PREFIX
 from sidestep.diagnosis.finding import Code, Finding
-from sidestep_tools.doctor.environment import variables
-from sidestep_tools.doctor.environment.packages import SGLANG, VLLM, check_allowed
-from sidestep_tools.doctor.environment.processes import check_options, is_tapped, parse_options
+from sidestep_tools.doctor.checks import run
+from sidestep_tools.doctor.environment.check import ALLOWED, OPTIONS, VALUES, VARIABLES, Start
+from sidestep_tools.doctor.environment.packages import SGLANG, VLLM
+from sidestep_tools.doctor.environment.processes import parse_options
 from sidestep_tools.doctor.manifests import codes
 from sidestep_tools.doctor.manifests.pods import (
     ENDPOINT,
@@ -119,11 +120,11 @@ def _environment(pod: Pod, engine: Engine, ours: list[str]) -> Iterator[Finding]
     container, subject = engine.container, pod.part(engine.container)
     environ, options = container.variables, parse_options(container.words)
     # Of those whose value is elsewhere, the name may be wrong as well.
-    hidden = {name: "hidden" for name in ours if name not in variables.VALUES}
-    yield from variables.check({**hidden, **environ}, subject)
+    hidden = {name: "hidden" for name in ours if name not in VALUES}
+    yield from run(VARIABLES, {**hidden, **environ}, subject)
     if known := {"vllm": VLLM, "sglang": SGLANG}.get(engine.kind):
-        if not is_tapped(options):
-            yield from check_allowed(known, environ, subject)
+        start = Start(known, environ, options)
+        yield from run(ALLOWED, start, subject)
         # A file of options or a script's own arguments may have any.
         if engine.is_server and not {"--config", "$@"} & {*options, *container.words}:
-            yield from check_options(known, options, environ, subject)
+            yield from run(OPTIONS, start, subject)
