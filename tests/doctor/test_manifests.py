@@ -21,8 +21,7 @@ from command_line import ENVIRON, one_line, sidestep
 from injection import built
 from manifests import KUSTOMIZE, ROOT, Resource, defaults, kustomized, named, resources
 from sidestep.diagnosis.finding import Finding
-from sidestep_tools.doctor.manifests.check import check
-from sidestep_tools.doctor.manifests.codes import CODES
+from sidestep_tools.doctor.manifests.checks import CODES, check
 from sidestep_tools.doctor.manifests.pods import IMAGE_DEFAULTS
 from sidestep_tools.doctor.manifests.reading import read_all
 
@@ -103,24 +102,6 @@ def not_in(name: str) -> Resource:
     return {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [name]}]}
 
 
-def host_network(spec: Resource) -> Resource:
-    """Put two replicas on their nodes' network."""
-    pod = {**spec["template"]["spec"], "hostNetwork": True}
-    return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
-
-
-def shared_claim(spec: Resource) -> Resource:
-    """Give two replicas one claim for their state."""
-    volumes = [
-        {"name": one["name"], "persistentVolumeClaim": {"claimName": "state"}}
-        if one["name"] == "sidestep-state"
-        else one
-        for one in spec["template"]["spec"]["volumes"]
-    ]
-    pod = {**spec["template"]["spec"], "volumes": volumes}
-    return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
-
-
 FAULTS = [
     Fault("SD501", f"{ENGINE}.env.0.value", 8000),
     Fault("SD501", f"{ENGINE}.volumeMounts", {}),
@@ -199,12 +180,7 @@ FAULTS = [
     ),
     Fault("SD546", METADATA, annotated(8000), "monitored"),
     Fault("SD546", METADATA, annotated(9857), "monitored"),
-    Fault("SD548", "PodMonitor: spec.podMetricsEndpoints.0.honorLabels", True, "monitored"),
     Fault("SD549", METADATA, annotated(8000)),
-    Fault("SD550", "NetworkPolicy: spec.ingress.0", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress.1", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress.0.ports.0.protocol", "UDP", "monitored"),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
     Fault("SD555", f"{SIDECAR}.startupProbe.httpGet.port", "http"),
     Fault("SD555", f"{ENGINE}.readinessProbe.httpGet", {"path": "/health", "port": 9857}),
@@ -216,24 +192,9 @@ FAULTS = [
     Fault("SD561", f"{SIDECAR}.args.[--limits.memory-hard=192]", GONE),
     Fault("SD561", f"{SIDECAR}.resources.limits.memory", "128Mi"),
     Fault("SD562", f"{TEMPLATE}.volumes.[sidestep-state].emptyDir", {}),
-    Fault("SD564", "Deployment: spec", shared_claim),
-    Fault("SD566", "Deployment: spec", host_network),
 ]  # fmt: skip
 
 
-POLICY = """
-kind: NetworkPolicy
-metadata: {name: engines, namespace: llm}
-spec:
-  podSelector: {}
-  policyTypes: [Ingress]
-  ingress:
-    - from: [{namespaceSelector: {}}]
-      ports: [{port: sidestep}]
-    - ports:
-        - {port: 1, endPort: 9856}
-        - {port: 9858, endPort: 65535}
-"""
 SERVICE = """
 kind: Service
 metadata: {name: vllm, namespace: llm, labels: {for: sidestep}}
@@ -256,7 +217,7 @@ def good(name: str) -> list[Resource]:
     if name in OVERLAYS:
         return kustomized(KUSTOMIZE / "overlays" / name)
     podmonitor = (EXAMPLES / "podmonitor.yaml").read_text()
-    added = {"monitored": f"{podmonitor}\n---{POLICY}", "service": SERVICE}[name]
+    added = {"monitored": podmonitor, "service": SERVICE}[name]
     found = copy.deepcopy([*good("vllm"), *resources(added)])
     for each in found:
         each["metadata"].setdefault("namespace", "llm")
@@ -344,10 +305,6 @@ HARMLESS = [
     Fault("", "PodMonitor: spec.namespaceSelector", {"any": True}, "monitored"),
     Fault("", "ServiceMonitor: spec.endpoints.0", {"targetPort": "sidestep"}, "service"),
     Fault("", METADATA, annotated(9857)),
-    Fault("", "NetworkPolicy: spec.ingress", [{}], "monitored"),
-    Fault("", "NetworkPolicy: spec.policyTypes", ["Egress"], "monitored"),
-    Fault("", "NetworkPolicy: spec.podSelector", not_in("vllm"), "monitored"),
-    Fault("", "NetworkPolicy: metadata.namespace", "other", "monitored"),
 ]
 
 

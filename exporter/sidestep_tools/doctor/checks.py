@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sidestep.diagnosis.finding import Code, Finding
 
@@ -31,3 +31,8 @@ def run(checks: Iterable[Check[Checked]], checked: Checked, subject: str) -> Ite
         found = each.look(checked)
         for value in found if isinstance(found, list) else [found] * bool(found):
             yield each.code.on(subject, each.text.format(value))
+
+
+def codes(*tables: Iterable[Check[Any]]) -> list[Code]:
+    """Return the codes of all rows."""
+    return [each.code for table in tables for each in table]

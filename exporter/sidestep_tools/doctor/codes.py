@@ -10,7 +10,7 @@ from sidestep.diagnosis.finding import Code
 from sidestep_tools.doctor import endpoint, engine_page, exporter
 from sidestep_tools.doctor.environment import check as environment
 from sidestep_tools.doctor.manifests import autoscaling
-from sidestep_tools.doctor.manifests import codes as manifests
+from sidestep_tools.doctor.manifests import checks as manifests
 from sidestep_tools.doctor.prometheus import codes as prometheus
 from sidestep_tools.doctor.queries import codes as queries
 

@@ -61,30 +61,15 @@ OLD_NAMES = Code("SD212", "warning", "The engine has old names only",
 LEGACY = Code("SD213", "info", "The page has deprecated names",
     "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM, --metrics.legacy of the exporter); a later release does not have them.",
     "Change dashboards and rules to the successors.")
-NO_PREFIX_CACHE = Code("SD214", "info", "Prefix caching is off",
-    "vLLM runs with --no-enable-prefix-caching: hit rates are empty, and no lifetime of a KV block ends.",
-    "Start vLLM with --enable-prefix-caching if you need them.")
 NO_CACHE_CONFIG = Code("SD215", "warning", "vllm:cache_config_info is missing",
     "The sizes of the KV cache and its blocks are unknown, so panels in tokens or bytes are empty; a scrape job drops the family, or the engine has not finished its start.",
     "Check `metric_relabel_configs` of the job, and look again once the engine serves.")
-SEVERAL_SERVERS = Code("SD216", "info", "The page is made by several processes",
-    "vLLM has several API servers, whose counts prometheus_client adds up: `vllm:iteration_tokens_total` counts a step once for each of them, and there are no `process_*` families.",
-    "sidestep's page counts each step once, and has the processes as `sidestep_engine_process_*`.")
-NO_ENGINE_LABEL = Code("SD217", "warning", "A family has lost the label `engine`",
-    "The page has several engines, and the samples of a family do not say of which they are: a proxy or `labeldrop` removed the label.",
-    "Keep the label; sum by it in the query.")
 NO_LATENCIES = Code("SD218", "warning", "Latencies are missing",
     "The engine has generated tokens, and no TTFT has been observed: its front end has no metrics, or no plugin, as with several tokenizer workers of SGLang.",
     "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin.")
 RENAMED = Code("SD219", "warning", "The names have an underscore for the colon",
     "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and `sglang:` find none of them.",
     "Scrape the engine's own /metrics, or the exporter's page.")
-MANY_SERIES = Code("SD220", "warning", "A family has very many series",
-    "A label has ever new values, such as the paths that clients ask for.",
-    "Drop the family in the scrape job's `metric_relabel_configs`, or have a proxy refuse unknown paths.")
-NO_MODEL = Code("SD221", "info", "Triton has no model loaded",
-    "The page has the server's families, and none of a model.",
-    "Load a model, and look at Triton's log for why none is.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
@@ -109,7 +94,6 @@ GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
 """Tokens generated so far, and the latencies observed with the first of each request."""
 FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
 """Features of the catalogue's rows that many would like to have."""
-SERIES = 10_000
 LISTED = 4
 """Most names in a text."""
 
@@ -199,10 +183,8 @@ def check_page(page: Page) -> Iterator[Finding]:
     yield from _missing(page)
     yield from _names(page)
     yield from _same_engine(page)
-    if page.has(VLLM):
-        yield from _vllm(page)
-    if page.has(TRITON) and not page.has("nv_inference_"):
-        yield NO_MODEL.on(page.name, "it has no family nv_inference_*")
+    if RUNNING[VLLM] in page.samples and "vllm:cache_config_info" not in page.samples:
+        yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
 
 
 async def _read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
@@ -236,8 +218,6 @@ def _format(page: Page) -> Iterator[Finding]:
         repeated = sum(count > 1 for count in series.values())
         if repeated:
             yield REPEATED.on(page.name, f"{repeated} series of {name}")
-        if len(series) > SERIES:
-            yield MANY_SERIES.on(page.name, f"{name} has {len(series)} series")
 
 
 def _missing(page: Page) -> Iterator[Finding]:
@@ -275,27 +255,6 @@ def _same_engine(page: Page) -> Iterator[Finding]:
     for engine, count in Counter(page.engines()).items():
         if count > 1:
             yield SAME_ENGINE.on(page.name, f"{count} sets of series have the labels {engine}")
-
-
-def _vllm(page: Page) -> Iterator[Finding]:
-    if RUNNING[VLLM] not in page.samples:
-        return
-    config = page.samples.get("vllm:cache_config_info", ())
-    if not config:
-        yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
-    if any(each.labels.get("enable_prefix_caching") == "False" for each in config):
-        yield NO_PREFIX_CACHE.on(page.name, "enable_prefix_caching is False")
-    if not page.has("process_", "sidestep_"):
-        yield SEVERAL_SERVERS.on(page.name, "it has no family process_*")
-    if len({each.labels.get("engine") for each in page.samples.get(RUNNING[VLLM], ())}) > 1:
-        lost = [
-            row.name
-            for row in DIALECTS["vllm"].rows
-            if "engine" in row.labels
-            and any("engine" not in each.labels for each in page.samples.get(row.name, ()))
-        ]
-        if lost:
-            yield NO_ENGINE_LABEL.on(page.name, _listed(lost))
 
 
 def _on_two_pages(pages: Sequence[Page]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sidestep.config.variables import unknown_to_engines
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor import endpoint
-from sidestep_tools.doctor.checks import Check, run
+from sidestep_tools.doctor.checks import Check, codes, run
 from sidestep_tools.doctor.endpoint import current_user
 from sidestep_tools.doctor.environment import packages, processes
 from sidestep_tools.doctor.environment.packages import ENGINES, OWN, SGLANG, VLLM, Engine
@@ -130,12 +130,8 @@ NOT_READABLE = Code("SD020", "info", "An engine's variables cannot be read",
     "The engine's process belongs to another user, so only its command line was checked.",
     "Run the command as the engine's user, or as root.")
 # fmt: on
-CODES = (
-    *(each.code for each in packages.CHECKS),
-    *(each.code for each in (*ALLOWED, *ENDPOINT, *VARIABLES, *MODE)),
-    NOT_READABLE,
-    *(each.code for each in OPTIONS),
-)
+_ROWS = codes(packages.CHECKS, ALLOWED, ENDPOINT, VARIABLES, MODE, OPTIONS)
+CODES = sorted((NOT_READABLE, *_ROWS))
 
 
 def check() -> list[Finding]:

@@ -12,13 +12,12 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from sidestep.diagnosis.finding import Finding
-from sidestep.transport.http_response import BoundedResponse
 from sidestep_tools.doctor.exporter import SKEW_SECONDS
 from sidestep_tools.doctor.prometheus import codes
 from sidestep_tools.doctor.prometheus_api import Api, RefusedError
-from sidestep_tools.doctor.queries.known_metrics import catalogue, dialect_of
+from sidestep_tools.doctor.queries.known_metrics import dialect_of
 from sidestep_tools.doctor.queries.promql import PromqlError, parse, selectors
-from sidestep_tools.web_client.fetch import TIMEOUT, FetchError, explained
+from sidestep_tools.web_client.fetch import FetchError
 
 EXPORTER = "sidestep_build_info"
 COUNTERS = (
@@ -44,9 +43,6 @@ ALIKE = 0.05
 """Relative difference up to which two counters are the same one, scraped at two moments."""
 PARTIAL = re.compile(r"[?&]name(\[\]|%5B%5D)=")
 """Matches addresses that select families."""
-OLDEST = (2, 42)
-PROTOBUF = "application/vnd.google.protobuf"
-ACCEPT = f"{PROTOBUF};proto=io.prometheus.client.MetricFamily;encoding=delimited"
 AHEAD = (
     "max by (job, instance) (sidestep_engine_last_seen_timestamp_seconds) - time()"
     f" >= {SKEW_SECONDS}"
@@ -90,7 +86,6 @@ class _Read(NamedTuple):
         ahead: Seconds by which clocks of exporters are ahead of Prometheus's, by instance.
     """
 
-    version: str
     skew: float
     targets: list[Target]
     exporters: dict[Key, float]
@@ -118,12 +113,6 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
         return
     for finding in found:
         yield finding
-    # The family's name is a native histogram's.
-    native = (m.name for m in catalogue().values() if m.kind == "histogram" and not m.suffix)
-    if read.names.isdisjoint(native):
-        for target in read.targets:
-            if target.is_up and target.key in read.exporters and await _serves_native(target.url):
-                yield codes.NO_NATIVE.on(url, f"{target.url} serves them")
 
 
 async def _read(api: Api) -> _Read:
@@ -142,7 +131,6 @@ async def _read(api: Api) -> _Read:
     active = (await api.optional("targets", {"state": "active"})).get("activeTargets", ())
     groups = (await api.optional("rules")).get("groups", ())
     return _Read(
-        (await api.optional("status/buildinfo")).get("version", ""),
         now,
         [
             target
@@ -172,9 +160,6 @@ def _server(url: str, read: _Read) -> Iterator[Finding]:
         yield codes.CLOCK.on(
             url, f"the clock of {instance} is {seconds:.0f} s ahead of Prometheus's"
         )
-    version = re.match(r"(\d+)\.(\d+)", read.version)
-    if version and tuple(map(int, version.groups())) < OLDEST:
-        yield codes.OLD.on(url, f"its version is {read.version}")
     if not read.exporters:
         yield codes.NOT_SCRAPED.on(url, f"there is no {EXPORTER}")
     for each in read.targets:
@@ -276,20 +261,3 @@ def _recorded_names(query: str) -> set[str]:
     except PromqlError:
         return set()
     return {name for name in names if ":" in name and not dialect_of(name)}
-
-
-async def _serves_native(url: str) -> bool:
-    """Return whether a page has native histograms.
-
-    The request goes to a target that Prometheus names, so it has no password of the user.
-    """
-    timeout = aiohttp.ClientTimeout(TIMEOUT)
-    try:
-        with explained():
-            async with (
-                aiohttp.ClientSession(timeout=timeout, response_class=BoundedResponse) as session,
-                session.get(url, headers={"Accept": ACCEPT}) as answer,
-            ):
-                return answer.content_type == PROTOBUF
-    except FetchError:
-        return False

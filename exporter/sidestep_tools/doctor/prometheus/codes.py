@@ -23,9 +23,6 @@ TWO_JOBS = Code("SD305", "warning", "Two jobs scrape the same engines",
 WINDOW = Code("SD306", "warning", "A rule's window is too short for the scrape interval",
     "A rate needs two samples in its window; with less than two intervals it has gaps or no result.",
     "Scrape more often, or make the window at least twice the interval; four times is usual.")
-NO_NATIVE = Code("SD307", "warning", "Native histograms are not scraped",
-    "The exporter serves native histograms (`--histograms`), but Prometheus does not ask for them.",
-    "Set `scrape_native_histograms: true` in the job (Prometheus 3.8 or later), or start Prometheus with `--enable-feature=native-histograms`.")
 NO_RULES = Code("SD308", "info", "No rule reads the metrics of engines",
     "Neither sidestep's recording rules and alerts nor others are loaded; boards that query recorded names are empty.",
     "Load deploy/rules/*.yaml by `rule_files`; see alerting.md.")
@@ -41,8 +38,5 @@ EXPORTED = Code("SD311", "warning", "Labels of the page clash with those of the 
 CLOCK = Code("SD312", "warning", "Clocks differ",
     "Ages and the times of restarts are computed from two clocks.",
     "Synchronise the hosts by NTP.")
-OLD = Code("SD313", "warning", "Prometheus is old",
-    "Rules and dashboards are tested with Prometheus 2.42 and later.",
-    "Upgrade Prometheus.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
