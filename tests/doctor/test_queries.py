@@ -284,7 +284,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "SD401 error: missing.json: No such file or directory",
         "chart.yaml: line 3: is not YAML: did not find expected node content",
         "other.json: it has no PromQL query",
-        "page.txt: line 1 is none of a metrics page",
+        "page.txt: invalid metric name:<html>",
         "metrics: cannot connect: Connection refused",
     ]
     assert done.returncode == 2

@@ -17,7 +17,6 @@ from sidestep.catalog.model import Row
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.engine import ORIGIN
 from sidestep_tools.doctor.queries.known_metrics import OPTIONS
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
@@ -130,7 +129,7 @@ class Page(NamedTuple):
         for name in RUNNING.values():
             for sample in self.samples.get(name, ()):
                 own = sorted(sample.labels.items())
-                yield ", ".join(f"{label}={value}" for label, value in own if label != ORIGIN)
+                yield ", ".join(f"{label}={value}" for label, value in own if label != "origin")
 
 
 def parse(name: str, text: str) -> Page:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sidestep.config.yaml_reader import read_documents
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import read_documents
 from sidestep_tools.doctor.endpoint import User
 from sidestep_tools.doctor.environment.packages import OWN, SGLANG, VLLM, Engine, Packages
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sidestep.config.yaml_reader import read_documents
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import read_documents
 from sidestep_tools.doctor.manifests.reading import Resource, mapping, mappings
 from sidestep_tools.doctor.queries.files import Query, fill
 from sidestep_tools.doctor.queries.known_metrics import catalogue, spellings

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sidestep.config.yaml_reader import MAX_BYTES, read_documents
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 UNREADABLE = Code("SD501", "error", "A manifest cannot be read",
     "The file is not YAML, a field has a value that Kubernetes refuses, or it is the source of a chart or of a kustomization.",
