@@ -171,16 +171,6 @@ FAULTS = [
     Fault("SD544", "ServiceMonitor: spec.endpoints.0.port", "sidestep", "service"),
     Fault("SD544", "Service: spec.ports.0.targetPort", "sidecar", "service"),
     Fault("SD545", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/engine", "monitored"),
-    Fault("SD546", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored"),
-    Fault(
-        "SD546",
-        "PodMonitor: spec.podMetricsEndpoints",
-        more({"port": "sidestep", "path": "/metrics/pod"}),
-        "monitored",
-    ),
-    Fault("SD546", METADATA, annotated(8000), "monitored"),
-    Fault("SD546", METADATA, annotated(9857), "monitored"),
-    Fault("SD549", METADATA, annotated(8000)),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
     Fault("SD555", f"{SIDECAR}.startupProbe.httpGet.port", "http"),
     Fault("SD555", f"{ENGINE}.readinessProbe.httpGet", {"path": "/health", "port": 9857}),
@@ -314,20 +304,6 @@ def test_harmless_changes_are_no_findings(change: Fault, tmp_path: Path) -> None
     assert found_in(tmp_path / "all.yaml", changed(change)) == []
 
 
-@pytest.mark.parametrize("mode", ["instead", "beside"])
-def test_a_page_without_what_the_plugin_sends_may_be_scraped(mode: str, tmp_path: Path) -> None:
-    """In the mode instead both pages may be scraped."""
-    given = changed(
-        Fault("", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored")
-    )
-    (deployment,) = (each for each in given if each["kind"] == "Deployment")
-    engine = deployment["spec"]["template"]["spec"]["containers"][0]
-    engine["env"].append({"name": "SIDESTEP_VLLM_MODE", "value": mode})
-    found = {each.code for each in found_in(tmp_path / "all.yaml", given)}
-
-    assert found == ({"SD546"} if mode == "beside" else set())
-
-
 def check_manifests(file: Path) -> list[Finding]:
     """Return what is wrong with the manifests in a file."""
     return list(check([str(file)], read_all([str(file)])))
@@ -372,8 +348,6 @@ def test_injected_deployments_are_good(file: Path, tmp_path: Path) -> None:
     expected = {
         "two_engines": {"SD520"},
         "other_kinds": {"SD510"},
-        # Its annotation names the engine's port.
-        "init_containers": {"SD549"},
     }.get(file.stem, set())
 
     assert {each.code for each in found if each.severity != "info"} == expected

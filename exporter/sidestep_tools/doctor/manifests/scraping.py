@@ -19,14 +19,8 @@ NO_SUCH_PORT = Code("SD544", "error", "A monitor names a port that the exporter 
 NO_SUCH_PATH = Code("SD545", "error", "A monitor scrapes a path that the exporter does not have",
     "The exporter's pages are --web.telemetry-path, `/metrics` by default, and the same with `/pod`: others are answered by 404.",
     "Remove `path`, or set it to one of these.")
-TWICE = Code("SD546", "warning", "The same counts are scraped twice",
-    "Prometheus scrapes the exporter and the engine's own page, or one exporter more than once: sums over their series are doubled.",
-    "Scrape one of them, or set SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE to `instead`.")
-ANNOTATION = Code("SD549", "warning", "The scrape annotation names another port",
-    "The annotation `prometheus.io/port` is not the port of the pod's exporter, so the exporter is not scraped by it.",
-    "Set it to the exporter's port, or remove `prometheus.io/scrape` if a PodMonitor scrapes the exporter.")
 # fmt: on
-CODES = (NOT_SELECTED, NO_SUCH_PORT, NO_SUCH_PATH, TWICE, ANNOTATION)
+CODES = (NOT_SELECTED, NO_SUCH_PORT, NO_SUCH_PATH)
 
 
 class Endpoint(NamedTuple):
@@ -49,7 +43,7 @@ class Endpoint(NamedTuple):
 
 
 def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
-    """Yield why an exporter is not scraped, or is scraped twice."""
+    """Yield why an exporter is not scraped."""
     monitors = [each for each in resources if each.kind in ("PodMonitor", "ServiceMonitor")]
     endpoints = [found for each in monitors for found in _endpoints(each, pods, resources)]
     used = {each.monitor.subject for each in endpoints if each.ports & _pages(each.pod)}
@@ -60,13 +54,7 @@ def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
         here = [each for each in endpoints if each.pod is pod]
         hits = [each for each in here if each.ports & pages]
         yield from _wrong(pod, hits)
-        annotated = _annotated(pod)
-        if hits or annotated in pages:
-            yield from _twice(pod, here, hits, annotated)
-            continue
-        if annotated is not None:
-            text = f"prometheus.io/port is {annotated}, the exporter's is {min(pages)}"
-            yield ANNOTATION.on(pod.subject, text)
+        if hits or _annotated(pod) in pages:
             continue
         # A monitor of sidecars may select an exporter of its own, whose port has another name.
         missed = [e for e in here if e.monitor.subject in (ours if pod.engines else ours - used)]
@@ -75,22 +63,6 @@ def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
             yield NO_SUCH_PORT.on(each.monitor.subject, text)
         if ours and pod.engines and not (missed or pod.has_more_labels):
             yield NOT_SELECTED.on(pod.subject, f"its labels are {dict(pod.labels)}")
-
-
-def _twice(
-    pod: Pod, here: list[Endpoint], hits: list[Endpoint], annotated: int | None
-) -> Iterator[Finding]:
-    engines = {port.container_port for each in pod.engines for port in each.container.ports}
-    modes = {
-        each.container.variables.get(f"SIDESTEP_{each.kind.upper()}_MODE") for each in pod.engines
-    }
-    others = [e.monitor.subject for e in here if e.ports & engines and e.path == "/metrics"]
-    others += ["its annotation"] if annotated in engines else []
-    count = len(hits) + (annotated in _pages(pod))
-    if count > 1:
-        yield TWICE.on(pod.subject, f"{count} endpoints scrape the exporter")
-    elif others and modes != {"instead"}:
-        yield TWICE.on(pod.subject, f"{others[0]} scrapes the engine's own page")
 
 
 def _pages(pod: Pod) -> set[int]:
