@@ -281,11 +281,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("SD")]
     assert [line.rpartition("/")[2] for line in lines] == [
+        "metrics: cannot connect: Connection refused",
+        "page.txt: invalid metric name:<html>",
         "SD401 error: missing.json: No such file or directory",
         "chart.yaml: line 3: is not YAML: did not find expected node content",
         "other.json: it has no PromQL query",
-        "page.txt: invalid metric name:<html>",
-        "metrics: cannot connect: Connection refused",
     ]
     assert done.returncode == 2
 

@@ -157,12 +157,13 @@ async def check(session: aiohttp.ClientSession, names: Sequence[str]) -> AsyncIt
     """
     pages = []
     for name in names:
-        read = await _read(session, name)
-        if isinstance(read, Finding):
-            yield read
+        text = await read(session, name)
+        page = text if isinstance(text, Finding) else _parsed(name, text)
+        if isinstance(page, Finding):
+            yield page
             continue
-        pages.append(read)
-        for each in check_page(read):
+        pages.append(page)
+        for each in check_page(page):
             yield each
     for each in _on_two_pages(pages):
         yield each
@@ -186,17 +187,22 @@ def check_page(page: Page) -> Iterator[Finding]:
         yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
 
 
-async def _read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
+async def read(session: aiohttp.ClientSession, name: str) -> str | Finding:
+    """Return the text of a page at an address or in a file, or why it cannot be read.
+
+    Raises:
+        ConfigError: It is neither a file nor the address of a web server.
+    """
     file = Path(name)
     try:
         if await asyncio.to_thread(file.is_file):
-            return _parsed(name, await asyncio.to_thread(file.read_text, "utf-8", "replace"))
+            return await asyncio.to_thread(file.read_text, "utf-8", "replace")
         address = parse_address(name)
         answer = await fetch(session, name if address.path else f"{address.root}/metrics")
     except (FetchError, OSError) as error:
         return NO_ANSWER.on(name, getattr(error, "strerror", None) or str(error))
     if answer.status == HTTPStatus.OK:
-        return _parsed(name, answer.text)
+        return answer.text
     return (NOT_ALLOWED if answer.status in DENIED else NO_PAGE).on(name, refusal(answer.status))
 
 

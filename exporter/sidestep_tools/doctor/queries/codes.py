@@ -8,9 +8,6 @@ from sidestep.diagnosis.finding import Code
 UNREADABLE = Code("SD401", "error", "A dashboard or rule file cannot be read",
     "The file is neither JSON nor YAML, or has no PromQL query: a template of a chart, or a board of another data source.",
     "Give a dashboard as Grafana or Perses exports it, a ConfigMap with it, or a rule file; render a chart by `helm template` first.")
-NO_PAGE = Code("SD402", "error", "A metrics page cannot be read",
-    "The page of --engine-page does not answer, or is not in Prometheus's text format.",
-    "Give the whole URL of a metrics page, such as http://HOST:8000/metrics, or a file with one.")
 NOT_PROMQL = Code("SD403", "warning", "A query cannot be read as PromQL",
     "The query has an error of syntax, or uses an extension of another time-series database. Its metrics were not checked.",
     "Try it in Prometheus's query page.")
