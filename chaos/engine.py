@@ -6,7 +6,7 @@ standard output: ``report``, ``phase NAME`` (latencies from now on belong to it)
 publisher, report, end).
 
 One thread plays the engine's step loop: it makes an item, works as long as it is
-told to, pushes, and sleeps until the next one is due. How many items were pushed, and
+asked to, pushes, and sleeps until the next one is due. How many items were pushed, and
 when, also stands in a mapped file after every push, for whoever finds the process killed.
 """
 
@@ -35,7 +35,7 @@ COUNT = struct.Struct("<Q")
 STAMPS = 16_384
 """Pushes whose times the file has."""
 BIG = 256
-"""Inter-token latencies of the items that are also told apart."""
+"""Inter-token latencies of the items that are also distinguished."""
 CLOSE = 30.0
 LONG = 5_000_000
 """Nanoseconds of a push that is worth a look at what held it up."""

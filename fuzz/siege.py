@@ -127,14 +127,14 @@ class Siege:
         """Return the number of descriptors that are open now."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
-    def settled(self) -> bool:
+    def settled(self, seconds: float = PATIENCE) -> bool:
         """Return whether all that the honest engine has pushed so far arrives in time."""
         wanted = self.honest.pushed
-        return self.waits_for(lambda: self.counted() >= wanted)
+        return self.waits_for(lambda: self.counted() >= wanted, seconds)
 
-    def waits_for(self, condition: Callable[[], bool]) -> bool:
+    def waits_for(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
         """Return whether ``condition`` becomes true in time; a page that fails is asked for again."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 if condition():

@@ -22,7 +22,7 @@ settings.load_profile("sidestep")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages."""
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden again")
 
 
 @pytest.fixture

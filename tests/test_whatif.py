@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from command_line import one_line, sidestep
 from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
@@ -25,8 +23,6 @@ from sidestep.protocol.cache_lookups import CacheLookups, Lookup, Released
 from sidestep_adapters.recording.format import Items, Writer
 from sidestep_tools.whatif import estimate
 from sidestep_tools.whatif.estimate import DistinctBlocks, TraceCurve, keys_of
-from sidestep_tools.whatif.plot import HEIGHT, MARGIN
-from sidestep_tools.whatif.png import SCALE
 from sidestep_tools.whatif.trace import Trace
 
 DATA = Path(__file__).parent / "data"
@@ -79,32 +75,6 @@ def test_the_plot_is_a_picture(trace: Path, tmp_path: Path) -> None:
     assert len(places) == 3
     assert places == sorted(places)
     assert places[0][1] > places[1][1] == places[2][1]
-
-
-def test_the_plot_is_a_picture_in_pixels(trace: Path, tmp_path: Path) -> None:
-    """Its line has the colour and the height of the curve, and one capacity alone is a picture too."""
-    picture = tmp_path / "curve.PNG"
-
-    for capacities in ("4,23", "4"):
-        sidestep("whatif", trace, "--sample-rate", 1, "--capacity", capacities, "--plot", picture)
-
-        with Image.open(picture) as image:
-            assert image.format == "PNG"
-            if capacities == "4,23":
-                middle = image.width // 2
-                column = [image.getpixel((middle, top)) for top in range(image.height)]
-                drawn = [top for top, colour in enumerate(column) if colour == (0x1F, 0x77, 0xB4)]
-                ratio = 1 - (statistics.fmean(drawn) / SCALE - MARGIN) / (HEIGHT - 2 * MARGIN)
-                assert ratio == pytest.approx(57 / 80, abs=0.005)
-
-
-def test_without_the_library_a_picture_in_pixels_is_one_line(trace: Path, tmp_path: Path) -> None:
-    """It says what to install, and what needs nothing."""
-    (tmp_path / "PIL.py").write_text("raise ImportError")
-
-    done = sidestep("whatif", trace, "--plot", tmp_path / "a.png", PYTHONPATH=str(tmp_path))
-
-    one_line(done, 2, "PNG needs Pillow: pip install '.[plot]' in a clone")
 
 
 def test_a_name_of_a_file_is_text_in_the_picture(trace: Path, tmp_path: Path) -> None:
@@ -343,7 +313,7 @@ def test_a_file_without_lookups_is_one_line(tmp_path: Path, content: bytes, mess
         (["--capacity", "9" * 400], "must be numbers of blocks above 0"),
         (["--sample-rate", "0"], "--sample-rate"),
         (["--sample-rate", "2"], "--sample-rate"),
-        (["--plot", "curve.pdf"], "must end with .svg or .png"),
+        (["--plot", "curve.png"], "must end with .svg"),
         (["--plot", "/no/such/folder/a.svg"], "cannot write"),
     ],
 )

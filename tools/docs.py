@@ -2,8 +2,7 @@
 
 docs/metrics.md, docs/metrics/ and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
 README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
-compares, follows every link inside the repository, and refuses pages that docs/README.md does not list and the
-words of tools/private_words.txt.
+compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
-import json
 import re
 import sys
 from collections import Counter
@@ -23,6 +21,7 @@ import tomllib
 
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
+from sidestep.catalog.engine_pages import COMMON_NAMES
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.config.topics import TOPICS
@@ -32,7 +31,6 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
-from sidestep.exposition.passthrough import common_pages
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -47,7 +45,6 @@ TEXTS = [
     ROOT / "benchmarks" / "README.md",
     *sorted(DOCS.glob("**/*.md")),
 ]
-WORDS = ROOT / "tools" / "private_words.txt"
 PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 STEPS = "The same with a real vLLM's objects"
@@ -80,7 +77,7 @@ SLO = (
 )
 SCRAPED = (
     "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes\n"
-    "`model_name`. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
+    "`model_name`, and of gauges that the processes of a TensorRT-LLM repeat (`pid`) the highest counts. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
     "servers was recorded: the names are from their documents. Families with another meaning are not here, such as\n"
     "Dynamo's queued requests, which wait for their first token.\n\n"
 )
@@ -245,9 +242,9 @@ def common(dialects: Mapping[str, Dialect] = DIALECTS) -> str:
 def scraped() -> str:
     """Return the scraped families that have copies under common names."""
     text = "| Common name | Scraped family | Read from |\n|---|---|---|\n"
-    for row in common_pages.TABLE:
+    for row in COMMON_NAMES:
         kind = f", `{common_names.TOKEN_TYPE}` `{row.token_type}`" if row.token_type else ""
-        text += f"| `{row.name}`{kind} | `{row.source}` | {row.release} |\n"
+        text += f"| `{row.name}`{kind} | `{row.source}` | {row.read_from} |\n"
     return text
 
 
@@ -515,66 +512,6 @@ def anchors(text: str) -> set[str]:
     return names
 
 
-def texts() -> Iterator[tuple[str, int, str]]:
-    """Yield file, line number and text of documents, alerts, help, panels and log lines."""
-    for path in (text for text in TEXTS if text.parent.name != "decisions"):
-        for number, line in enumerate(prose(path.read_text(encoding="utf-8")).splitlines(), 1):
-            yield str(path.relative_to(ROOT)), number, line
-    for path in sorted((ROOT / "deploy" / "rules").glob("*.yaml")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            yield str(path.relative_to(ROOT)), number, line
-    for path in sorted((ROOT / "grafana").rglob("*.json")):
-        for title in titles(json.loads(path.read_text(encoding="utf-8"))):
-            yield str(path.relative_to(ROOT)), 0, title
-    yield from code_texts()
-
-
-def code_texts() -> Iterator[tuple[str, int, str]]:
-    """Yield file, line number and text of help and log lines."""
-    for path in sorted([*ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]):
-        helps = path.name == "settings.py" or path.name.endswith("rows.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and (helps or is_log(node)):
-                for part in (*node.args, *(keyword.value for keyword in node.keywords)):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        yield str(path.relative_to(ROOT)), part.lineno, part.value
-
-
-def titles(found: object) -> Iterator[str]:
-    """Yield titles, descriptions and other texts of panels, at any depth of a dashboard."""
-    if isinstance(found, list):
-        for each in found:
-            yield from titles(each)
-    elif isinstance(found, dict):
-        for key, value in found.items():
-            if key in ("title", "description", "noValue") and isinstance(value, str):
-                yield value
-            else:
-                yield from titles(value)
-
-
-def is_log(call: ast.Call) -> bool:
-    """Return whether ``call`` writes a log line, as ``log.info(...)`` does."""
-    levels = {"debug", "info", "warning", "error", "critical", "exception"}
-    return isinstance(call.func, ast.Attribute) and call.func.attr in levels
-
-
-def private_words(listed: str) -> Iterator[str]:
-    """Yield each place with a word of a list, and the word to use instead."""
-    rules = word_list(listed)
-    for file, line, text in texts():
-        for words, instead in rules:
-            for said in words.finditer(text):
-                yield f"{file}:{line}: {said[0]!r}: say {instead}"
-
-
-def word_list(text: str) -> list[tuple[re.Pattern[str], str]]:
-    """Parse a list of words: patterns and replacements."""
-    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    rules = (line.partition(" -> ") for line in lines)
-    return [(re.compile(words, re.IGNORECASE), instead) for words, _, instead in rules]
-
-
 def doctor() -> str:
     """Return docs/doctor.md from its introduction and the codes."""
     path = DOCS / "doctor.md"
@@ -612,7 +549,6 @@ def main() -> int:
     ]
     wrong += broken_links(TEXTS)
     wrong += unlisted()
-    wrong += private_words(WORDS.read_text(encoding="utf-8"))
     sys.stderr.writelines(f"{line}\n" for line in wrong)
     return 1 if wrong else 0
 

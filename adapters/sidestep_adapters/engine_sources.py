@@ -13,12 +13,8 @@ from sidestep_adapters.llamacpp.api import KIND as LLAMACPP
 from sidestep_adapters.polling.api import Kind
 from sidestep_adapters.polling.poller import EnginePoller
 from sidestep_adapters.scrape.poll_state import STATES
-from sidestep_adapters.trtllm.api import KIND as TRTLLM
 
-KINDS: Mapping[str, Kind] = {
-    "llamacpp": LLAMACPP,
-    "trtllm": TRTLLM,
-}
+KINDS: Mapping[str, Kind] = {"llamacpp": LLAMACPP}
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:

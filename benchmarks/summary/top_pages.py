@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.summary.rows import Figure, Row, Topic
 from benchmarks.summary.topics import ROOT
-from sidestep_tools.top.page_reader import read_page
+from sidestep.catalog.page_reader import read_page
 from sidestep_tools.top.targets import Targets
 
 PAGES = 16

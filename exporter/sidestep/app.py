@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
+from sidestep.catalog.engine_pages import NAMES
 from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objectives
 from sidestep.config.scrape_targets import without_secrets
@@ -195,7 +196,7 @@ class Exporter:
 
     @property
     def _hold(self) -> Hold | None:
-        """What makes a page one of a single moment; None where it need not be: nobody compares sums."""
+        """What makes a page one of a single moment; None where it need not be: no sums over tenants are compared."""
         return None if self.tenants is None else self.ingest.held
 
     def _set_gpu_price(self) -> None:
@@ -235,9 +236,11 @@ class Exporter:
             self.ingest.open(self.config.ingest_endpoint, sources)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
-            lines = StatsLog(self.registry, self.intake.health.of).run(
-                self.config.log_stats_interval
-            )
+            lines = StatsLog(
+                self.registry,
+                self.intake.health.of,
+                pages=lambda: self.passthrough.texts(NAMES),
+            ).run(self.config.log_stats_interval)
             stack.callback(_background(lines).cancel)
             stack.callback(_background(self._explain_absence()).cancel)
             if snapshots is not None:

@@ -222,7 +222,7 @@ def _capacities(_context: click.Context, _option: click.Parameter, text: str) ->
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write the curve to a file whose name ends with .svg or .png.",
+    help="Write the curve as SVG to a file whose name ends with .svg.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def whatif(

@@ -104,7 +104,11 @@ async def test_prometheus_finds_the_sidecar_by_its_ports_name(tmp_path: Path, st
             finally:
                 await asyncio.to_thread(server.stop)
 
-    told = series["metric"]
-    assert (told["namespace"], told["pod"], told["job"]) == ("llm", "decode-0", "sidestep")
+    reported = series["metric"]
+    assert (reported["namespace"], reported["pod"], reported["job"]) == (
+        "llm",
+        "decode-0",
+        "sidestep",
+    )
     # No label of the target is also one of the exporter's.
-    assert not [name for name in told if name.startswith("exported_")]
+    assert not [name for name in reported if name.startswith("exported_")]

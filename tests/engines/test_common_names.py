@@ -203,8 +203,8 @@ def test_a_collector_has_only_the_families_of_its_kind() -> None:
 def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
     """A summary has no quantiles, on the engine's page or on the exporter's."""
     registry = applied()
-    told = Sample(["decode"], observations=[0.5, 1.0])
-    family = Family("sglang:eplb_balancedness", "summary", ["forward_mode"], [told])
+    reported = Sample(["decode"], observations=[0.5, 1.0])
+    family = Family("sglang:eplb_balancedness", "summary", ["forward_mode"], [reported])
     Applier(registry).apply(registry.engines["scheduler"], Samples(0, 3.0, [family]))
     page = parse(render(registry, openmetrics=openmetrics, names={family.name}).decode())
 
@@ -250,9 +250,9 @@ def page_of(registry: Registry) -> dict[str, Any]:
 def test_a_summary_with_bounds_is_refused(name: str) -> None:
     """A summary has no buckets; the page stays valid."""
     registry, applier, who = fed(**TOKENIZER)
-    told = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
+    reported = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
     with contextlib.suppress(WireError):
-        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+        applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
 
     assert "own" not in page_of(registry)
 
@@ -261,17 +261,17 @@ def test_a_streams_family_keeps_its_labels() -> None:
     """A Samples item that names the family first cannot remove the label medium."""
     registry, applier, who = fed("stream", engine="0", model_name="m")
     name = "sidestep_kv_cached_block_lifetime_seconds"
-    told = Family(name, "histogram", [], [Sample(observations=[1.0])])
+    reported = Family(name, "histogram", [], [Sample(observations=[1.0])])
 
     with pytest.raises(WireError, match="changed_family"):
-        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+        applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
 
 
 def requests(count: float, *labels: str) -> Samples:
     """Return requests of a tokenizer, whose release or flags decide the labels."""
-    told = Family("sglang:num_requests_total", "counter", list(labels))
-    told.samples = [Sample(["x"] * len(labels), count)]
-    return Samples(0, 1.0, [told])
+    reported = Family("sglang:num_requests_total", "counter", list(labels))
+    reported.samples = [Sample(["x"] * len(labels), count)]
+    return Samples(0, 1.0, [reported])
 
 
 def test_a_new_process_may_send_other_labels() -> None:
@@ -312,9 +312,9 @@ def test_counts_by_other_bounds_are_moved() -> None:
     """Each bucket moves by its upper bound, even if the operator has as many bounds."""
     registry, applier, who = fed()
     name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
-    told = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
-    told.bounds = theirs
-    applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+    reported = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
+    reported.bounds = theirs
+    applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
 
     (child,) = registry.engines[who].open_families[name].children.values()
     assert isinstance(child, Histogram)

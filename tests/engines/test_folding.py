@@ -79,7 +79,7 @@ def test_a_whole_run_can_be_folded(run: str) -> None:
     fold(folded, recorded)
 
     # An average of the last requests is not made of what was one; which requests are still
-    # in flight is not told by what was folded.
+    # in flight is not known from what was folded.
     without = ("sidestep_untracked_requests_total", "sidestep_kv", *SPREAD)
     assert lines(whole.page, *without) == lines(folded.page, *without)
 
@@ -101,7 +101,7 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
         events(Finished(1, 4.0, 4.0, 0, 1, 1), Finished(4, 4.0, 4.0, 0, 1, 1)),
     )
     fed.fold("s", folded)
-    # 2, 3 and 5 are in the scheduler; 2 is told of before the sender says who is there.
+    # 2, 3 and 5 are in the scheduler; 2 is in an event before the sender lists the requests in flight.
     fed.items("s", [events(Finished(2, 5.0, 5.0, 0, 1, 1))])
     fed.items("s", [events(*(Alive(n, 5.0, 0) for n in (3, 5)))])
     fed.items("s", [events(*(Finished(n, 6.0, 6.0, 0, 1, 1) for n in (3, 5)))])
@@ -112,7 +112,7 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
     found = dict(zip((*untracked.row.closed, "other"), values, strict=True))
     success = engine.layout.find("vllm:request_success_total")
 
-    # 1, 2, 3 at the begin, 5 at the end; 4 was heard of from its start to its end.
+    # 1, 2, 3 at the begin, 5 at the end; 4 was reported from its start to its end.
     assert {name: n for name, n in found.items() if n} == {"folded": 4}
     assert sum(engine.values[slot] or 0 for slot in success.slots) == 5
     assert engine.requests is not None

@@ -384,7 +384,7 @@ uses = st.builds(
     ),
     observed,
 )
-told = st.lists(reports | tokens | own | uses | latencies, max_size=12)
+reported = st.lists(reports | tokens | own | uses | latencies, max_size=12)
 
 
 @given(reports)
@@ -448,7 +448,7 @@ def of_two(items: list[Item], since: float = 1.0) -> list[bytes]:
     return [encode_item(item) for item in items]
 
 
-@given(told, told)
+@given(reported, reported)
 def test_folding_counts_as_if_all_had_arrived(first: list[Item], second: list[Item]) -> None:
     """The page is the same whether the later part was sent or folded.
 
@@ -466,7 +466,7 @@ def test_folding_counts_as_if_all_had_arrived(first: list[Item], second: list[It
     assert whole.rejected == folded.rejected == {}
 
 
-@given(told)
+@given(reported)
 def test_a_snapshot_restores_the_page(items: list[Item]) -> None:
     """Once the streams have sent their Hello, the page is the same."""
     fed = Fed()

@@ -46,8 +46,8 @@ def reference() -> list[dict[str, Any]]:
     """Return every family of the engine's language models, as read off its source."""
     if not REFERENCE.exists():
         pytest.skip("the reference of the engine's families is not here")
-    told = json.loads(REFERENCE.read_text())["metrics"]
-    return [entry for entry in told if not entry["name"].startswith("sglang:diffusion_")]
+    reported = json.loads(REFERENCE.read_text())["metrics"]
+    return [entry for entry in reported if not entry["name"].startswith("sglang:diffusion_")]
 
 
 def test_every_family_of_the_engine_has_a_row() -> None:
@@ -79,18 +79,18 @@ def test_rows_agree_with_the_engine() -> None:
             wrong.append((row.name, row.kind, kind))
         labels = BY_HAND.get(row.name)
         if labels is None:
-            told = entry["labels"]
-            told = ast.literal_eval(told) if isinstance(told, str) else told
-            labels = {label for label in told if not label.startswith("[")}
+            reported = entry["labels"]
+            reported = ast.literal_eval(reported) if isinstance(reported, str) else reported
+            labels = {label for label in reported if not label.startswith("[")}
         if labels != set(row.labels) - ({"priority"} if row.omits_empty_labels else set()):
             wrong.append((row.name, row.labels, labels))
-        told = entry["buckets"]
-        if isinstance(told, dict):
+        reported = entry["buckets"]
+        if isinstance(reported, dict):
             bounds: tuple[float, ...] = sglang.ROUTING_KEY_BOUNDS
-            told = told["gauge_histogram_gt_le_bounds"]
+            reported = reported["gauge_histogram_gt_le_bounds"]
         else:
             bounds = row.bounds or DEFAULTS.get(row.buckets, ())
-        if tuple(map(float, told or ())) != bounds:
+        if tuple(map(float, reported or ())) != bounds:
             wrong.append((row.name, "bounds", bounds))
 
     assert [] == wrong

@@ -30,11 +30,7 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.recording.replay import Replay
 
 REQUESTS = "sidestep_slo_requests"
-TTFT = (
-    "vllm:time_to_first_token_seconds",
-    "sglang:time_to_first_token_seconds",
-    "trtllm_time_to_first_token_seconds",
-)
+TTFT = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
 SLO = ("ttft=15ms", "inter_token=7.5ms", "e2e=300ms", "queue=3ms", "availability")
 
 

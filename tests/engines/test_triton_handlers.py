@@ -347,12 +347,12 @@ def test_idle_time_and_the_last_inference() -> None:
 def test_memory_and_responses() -> None:
     """Memory is by type and id, responses by outcome; what a poll omits is removed."""
     server = Server()
-    told = Responses(
+    reported = Responses(
         Timed(5, 10), Timed(20, 30), Timed(1, 2), Timed(5), Timed(1),
         Timed(6, 8), Timed(6, 2), Timed(25, 29), Timed(20, 3),
     )  # fmt: skip
     memory = (Memory("CPU", 0, 123), Memory("GPU", 0, 4), Memory("GPU", 1, 5))
-    server.poll(stats(1, response_stats=told, memory_usage=memory))
+    server.poll(stats(1, response_stats=reported, memory_usage=memory))
 
     assert server.samples("sidestep_triton_memory_bytes") == {
         ("0", "CPU"): 123,
@@ -432,9 +432,9 @@ def test_a_server_counts_as_one_engine_that_is_down() -> None:
     server = Server()
     server.poll(stats(1))
     server.feed.apply(SERVER, Samples(0, 1.0))
-    told = {family.name: family.samples for family in server.fed.intake.metrics.collect()}
+    reported = {family.name: family.samples for family in server.fed.intake.metrics.collect()}
 
-    assert [s.labels["engine"] for s in told["sidestep_engine_up"]] == ["t"]
+    assert [s.labels["engine"] for s in reported["sidestep_engine_up"]] == ["t"]
 
 
 def test_counters_without_total_are_unknown_in_openmetrics() -> None:

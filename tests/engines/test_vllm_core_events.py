@@ -196,11 +196,11 @@ def test_an_engine_without_its_tap_loses_the_taps_gauges(bench: Bench) -> None:
 def test_counts_of_blocks_continue_when_the_tap_returns(bench: Bench) -> None:
     """The new tracker's counts are added."""
     again = [ALLOCATED, ALLOCATED, TOUCHED]
-    told = BlockEvents(0, 1.0, 1, 1.0, bytes(again), [1, 1, 2], [1.0, 2.0, 3.0])
+    reported = BlockEvents(0, 1.0, 1, 1.0, bytes(again), [1, 1, 2], [1.0, 2.0, 3.0])
     for features in ([], ["engine_core", "kv_cache_metrics"]):
-        bench.apply(told)
+        bench.apply(reported)
         bench.engine(features=features)
-    bench.apply(told)
+    bench.apply(reported)
 
     assert bench.value("sidestep_kv_abandoned_blocks_total") == 4
     assert bench.value("sidestep_kv_unknown_events_total") == 3

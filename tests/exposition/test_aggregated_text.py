@@ -211,13 +211,13 @@ def test_a_self_described_info_metric_is_aggregated() -> None:
     for dp, pages in enumerate(("100", "50")):
         labels = {**SCHEDULER, "tp_rank": "0", "dp_rank": str(dp)}
         engine = registry.register(EngineInfo(str(dp), "sglang", labels))
-        told = SampledFamily(
+        reported = SampledFamily(
             "sglang:cache_config_info",
             "gauge",
             ["num_pages", "page_size"],
             [Sample([pages, "16"], 1.0)],
         )
-        applier.apply(engine, Samples(0, 1.0, [told]))
+        applier.apply(engine, Samples(0, 1.0, [reported]))
 
     found = page(registry, SeriesFilter().for_pod)["sglang:cache_config_info"].samples
 

@@ -123,14 +123,14 @@ def test_the_endpoint_picker_reads_the_adapters_of_all_ranks() -> None:
     """One series lists the running and waiting adapters of all ranks and their slots."""
     shares = [0.35, 0.55, 0.75]
     fed = ranks("core_lora", shares)
-    told = [endpoint_picker(one_rank(share), "vllm") for share in shares]
+    reported = [endpoint_picker(one_rank(share), "vllm") for share in shares]
 
     picked = endpoint_picker(pod_page(fed.intake.registry), "vllm")
 
     assert len(go_text(pod_page(fed.intake.registry))["vllm:lora_requests_info"]) == 1
-    assert picked.active == frozenset().union(*(one.active for one in told)) != frozenset()
-    assert picked.queued == frozenset().union(*(one.queued for one in told))
-    assert picked.room == len(shares) * max(one.room for one in told)
+    assert picked.active == frozenset().union(*(one.active for one in reported)) != frozenset()
+    assert picked.queued == frozenset().union(*(one.queued for one in reported))
+    assert picked.room == len(shares) * max(one.room for one in reported)
 
 
 def test_the_endpoint_picker_clears_the_adapters_of_an_idle_pod() -> None:

@@ -89,22 +89,22 @@ def test_native_buckets_are_those_of_the_series() -> None:
         for metric in family.metric:
             if family.type != 4:
                 continue
-            told = metric.histogram
-            assert not told.bucket
-            assert told.positive_span
-            assert told.zero_threshold == 2.0**-128
-            counts = buckets_of(told)
-            assert sum(counts.values()) + told.zero_count == told.sample_count
-            assert (told.created_timestamp.seconds, told.created_timestamp.nanos) == (
+            reported = metric.histogram
+            assert not reported.bucket
+            assert reported.positive_span
+            assert reported.zero_threshold == 2.0**-128
+            counts = buckets_of(reported)
+            assert sum(counts.values()) + reported.zero_count == reported.sample_count
+            assert (reported.created_timestamp.seconds, reported.created_timestamp.nanos) == (
                 1000,
                 250000000,
             )
             kept = slots.get(family.name)
             if isinstance(kept, NativeHistogram):
                 assert counts == kept.buckets
-                assert told.schema == kept.schema
-                assert (told.sample_count, told.sample_sum) == (sum(kept.counts), kept.sum)
-                seen += told.sample_count > 0
+                assert reported.schema == kept.schema
+                assert (reported.sample_count, reported.sample_sum) == (sum(kept.counts), kept.sum)
+                seen += reported.sample_count > 0
 
     assert seen > 10
 
@@ -202,10 +202,10 @@ def test_a_count_above_64_bits_leaves_the_page_readable() -> None:
     histogram = engine.histogram(engine.layout.find("vllm:time_to_first_token_seconds").slots[0])
     histogram.observe_run(0.5, 1 << 70)
     found = {family.name: family for family in families(page(fed))}
-    told = found["vllm:time_to_first_token_seconds"].metric[0].histogram
+    reported = found["vllm:time_to_first_token_seconds"].metric[0].histogram
 
-    assert told.sample_count == proto_format.MAX_COUNT
-    assert not told.positive_span
+    assert reported.sample_count == proto_format.MAX_COUNT
+    assert not reported.positive_span
     assert len(found) > 30
 
 
@@ -267,9 +267,9 @@ def test_folded_items_have_native_buckets(run: str) -> None:
 
     assert folded.rejected == {}
     assert native(folded) == native(whole)
-    told = families(page(folded))
+    reported = families(page(folded))
     assert {
-        m.histogram.created_timestamp.seconds for f in told for m in f.metric if f.type == 4
+        m.histogram.created_timestamp.seconds for f in reported for m in f.metric if f.type == 4
     } == {1000}
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from exporters import Start, until
 from intakes import Fed, steps
+from polled import page, polled
 from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
 from sidestep.engines.items import encode_item
@@ -25,6 +29,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
+from trtllm_page import made_page
 from vllm_bench import Bench
 
 
@@ -32,11 +37,14 @@ class Log:
     """A log of a registry's engines; ten seconds pass from line to line."""
 
     def __init__(
-        self, registry: Registry, health: Callable[[Engine], Health | None] = lambda _: None
+        self,
+        registry: Registry,
+        health: Callable[[Engine], Health | None] = lambda _: None,
+        pages: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.now = 5.0
         self.registry = registry
-        self.log = StatsLog(registry, health, lambda: self.now, lambda: 1e9 + self.now)
+        self.log = StatsLog(registry, health, lambda: self.now, lambda: 1e9 + self.now, pages)
 
     def lines(self) -> list[tuple[int, Line]]:
         """Return the lines of the last ten seconds, in which streams have fed all engines."""
@@ -337,3 +345,59 @@ def test_a_latency_of_seconds_is_in_seconds(bench: Bench) -> None:
     (text,) = log.texts()
 
     assert re.search(r", TTFT \d\.\d\d s \(p95 \d\.\d\d s\)", text)
+
+
+def test_engines_on_scraped_pages_have_lines() -> None:
+    """One that is known by its page alone has rates from its second line on."""
+    page = made_page()
+    log = Log(Bench().registry, pages=lambda: {"http://host:8000/prometheus/metrics": page})
+    first = log.texts()
+    page = made_page(2)
+    (level, line), *others = log.lines()
+
+    start = "page http://host:8000/prometheus/metrics, model Qwen3-8B: "
+    assert first == [f"{start}running 66, waiting 17, KV cache 90.1%"]
+    assert line.text().startswith(f"{start}prompt 213.2 tokens/s, generation ")
+    assert level == logging.INFO
+    assert line.fields()["dialect"] == "trtllm"
+    assert not others
+
+
+async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """It has them as long as the target answers."""
+    caplog.set_level(logging.INFO)
+    async with (
+        polled(page(made_page())) as server,
+        start(scrape=(f"{server.url},interval=0.05",), log_stats_interval="0.1"),
+    ):
+        await until(lambda: f"page {server.url}, model Qwen3-8B: running 66" in caplog.text)
+        await server.stop()
+        await until(lambda: "unreachable" in caplog.text)
+        caplog.clear()
+        await server.start()
+        await until(lambda: "page " in caplog.text)
+
+    assert ": running 66, waiting 17, KV cache 90.1%" in caplog.text
+
+
+NUMBERS = st.sampled_from(["0", "1", "7", "-3", "NaN", "+Inf", "-Inf", "1e308"])
+SERIES = st.sampled_from(
+    [
+        "trtllm_num_requests_running",
+        "trtllm_prompt_tokens_total",
+        "trtllm_prompt_cached_tokens_total",
+        *(f'trtllm_time_to_first_token_seconds_bucket{{le="{le}"}}' for le in ("1", "2", "+Inf")),
+    ]
+)
+PAGES = st.dictionaries(SERIES, NUMBERS).map(
+    lambda found: "".join(f"{name} {text}\n" for name, text in found.items())
+)
+
+
+@given(st.lists(PAGES, min_size=1, max_size=4))
+def test_no_page_ends_the_log(pages: list[str]) -> None:
+    """Whatever numbers a server sends, there are lines."""
+    shown = ""
+    log = Log(Bench().registry, pages=lambda: {"http://host/metrics": shown})
+    for shown in pages:  # noqa: B007 - the log reads it
+        assert all(text.startswith("page ") for text in log.texts())

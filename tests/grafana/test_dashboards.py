@@ -29,14 +29,17 @@ from rulefiles import rules
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
+from trtllm_page import made_families
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-FAMILIES = {
+FAMILIES: dict[str, str] = {
     row.name: row.kind
     for dialect in DIALECTS.values()
     for row in dialect.rows
     if row.status != "hidden"
-} | {name: row.kind for name, row in BY_NAME.items()}
+}
+FAMILIES |= {name: row.kind for name, row in BY_NAME.items()}
+FAMILIES |= {name: each.kind for name, each in made_families().items()}
 OTHERS = {
     "up",
     "process_cpu_seconds_total",

@@ -302,8 +302,8 @@ def test_a_plugin_without_a_tap_waits_for_answers() -> None:
     assert not fed.intake.health.has_steps(fed.intake.registry.engines["ns/m/0"])
 
 
-def test_a_new_process_is_not_judged_by_the_progress_of_its_predecessor() -> None:
-    """An older adapter, which reports none, may have replaced one that was stuck."""
+def test_a_new_process_has_not_the_progress_of_its_predecessor() -> None:
+    """One that reports none may have replaced one that was stuck."""
     fed = working()
     run(fed, 3, Progress(0, unfinished=2, step_age=500.0))
     assert state(fed) is EngineState.STALLED
@@ -649,7 +649,7 @@ def test_an_engine_with_running_requests_is_not_idle() -> None:
     for _ in range(70):
         fed.advance(1.0)
         fed.send("core", Heartbeat(fed.incarnation("core"), fed.seqs["core"], 0))
-    # It cannot be told from one that hangs.
+    # It looks like one that hangs.
     assert (state(fed), health(fed).reason) == (EngineState.SLOW, None)
     assert health(fed).age == pytest.approx(130.0, abs=2.0)
     gauges(fed, 0)

@@ -276,11 +276,11 @@ class Delivery(RuleBasedStateMachine):
         self.exporter.written = list(self.exporter.capture.pieces())
 
     @precondition(lambda self: self.exporter.written is not None)
-    @rule(told=st.booleans())
-    def rename_snapshot(self, told: bool) -> None:
+    @rule(reported=st.booleans())
+    def rename_snapshot(self, reported: bool) -> None:
         """Write the snapshot; the exporter may die before it knows."""
         self.disk, self.exporter.written = self.exporter.written, None
-        if told:
+        if reported:
             self.exporter.capture.mark_saved()
         else:
             self.start_exporter()

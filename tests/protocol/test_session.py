@@ -408,7 +408,7 @@ def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
     """Return the times of Acks to a stream that sends ``size`` bytes at intervals, checked 20 times a second."""
     receiver = Receiver(1)
     receiver.receive(b"p", Hello(VERSION, "s", 1, 1, 1, [ENGINE]), 0.0)
-    told: list[float] = []
+    reported: list[float] = []
     sent = 0
     for tick in range(int(20 * (seconds + 1))):
         now = tick / 20
@@ -418,26 +418,26 @@ def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
         for _, ack in receiver.acks(now):
             assert isinstance(ack, Ack)
             assert ack.applied == sent
-            told.append(now)
+            reported.append(now)
     assert receiver.streams["s"].acked == (sent, sent, None)
-    return told
+    return reported
 
 
 def test_a_slow_stream_gets_an_ack_each_second() -> None:
     """And one soon after its last item, which closing senders wait for."""
-    told = busy(9.5, 500)
+    reported = busy(9.5, 500)
 
-    assert len(told) == 10
-    assert all(0.9 < b - a < 1.1 for a, b in pairwise(told[:-1]))
-    assert told[-1] <= 9.5 + 1.2 * ACK_INTERVAL
+    assert len(reported) == 10
+    assert all(0.9 < b - a < 1.1 for a, b in pairwise(reported[:-1]))
+    assert reported[-1] <= 9.5 + 1.2 * ACK_INTERVAL
 
 
 def test_a_fast_stream_gets_four_acks_a_second() -> None:
     """So that its frames in flight stay far below the window."""
-    told = busy(10.0, ACK_BYTES)
+    reported = busy(10.0, ACK_BYTES)
 
-    assert len(told) >= 36
-    assert all(b - a < 1.3 * ACK_INTERVAL for a, b in pairwise(told[:-1]))
+    assert len(reported) >= 36
+    assert all(b - a < 1.3 * ACK_INTERVAL for a, b in pairwise(reported[:-1]))
 
 
 def test_a_rare_message_gets_an_ack_of_its_own() -> None:
@@ -520,11 +520,11 @@ def test_a_changed_sample_rate_is_sent_to_open_streams_at_once() -> None:
     assert receiver.acks(0.0) == []
 
     receiver.kv_sample_rate = 0.0
-    told = receiver.acks(0.0)
-    for _, ack in told:
+    reported = receiver.acks(0.0)
+    for _, ack in reported:
         links[0].sender.receive(encode(ack), 0.0)
 
-    assert sorted(rates(told)) == [(b"a", 0.0), (b"b", 0.0)]
+    assert sorted(rates(reported)) == [(b"a", 0.0), (b"b", 0.0)]
     assert links[0].sender.kv_sample_rate == 0.0
     assert links[0].sender.state is State.STREAMING
     receiver.kv_sample_rate = 0.0

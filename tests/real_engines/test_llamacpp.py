@@ -1,4 +1,4 @@
-"""A real llama-server: counts are what clients were told, over load, restarts and sleep."""
+"""A real llama-server: counts are those of the responses, over load, restarts and sleep."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def state(exporter: Exporter) -> str:
 
 
 class Clients:
-    """Clients that add up what they are told.
+    """Clients that add up the counts in their responses.
 
     Attributes:
-        told: Prompt tokens that were computed or found in the cache, and generated ones.
+        reported: Prompt tokens that were computed or found in the cache, and generated ones.
     """
 
     def __init__(self, server: LlamaProcess) -> None:
         self._server = server
-        self.told: Counter[str] = Counter()
+        self.reported: Counter[str] = Counter()
 
     async def ask(self, prompt: str, tokens: int) -> None:
         """Ask once."""
         answer = await self._server.ask(prompt=prompt, n_predict=tokens, ignore_eos=True)
         timings: dict[str, Any] = answer["timings"]
-        self.told[COMPUTED] += timings["prompt_n"]
-        self.told[CACHED] += timings["cache_n"]
-        self.told[GENERATED] += timings["predicted_n"]
+        self.reported[COMPUTED] += timings["prompt_n"]
+        self.reported[CACHED] += timings["cache_n"]
+        self.reported[GENERATED] += timings["predicted_n"]
 
     async def load(self, requests: int) -> None:
         """Ask at the same time, with prompts of several lengths."""
@@ -84,11 +84,11 @@ async def test_counters_are_the_clients_totals(start: Start, home: Path) -> None
 
             def are_counted() -> bool:
                 found = samples(exporter)
-                return all(found.get(name, 0) == count for name, count in clients.told.items())
+                return all(found.get(name, 0) == count for name, count in clients.reported.items())
 
             await clients.load(24)
             await until(are_counted, timeout=20)
-            assert clients.told[GENERATED] > 500
+            assert clients.reported[GENERATED] > 500
             # The counts of the last requests have been polled: see docs/llamacpp.md on restarts.
             await server.stop()
             await until(lambda: state(exporter) == "unreachable")
@@ -98,7 +98,7 @@ async def test_counters_are_the_clients_totals(start: Start, home: Path) -> None
             found = samples(exporter)
 
             assert found["sidestep_llamacpp_resets_total"] == 1
-            looked_up = clients.told[COMPUTED] + clients.told[CACHED]
+            looked_up = clients.reported[COMPUTED] + clients.reported[CACHED]
             assert found["sidestep_prefix_cache_looked_up_tokens_total"] == looked_up
 
 
@@ -133,10 +133,10 @@ async def test_a_sleeping_model_stays_asleep(start: Start, home: Path) -> None:
             while time.monotonic() < until_then:
                 assert await server.sleeps()
                 await asyncio.sleep(1)
-            assert samples(exporter)[GENERATED] == clients.told[GENERATED]
+            assert samples(exporter)[GENERATED] == clients.reported[GENERATED]
 
             await clients.ask("a b c d", 10)
-            await until(lambda: samples(exporter)[GENERATED] == clients.told[GENERATED], 15)
+            await until(lambda: samples(exporter)[GENERATED] == clients.reported[GENERATED], 15)
             assert samples(exporter)["sidestep_llamacpp_resets_total"] == 0
 
 

@@ -138,6 +138,7 @@ async def bench(vllm_python: Path, tiny: Path) -> AsyncIterator[Bench]:
     """Start the exporter."""
     home = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
     site = VllmSite(vllm_python, tiny, home, f"ipc://{home}/ingest.ipc")
+    (home / "wedges").mkdir()
     async with site.exporter() as exporter:
         await exporter.started()
         async with HealthWatch(exporter) as watch:
@@ -148,7 +149,6 @@ async def bench(vllm_python: Path, tiny: Path) -> AsyncIterator[Bench]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def wedged(bench: Bench) -> AsyncIterator[Engine]:
     """Start a server that hangs when asked to."""
-    bench.wedges.mkdir()
     flags = shlex.split("--max-num-batched-tokens 256 --max-num-seqs 16 --scheduler-cls")
     path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}
     scheduler = "vllm_wedges.WedgedScheduler"
@@ -267,7 +267,6 @@ async def test_one_of_two_api_servers_whose_loop_stands_is_found(
 ) -> None:
     """The other one serves all the while; the state names the one that does not, and where it stands."""
     watch, wedge = bench.watch, bench.wedges / "loop"
-    wedge.parent.mkdir(exist_ok=True)
     flags = [*(TAP if tapped else []), SEVERAL, "2"]
     flags += ["--middleware", "vllm_middleware.hold_loop"]
     path = {"WEDGES": str(bench.wedges), "PYTHONPATH": str(Path(__file__).parent)}

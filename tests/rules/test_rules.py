@@ -29,6 +29,7 @@ from rulefiles import (
 )
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS
+from trtllm_page import made_families
 
 NAMES = sorted({alert["alert"] for alert in alerts()})
 RULES = [*recordings(), *alerts()]
@@ -214,10 +215,12 @@ def test_thresholds_are_bucket_bounds() -> None:
         for label, operator, value in selector.matchers:
             if label != "le":
                 continue
-            row = known[SUFFIX.sub("", selector.name)][2]
-            assert row is not None
+            name = SUFFIX.sub("", selector.name)
+            row = known[name][2]
             pattern = value if operator == "=~" else re.escape(value)
-            bounds = row.bounds or DEFAULTS[row.buckets]
+            bounds = (
+                made_families()[name].bounds if row is None else row.bounds or DEFAULTS[row.buckets]
+            )
             matched = [
                 bound
                 for bound in bounds
@@ -249,7 +252,7 @@ def test_series_match_within_a_job() -> None:
             least = PLACE if of_gpus and "job" not in labels else ORIGIN
             assert labels >= least or labels == {"slo"}, rule
         for labels in label_lists("without", rule["expr"]):
-            assert labels >= RANKS or labels in ({"le"}, {"mode"}), rule
+            assert labels >= RANKS or labels in ({"le"}, {"mode"}, {"pid"}), rule
 
 
 def test_burn_factors_are_reachable() -> None:

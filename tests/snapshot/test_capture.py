@@ -31,7 +31,7 @@ from sidestep.tracking.requests.inflight_state import CHUNK
 
 OBJECTIVES = [parse(text) for text in ("ttft=350ms", "inter_token=7ms", "e2e=3s", "availability")]
 SNAPSHOT_STEPS = 1132
-"""Steps of the run "core" in the snapshot of an earlier release."""
+"""Steps of the run "core" in the recorded snapshot."""
 NOT_RESTORED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
 """Families of sampled blocks, whose tracking restarts, and rates of the last requests."""
 
@@ -302,7 +302,7 @@ def test_directory_is_locked(tmp_path: Path) -> None:
 
 
 def test_unknown_format_is_named_in_the_error() -> None:
-    """An operator who goes back to an older release sees why counters restart."""
+    """An operator sees why counters restart."""
     data = HEADER.pack(b"sidestep", 99, 0, 0)
     with pytest.raises(WireError, match="format 99"):
         verified(data)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sidestep.engines.dialects import DIALECTS
+from trtllm_page import made_families
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "grafana").glob("*.json"))
@@ -18,7 +19,7 @@ FAMILY = re.compile(
 NAMED = re.compile(r'__name__=~"([^"]+)"')
 HISTOGRAMS = {
     row.name for dialect in DIALECTS.values() for row in dialect.rows if row.kind == "histogram"
-}
+} | {name for name, each in made_families().items() if each.kind == "histogram"}
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 

@@ -51,7 +51,7 @@ class Request:
 
 
 class Scheduler:
-    """A scheduler that runs every request until it is told otherwise.
+    """A scheduler that runs every request until a test ends it.
 
     Attributes:
         admits: Whether waiting requests join the batch.

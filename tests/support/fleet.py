@@ -260,7 +260,6 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
         triton.respond(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
         polled = await stack.enter_async_context(polled_engines())
         flags |= polled.flags
-        flags["trtllm-0"]["slo"] = OBJECTIVES
         flags["llamacpp-0"]["slo"] = OBJECTIVES
         flags["triton-0"] = {"triton": (f"{triton.url},interval=1,metrics={triton.url}{PAGE}",)}
         publishers = {

@@ -288,7 +288,7 @@ def requests_during_a_pause(engine: Engine) -> None:
 
 
 def woken_by_another(engine: Engine) -> None:
-    """A front end that was not told of the wake-up does not hide a stall."""
+    """A front end that has not received the wake-up does not hide a stall."""
     engine.beat(0, "front", FRONT_END, condition=ASLEEP)
     engine.beat(0)
     engine.expect("asleep", 0)

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
 
 from pages import Family, Labels
-from sidestep_adapters.triton.proto_table import Table, messages
+from sidestep_adapters.triton.proto import Table, messages
 
 TABLE: Table = {
     "Timestamp": {1: ("seconds", "int64"), 2: ("nanos", "int32")},

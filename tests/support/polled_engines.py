@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from llama_servers import LlamaServer, llama_server, recorded, recording, response
-from trtllm_servers import TrtllmServer, made_page, trtllm_server
+from polled import Polled, page, polled
+from trtllm_page import made_page
 
 LOAD = "load"
 """The recording of llama.cpp: four slots, twelve clients, forty requests."""
-PAUSED_EVERY = 4
-_COUNT = re.compile(r"^(\S+_(?:total|bucket|count|sum)\{.*\}) (\S+)$", re.MULTILINE)
 
 
 class PolledEngines:
@@ -23,14 +21,12 @@ class PolledEngines:
 
     Attributes:
         llamacpp: Serves the recorded pages, again and again, each time as another process.
-        trtllm: Serves the constructed page, with made-up numbers, and iterations.
+        trtllm: Serves the constructed page, with made-up numbers.
     """
 
-    def __init__(self, llamacpp: LlamaServer, trtllm: TrtllmServer) -> None:
+    def __init__(self, llamacpp: LlamaServer, trtllm: Polled) -> None:
         self.llamacpp, self.trtllm = llamacpp, trtllm
         self._recorded = _as_processes()
-        self._page = made_page()
-        self._iterations = itertools.count(1)
         self.step(1)
 
     @property
@@ -38,7 +34,7 @@ class PolledEngines:
         """Settings of an exporter for each of them, by its name."""
         return {
             "llamacpp-0": {"engine": (f"llamacpp={self.llamacpp.url},interval=0.25",)},
-            "trtllm-0": {"engine": (f"trtllm={self.trtllm.url},interval=0.25,iterations=true",)},
+            "trtllm-0": {"scrape": (f"{self.trtllm.url},interval=0.25",)},
         }
 
     async def serve(self) -> None:
@@ -54,42 +50,22 @@ class PolledEngines:
             self.llamacpp.answers[path] = answer
             path, answer = next(self._recorded)
         self.llamacpp.answers[path] = answer
-        self.trtllm.serve(
-            _COUNT.sub(lambda found: f"{found[1]} {float(found[2]) * times}", self._page)
-        )
-        number = next(self._iterations)
-        # No other reader empties the list if the exporter is late.
-        del self.trtllm.iterations[:-100]
-        self.trtllm.iterations.append(_iteration(number))
+        self.trtllm.says = page(made_page(times))
 
 
 def _as_processes() -> Iterator[tuple[str, bytes]]:
     """Yield path and response of each recorded answer, from each repetition as from another process."""
     pages = recording(LOAD)["pages"]
     for process in itertools.count(1):
-        for page in pages:
-            if page["path"] == "/metrics":
-                yield page["path"], response(page["body"], kind=page["type"], process=str(process))
-            elif page["path"] in ("/slots", "/props"):
-                yield page["path"], recorded(page)
-
-
-def _iteration(number: int) -> dict[str, Any]:
-    """Return the statistics of an iteration; in one of a few, requests are suspended."""
-    return {
-        "iter": number,
-        "iterLatencyMS": 20.0,
-        "numActiveRequests": 3,
-        "numQueuedRequests": 1,
-        "maxNumActiveRequests": 8,
-        "kvCacheStats": {"maxNumBlocks": 100, "usedNumBlocks": 25, "cacheHitRate": 0.5},
-        "inflightBatchingStats": {"numScheduledRequests": 2, "numCtxTokens": 64},
-        "iterSuspendedRequests": int(number % PAUSED_EVERY == 0),
-    }
+        for one in pages:
+            if one["path"] == "/metrics":
+                yield one["path"], response(one["body"], kind=one["type"], process=str(process))
+            elif one["path"] in ("/slots", "/props"):
+                yield one["path"], recorded(one)
 
 
 @asynccontextmanager
 async def polled_engines() -> AsyncIterator[PolledEngines]:
     """Run both servers."""
-    async with llama_server() as llamacpp, trtllm_server() as trtllm:
+    async with llama_server() as llamacpp, polled(page("")) as trtllm:
         yield PolledEngines(llamacpp, trtllm)

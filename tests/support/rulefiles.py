@@ -13,6 +13,7 @@ import yaml
 from sidestep.catalog.model import Row
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
+from trtllm_page import made_families
 
 ROOT = Path(__file__).parents[2]
 RULE_FILES = sorted((ROOT / "deploy" / "rules").glob("*.yaml"))
@@ -79,7 +80,7 @@ def families() -> dict[str, tuple[str, frozenset[str], Row | None]]:
         for row in dialect.rows_for():
             _, labels, _ = found.get(row.name, ("", frozenset[str](), None))
             found[row.name] = row.kind, labels | frozenset(row.labels), row
-    return found
+    return found | {name: (each[0], each[1], None) for name, each in made_families().items()}
 
 
 def selectors(expr: str) -> list[Selector]:

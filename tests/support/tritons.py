@@ -65,7 +65,7 @@ class Model:
         for name in ("success", "queue", "cache_hit"):
             self._add(self.stages[name], requests)
 
-    def told(self, name: str, version: str) -> dict[str, Any]:
+    def reported(self, name: str, version: str) -> dict[str, Any]:
         """Return its entry of ``model_stats``."""
         return {
             "name": name,
@@ -164,7 +164,7 @@ class Triton(Polled):
         return answer(json.dumps(found).encode())
 
     def _stats(self, keys: list[tuple[str, str]]) -> dict[str, Any]:
-        return {"model_stats": [self.models[key].told(*key) for key in keys]}
+        return {"model_stats": [self.models[key].reported(*key) for key in keys]}
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         method, path, _version = self.heads[-1].split(" ", 2)

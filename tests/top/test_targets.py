@@ -19,11 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporters import DATA, Start, until
 from ports import free_port
 from reporting_processes import process
+from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
+from sidestep.exposition.live.increases import MAX_READINGS, Increases
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep_tools.top.increases import MAX_READINGS, Increases
-from sidestep_tools.top.page_reader import Reading, read_page
 from sidestep_tools.top.report import TargetReport
 from sidestep_tools.top.targets import Target, Targets
 from sidestep_tools.web_client import fetch

@@ -19,7 +19,7 @@ from sidestep.errors import ConfigError, WireError
 from sidestep.transport import keys
 from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
 from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY, keys_for
-from sidestep.transport.name_owners import LOCAL, MAX_NAMES, NameOwners
+from sidestep.transport.guard import LOCAL, MAX_NAMES, NameOwners
 
 
 @pytest.fixture

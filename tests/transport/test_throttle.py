@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import Start, until
-from sidestep.transport.throttle import LIMIT, PENALTY, PERIOD, Throttle
+from sidestep.transport.guard import LIMIT, PENALTY, PERIOD, Throttle
 from socket_peers import batch, connect, step, tokens
 
 

@@ -118,6 +118,35 @@ def test_a_socket_that_is_filled_again_stays_closed_for_a_pause(tmp_path: Path) 
     listener.close(0)
 
 
+@pytest.mark.parametrize("is_enough", [True, False], ids=["enough", "not enough"])
+def test_what_sources_hold_is_freed_before_connections_close(
+    is_enough: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines lose their connections only where discarding what sources received frees too little."""
+    memory = Memory()
+    memory.used = 200
+    cuts = []
+
+    def cut() -> bool:
+        cuts.append(memory.used)
+        memory.used = 100 if is_enough else 200
+        return True
+
+    metrics = SelfMetrics()
+    listener = IngestListener([f"ipc://{tmp_path}/own/i"])
+    socket = listener.socket
+    upkeep = Upkeep(listener, Watchdog(0, 200, memory), metrics, cut)
+    assert upkeep.due(0.0)
+    upkeep.act(0.0)
+
+    assert cuts == [200]
+    assert (listener.socket is socket) == is_enough
+    assert metrics.value("sidestep_rebinds_total", "memory") == (0 if is_enough else 1)
+    assert ("was discarded" in caplog.text) == is_enough
+    assert not upkeep.due(PAUSE)
+    listener.close(0)
+
+
 def flooded(tmp_path: Path, *, accepted: int, drained: float = 0.0) -> bool:
     """Return whether connections are closed after 30 messages in a row, of which some were accepted."""
     metrics = SelfMetrics()

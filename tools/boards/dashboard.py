@@ -112,7 +112,7 @@ class Row:
     """Panels under a heading, from left to right in as many lines as necessary.
 
     Attributes:
-        collapsed: Show the heading only, and query nothing, until somebody opens the row.
+        collapsed: Show the heading only, and query nothing, until the row is opened.
     """
 
     title: str

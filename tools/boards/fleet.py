@@ -45,7 +45,6 @@ FINISHED = (
 PREEMPTED = (
     "vllm:num_preemptions_total",
     "sglang:num_retracted_requests_total",
-    "sidestep_trtllm_pauses_total",
 )
 FILLED = (
     "vllm:kv_cache_usage_perc",
@@ -248,10 +247,7 @@ CAPACITY = (
     ),
     by_model(
         "Preemptions",
-        (
-            "Preempted requests per second; SGLang calls them retracted, TensorRT-LLM, with"
-            " iterations=true, paused or suspended."
-        ),
+        "Preempted requests per second; SGLang calls them retracted.",
         once_rate(of(*PREEMPTED), "model_name"),
         "reqps",
     ),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tools.boards.queries import TARGET_LABELS
 
+from sidestep.catalog.engine_pages import PAGES
 from sidestep.engines.dialects import DIALECTS
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -20,7 +21,7 @@ NAMED = re.compile(r'__name__=~"([^"]+)"')
 
 HISTOGRAMS = {
     row.name for dialect in DIALECTS.values() for row in dialect.rows if row.kind == "histogram"
-}
+}.union(*(page.names("histogram") for page in PAGES))
 NO_TRAFFIC = {
     "type": "special",
     "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 9}},

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WINDOW = "[$__rate_interval]"
-RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank")
-"""Labels that differ only between ranks with equal values."""
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank", "pid")
+"""Labels that differ only between ranks, and processes of TensorRT-LLM, with equal values."""
 
 PLACE_COLUMNS = {
     "cluster": "Cluster",

@@ -177,7 +177,7 @@ class LlamaApi:
         if body.startswith(b'"'):
             # Builds of November 2025 sent the page as one string in JSON.
             body = decode(body, str).encode()
-        families = (await self._reader.read(body)).get((), [])
+        families = await self._reader.read(body)
         if not families:
             raise PollError("bad_answer", "no family of llama.cpp is on the page")
         start = response.headers.get(PROCESS_HEADER, "")

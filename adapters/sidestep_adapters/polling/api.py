@@ -54,7 +54,7 @@ class Poll(NamedTuple):
     """Result of one poll.
 
     Attributes:
-        updates: The server's engines; without any, the server did not tell of them.
+        updates: The server's engines; empty: the server did not report any.
         failure: What the poll did not get.
     """
 

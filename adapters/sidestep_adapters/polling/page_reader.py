@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.model import Row, Sampled
@@ -27,14 +27,12 @@ class _Series(NamedTuple):
     """The place of a sample.
 
     Attributes:
-        engine: Values of the engine's labels.
         row: Row of the family.
         own: Values of the row's own labels.
         part: End of the sample's name: ``bucket``, ``sum`` or empty.
         bound: Upper bound of a bucket.
     """
 
-    engine: Key
     row: Row
     own: Key
     part: str = ""
@@ -46,36 +44,22 @@ class PageReader:
 
     Args:
         rows: The dialect's rows.
-        engine_labels: Labels of the page that distinguish engines; all others, except ``dropped``,
-            belong to a family.
-        dropped: Labels to drop; of the series that become equal, counters are added up, and the
-            highest gauge is taken.
-        names: Names of older releases, and those of the rows.
 
     Attributes:
         unknown: Families of the last page that no row has.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row],
-        engine_labels: Sequence[str] = (),
-        dropped: Collection[str] = (),
-        names: Mapping[str, str] | None = None,
-    ) -> None:
-        by_name = {row.name: row for row in rows if isinstance(row.source, Sampled)}
-        old = {name: by_name[new] for name, new in (names or {}).items()}
+    def __init__(self, rows: Iterable[Row]) -> None:
         self._rows: dict[str, tuple[Row, str]] = {}
-        for name, row in {**by_name, **old}.items():
-            for part in ("bucket", "sum") if row.kind == "histogram" else ("",):
-                self._rows[f"{name}_{part}" if part else name] = row, part
-        self._engine_labels = tuple(engine_labels)
-        self._dropped = frozenset(dropped)
+        for row in rows:
+            if isinstance(row.source, Sampled):
+                for part in ("bucket", "sum") if row.kind == "histogram" else ("",):
+                    self._rows[f"{row.name}_{part}" if part else row.name] = row, part
         self._heads: dict[bytes, _Series | None] = {}
         self.unknown: set[str] = set()
 
-    async def read(self, body: bytes) -> dict[Key, list[Family]]:
-        """Return the families by values of the engine's labels.
+    async def read(self, body: bytes) -> list[Family]:
+        """Return the families of a page.
 
         Raises:
             PollError: This is no metrics page.
@@ -132,15 +116,12 @@ class PageReader:
         unescaped = parser.unescape_labels(head.labels)
         labels = {name: printable(text) for name, text in unescaped.items()}
         bound = labels.pop("le", "")
-        engine = tuple(labels.pop(name, "") for name in self._engine_labels)
-        for name in self._dropped:
-            labels.pop(name, None)
         own = tuple(labels.pop(name, "") for name in row.own_labels)
         if labels or (part == "bucket" and not bound):
             # A label that the row does not have: another release's, whose meaning is not known.
             self.unknown.add(head.name)
             return None
-        return _Series(engine, row, own, part, float(bound or "inf"))
+        return _Series(row, own, part, float(bound or "inf"))
 
 
 class _Histogram(NamedTuple):
@@ -151,11 +132,11 @@ class _Histogram(NamedTuple):
 
 
 class _Page:
-    """The samples of one page, by engine, row and own labels."""
+    """The samples of one page, by row and own labels."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Key, dict[str, tuple[Row, dict[Key, float]]]] = {}
-        self._histograms: dict[Key, dict[str, tuple[Row, dict[Key, _Histogram]]]] = {}
+        self._numbers: dict[str, tuple[Row, dict[Key, float]]] = {}
+        self._histograms: dict[str, tuple[Row, dict[Key, _Histogram]]] = {}
 
     def add(self, series: _Series, value: float) -> None:
         """Add a sample; a value that no page of ours could have is left out."""
@@ -165,9 +146,7 @@ class _Page:
         if not abs(value) <= VALUE_LIMIT or (is_amount and value < 0):
             return
         if row.kind == "histogram":
-            _, found = self._histograms.setdefault(series.engine, {}).setdefault(
-                row.name, (row, {})
-            )
+            _, found = self._histograms.setdefault(row.name, (row, {}))
             histogram = found.setdefault(series.own, _Histogram({}, [0.0]))
             if series.part == "sum":
                 histogram.total[0] += value
@@ -175,33 +154,25 @@ class _Page:
                 buckets = histogram.buckets
                 buckets[series.bound] = buckets.get(series.bound, 0.0) + value
             return
-        _, numbers = self._numbers.setdefault(series.engine, {}).setdefault(row.name, (row, {}))
+        _, numbers = self._numbers.setdefault(row.name, (row, {}))
         if row.kind == "counter":
             numbers[series.own] = numbers.get(series.own, 0.0) + value
         else:
             numbers[series.own] = max(numbers.get(series.own, -math.inf), value)
 
-    def families(self) -> dict[Key, list[Family]]:
-        """Return the families by engine."""
-        made: dict[Key, list[Family]] = {}
-        for engine, found in self._numbers.items():
-            made[engine] = [
-                Family(
-                    row.name,
-                    row.kind,
-                    list(row.own_labels),
-                    [Sample(list(own), value) for own, value in numbers.items()],
-                )
-                for row, numbers in found.values()
-            ]
-        for engine, histograms in self._histograms.items():
-            families = made.setdefault(engine, [])
-            families += (
-                family
-                for row, children in histograms.values()
-                if (family := _histogram_family(row, children)) is not None
+    def families(self) -> list[Family]:
+        """Return the families: numbers, then histograms."""
+        numbers = [
+            Family(
+                row.name,
+                row.kind,
+                list(row.own_labels),
+                [Sample(list(own), value) for own, value in found.items()],
             )
-        return made
+            for row, found in self._numbers.values()
+        ]
+        made = (_histogram_family(row, children) for row, children in self._histograms.values())
+        return numbers + [family for family in made if family is not None]
 
 
 def _histogram_family(row: Row, children: Mapping[Key, _Histogram]) -> Family | None:

@@ -41,7 +41,7 @@ class Fields(NamedTuple):
 
 
 class FieldCheck:
-    """Finds missing fields by one look at the first object of each kind; in the publisher thread.
+    """Finds missing fields in the first object of each kind; in the publisher thread.
 
     Args:
         package: The engine's package, whose release is logged.
@@ -111,13 +111,6 @@ class FieldCheck:
         if _numbers(release) >= _numbers(fields.since.get(path, "")):
             return MISSING
         return "" if path in fields.implied else ABSENT
-
-
-def with_current_names(fields: dict[str, Any], renamed: Mapping[str, str]) -> None:
-    """Give fields that have other names in other releases, as in ``renamed``, the names that are read."""
-    for name, current in renamed.items():
-        if name in fields and current not in fields:
-            fields[current] = fields.pop(name)
 
 
 def _nested(struct: type[msgspec.Struct], path: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:

@@ -60,7 +60,7 @@ class Publisher:
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.
         progress: Measures the engines' progress at a monotonic time, in the publisher thread,
-            several times a second. Without it, the stream's heartbeats say nothing of its engines.
+            several times a second. Without it, the stream's heartbeats have no progress.
         flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
 
     Attributes:

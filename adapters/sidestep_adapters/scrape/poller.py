@@ -27,7 +27,7 @@ JSON_PAUSE = (10.0, 3600.0)
 """Seconds until a target that answered with JSON is polled again, at first and at most; they double."""
 JSON_ADVICE = (
     "it is polled again in %g s only, since reading TensorRT-LLM's /metrics takes its iteration statistics"
-    " away from others. Use its page, /prometheus/metrics, or --engine trtllm=URL"
+    " away from others. Its page is /prometheus/metrics"
 )
 
 

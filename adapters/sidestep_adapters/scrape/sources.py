@@ -36,7 +36,9 @@ def sources(
         names[target.name] += 1
         number = names[target.name]
         name = target.name if number == 1 else f"{target.name} #{number}"
-        page = passthrough.page(target.labels, excluded)
+        # A Triton of --triton has statistics lines already.
+        of_lines = name if flag == "--scrape" else ""
+        page = passthrough.page(target.labels, excluded, of_lines)
         pollers.append(PagePoller(target, name, page, metrics))
     metrics.read(
         "sidestep_scrape_state",

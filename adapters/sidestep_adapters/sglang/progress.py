@@ -1,6 +1,6 @@
 """Progress of SGLang's scheduler and tokenizer, read from their attributes in the publisher thread.
 
-Nothing runs on SGLang's own threads. An attribute that a release lacks says nothing.
+Nothing runs on SGLang's own threads. What a release lacks is unknown.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SchedulerProgress:
         longest, longest_tokens = 0.0, 0
         if (begun, bool(tokens)) != (self._begun, bool(self._tokens)):
             if self._tokens and self._ended:
-                # The first step is the warm-up, which says nothing of later ones.
+                # The first step is the warm-up, which is no measure of later ones.
                 longest, longest_tokens = now - self._changed_at, self._tokens
             self._changed_at = now
         self._begun, self._tokens = begun, tokens
@@ -162,7 +162,7 @@ class TokenizerProgress:
         if manager.last_receive_tstamp != self._received:
             self._received = manager.last_receive_tstamp
             if self._answers and self._due_at is not None:
-                # The first one ends the warm-up, which says nothing of later ones.
+                # The first one ends the warm-up, which is no measure of later ones.
                 longest = min(max(0.0, now - self._due_at), MAX_GAP)
             self._answered_at = now
             self._answers += 1

@@ -73,7 +73,7 @@ class Ended(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """A request that somebody aborts."""
+    """A request that is being aborted."""
 
     asked: Any
 

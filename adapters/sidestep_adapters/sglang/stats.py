@@ -10,7 +10,7 @@ from typing import Any
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.rows import QUEUES
 from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
-from sidestep_adapters.publisher.field_check import FieldCheck, Fields, with_current_names
+from sidestep_adapters.publisher.field_check import FieldCheck, Fields
 from sidestep_adapters.publisher.translate import to_wire
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 
@@ -87,7 +87,9 @@ class StatsRecorder:
     def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as MetricSource
         """Add a recorded report; the newest value of each field counts."""
         if isinstance(value, dict):
-            with_current_names(value, RENAMED_FIELDS)
+            for former, current in RENAMED_FIELDS.items():
+                if former in value and current not in value:
+                    value[current] = value.pop(former)
             self._fields.update(value)
             for name in QUEUES:
                 # Older releases have the total only, as a number.

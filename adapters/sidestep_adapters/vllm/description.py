@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,8 @@ from sidestep.protocol.messages import (
 from sidestep_adapters.publisher.environment import identity, namespace, versions
 from sidestep_adapters.vllm.connectors import FEATURES
 from sidestep_adapters.vllm.ownership import Role, is_tapped
+
+log = logging.getLogger(__name__)
 
 _WIRE_ROLES: Mapping[Role, str] = {"alone": "", "core": CORE, "front_end": FRONT_END}
 
@@ -181,6 +185,20 @@ def _connector_features(transfer: Any) -> list[str]:
     parts = [part for part in inner or () if isinstance(part, dict)]
     names = [getattr(transfer, "kv_connector", None), *(p.get("kv_connector") for p in parts)]
     return [FEATURES[name] for name in names if isinstance(name, str) and name in FEATURES]
+
+
+def is_supported() -> bool:
+    """Return whether sidestep supports the release of vLLM that runs; log why not."""
+    release = str(getattr(sys.modules.get("vllm"), "__version__", ""))
+    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdecimal())
+    # A build from a source tree without tags is 0.1.dev1 or so.
+    is_old = bool(numbers) and "dev" not in release and (numbers < (0, 11) or release == "0.11.0")
+    if is_old:
+        log.error(
+            "sidestep: vLLM %s is too old: nothing is sent to the exporter; install 0.11.1 or later",
+            printable(release),
+        )
+    return not is_old
 
 
 def _api_server(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""The fields that are read from vLLM's stats, by release; 0.10.0 to 0.33.0 were compared."""
+"""The fields that are read from vLLM's stats, by release; 0.11.1 to 0.33.0 were compared."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.publisher.field_check import Fields
 
-RENAMED_FIELDS = {"time_per_output_tokens_iter": "inter_token_latencies_iter"}
-"""Fields of the scheduler's, an iteration's and a cache's stats that have other names in other releases."""
-
 _LOOKED_UP = "requests", "queries", "hits"
 
 FIELDS = Fields(
     parts={"scheduler": SchedulerStats, "iteration": IterationStats, "mm_cache": CacheStats},
     since={
-        "scheduler.connector_prefix_cache_stats": "0.11",
-        "scheduler.running_lora_adapters": "0.11",
-        "scheduler.waiting_lora_adapters": "0.11",
-        **{f"scheduler.prefix_cache_stats.preempted_{name}": "0.11" for name in _LOOKED_UP},
-        "iteration.num_corrupted_reqs": "0.11",
-        "iteration.finished_requests.is_corrupted": "0.11",
-        "iteration.finished_requests.mean_time_per_output_token": "0.11",
         "scheduler.kv_cache_eviction_events": "0.12",
         "scheduler.cudagraph_stats": "0.13",
         "iteration.finished_requests.num_cached_tokens": "0.13",

@@ -23,7 +23,13 @@ from sidestep_adapters.publisher.environment import (
 )
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.vllm.description import Description, describe, with_cache, with_missing
+from sidestep_adapters.vllm.description import (
+    Description,
+    describe,
+    is_supported,
+    with_cache,
+    with_missing,
+)
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
 from sidestep_adapters.vllm.frontend import FrontendTap
 from sidestep_adapters.vllm.startup import front_end_startup
@@ -33,13 +39,10 @@ log = logging.getLogger(__name__)
 
 
 def _base() -> Any:
-    """Return the base class, which decides whether vLLM adds its own Prometheus logger.
-
-    Releases before the aggregate base wrap the plain one per engine.
-    """
+    """Return the base class, which decides whether vLLM adds its own Prometheus logger."""
     if endpoint() and mode("SIDESTEP_VLLM_MODE") == "instead":
         return loggers.PrometheusStatLogger
-    return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
+    return loggers.AggregateStatLoggerBase
 
 
 set_up_log("vllm")
@@ -48,15 +51,15 @@ set_up_log("vllm")
 class SidestepStatLogger(_base()):  # type: ignore[misc]
     """Stat logger that pushes the records of vLLM's front end to the exporter."""
 
-    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | int | None = None) -> None:
+    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] = (0,)) -> None:
         # Without super().__init__(): PrometheusStatLogger's would register every metric.
-        self.engine_indexes = _indexes(engine_indexes)
+        self.engine_indexes = list(engine_indexes)
         self._tap: VllmTap | None = None
         self._publisher: Publisher | None = None
         self._progress: FrontEndProgress | None = None
         self._startup: list[Family] = []
         self._config = vllm_config
-        if not usable_endpoint():
+        if not usable_endpoint() or not is_supported():
             return
         try:
             self._connect(describe(vllm_config, self.engine_indexes))
@@ -146,10 +149,3 @@ def _samples(families: Iterable[Family], engines: Iterable[int] = (0,)) -> list[
     """Return one item per engine and family; runs in the publisher thread, about once a second."""
     now = time.monotonic()
     return [Samples(engine, now, [family]) for family in families for engine in engines]
-
-
-def _indexes(given: Sequence[int] | int | None) -> list[int]:
-    """Return the engine indexes; older releases make one logger per engine and pass its index alone."""
-    if given is None:
-        return [0]
-    return [given] if isinstance(given, int) else list(given)

@@ -23,7 +23,7 @@ from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.vllm.description import describe, with_cache, with_missing
+from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
@@ -109,7 +109,6 @@ class _Core:
         if self._blocks is None:
             return
         try:
-            # An exporter that sends no rate does not support block events.
             self._blocks.flush(self.publisher.kv_sample_rate or 0.0)
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("block events could not be pushed")
@@ -188,10 +187,11 @@ class _Tapped(Base):  # type: ignore[misc]
 
     def __init__(self, *args: Any, log_stats: bool = False, **kwargs: Any) -> None:
         set_up_log("vllm")
+        has_tap = usable_endpoint() and is_supported()
         # The core always records stats; front ends get them only if they asked for them.
-        super().__init__(*args, log_stats=log_stats or usable_endpoint(), **kwargs)
+        super().__init__(*args, log_stats=log_stats or has_tap, **kwargs)
         self._log_to_front_end = log_stats
-        if not usable_endpoint():
+        if not has_tap:
             return
         if log_stats and not is_tapped(self.vllm_config):
             log.error(

@@ -222,10 +222,5 @@ def _looked_up(request: Any) -> tuple[int, int, int]:
 
 def _resumed(cached: Any) -> Iterable[str]:
     """Return preempted requests that rejoin the batch, unless they are among the new ones."""
-    known = getattr(cached, "resumed_req_ids", None)
-    if known is None:
-        # Releases before 0.11 have one flag per request.
-        flags = getattr(cached, "resumed_from_preemption", ())
-        return [name for name, is_resumed in zip(cached.req_ids, flags, strict=False) if is_resumed]
-    names: Iterable[str] = known
+    names: Iterable[str] = cached.resumed_req_ids
     return names

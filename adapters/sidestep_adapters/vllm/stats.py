@@ -25,10 +25,10 @@ from sidestep.engines.vllm.wire import (
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS, printable
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.publisher.field_check import FieldCheck, with_current_names
+from sidestep_adapters.publisher.field_check import FieldCheck
 from sidestep_adapters.publisher.translate import item_parts, to_wire
 from sidestep_adapters.vllm.connectors import families
-from sidestep_adapters.vllm.fields import FIELDS, RENAMED_FIELDS
+from sidestep_adapters.vllm.fields import FIELDS
 from sidestep_adapters.vllm.ownership import (
     Role,
     front_end_latencies,
@@ -100,9 +100,6 @@ class VllmTap:
     ) -> None:
         """Record one engine step, with the arguments of vLLM's stat loggers, on the serving event loop."""
         try:
-            if isinstance(mm_cache_stats, int):
-                # vLLM 0.10 passes the engine's index third.
-                mm_cache_stats, engine_idx = None, mm_cache_stats
             if self._role == "front_end":
                 scheduler_stats = None
                 if not has_front_end_part(iteration_stats):
@@ -275,7 +272,6 @@ def _rebuild(captured: Captured | None) -> Any:
     attributes = made.__dict__
     attributes.update(source.__dict__)
     attributes.update(zip(names, numbers, strict=True))
-    with_current_names(attributes, RENAMED_FIELDS)
     return made
 
 

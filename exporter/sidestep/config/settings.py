@@ -295,7 +295,7 @@ class Config:
     engine: tuple[EngineTarget, ...] = option(
         f"--engine {engine_targets.FORM}",
         "Engine's server to poll, such as llamacpp=http://127.0.0.1:8080; its models are exposed as"
-        " engines. Repeatable; space-separated in the variable. See llamacpp.md and trtllm.md.",
+        " engines. Repeatable; space-separated in the variable. See llamacpp.md.",
         engine_targets.parse,
         (),
         collect=engine_targets.collect,

@@ -7,7 +7,6 @@ from sidestep.engines.llamacpp.dialect import DIALECT as LLAMACPP
 from sidestep.engines.sglang.dialect import DIALECT as SGLANG
 from sidestep.engines.streams.dialect import DIALECT as STREAMS
 from sidestep.engines.triton.dialect import DIALECT as TRITON
-from sidestep.engines.trtllm.dialect import DIALECT as TRTLLM
 from sidestep.engines.vllm.dialect import DIALECT as VLLM
 
 DIALECTS = Dialects(
@@ -16,5 +15,4 @@ DIALECTS = Dialects(
     STREAMS,
     TRITON,
     LLAMACPP,
-    TRTLLM,
 )

@@ -1,4 +1,7 @@
-"""The statistics log line of each engine: its row of ``/api/v1/live``, over the interval of the lines."""
+"""The statistics log line of each engine: its row of ``/api/v1/live``, over the interval of the lines.
+
+Engines on scraped pages have lines as well, without a row there.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from sidestep.catalog.page_reader import Reading, readings
 from sidestep.exposition.key_numbers import has_requests, key_number, without_repeated_ranks
 from sidestep.exposition.live.engine_rows import Rows, engine_row
+from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.exposition.live.samples import LATENCIES, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
@@ -55,10 +60,10 @@ class Line:
 
     row: EngineRow
     name: str
-    deferred: float
-    external_hit_rate: float | None
-    mm_hit_rate: float | None
-    draft_acceptance_rate: float | None
+    deferred: float = 0
+    external_hit_rate: float | None = None
+    mm_hit_rate: float | None = None
+    draft_acceptance_rate: float | None = None
 
     def text(self) -> str:
         """Return the line: rates with one decimal, without what does not apply."""
@@ -117,6 +122,7 @@ class StatsLog:
         health: Returns the health of an engine; None where it is not known.
         clock: Monotonic time.
         wall: Unix time.
+        pages: Returns the scraped pages by the names of their targets.
     """
 
     def __init__(
@@ -125,10 +131,14 @@ class StatsLog:
         health: Callable[[Engine], Health | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        pages: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._registry = registry
         self._shown = ShownEngines(registry)
         self._health = health
+        self._pages = pages
+        self._readings: dict[str, tuple[float, Reading]] = {}
+        """Reading at the last line of each engine on a scraped page, and its time, by identity."""
         self._clock = clock
         self._wall = wall
         self._last = clock()
@@ -173,7 +183,9 @@ class StatsLog:
                     rows.merged.add(counted)
             model = f", model {row.model}" if row.model else ""
             yield self._with_level(_line(row, f"engine {engine.id}{model}", [(then, totals)]))
-        self._busy &= {*self._before, ""}
+        for line in self._page_lines():
+            yield self._with_level(line)
+        self._busy &= {*self._before, *self._readings, ""}
         total = rows.total() if len(summed) > 1 else None
         if total is not None:
             yield self._with_level(_line(total, total.engine, summed))
@@ -186,6 +198,24 @@ class StatsLog:
         for engine in shown:
             if engine in ranks or not has_requests(engine):
                 yield engine, engine.name if names[engine.name] == 1 else engine.id
+
+    def _page_lines(self) -> Iterator[Line]:
+        """Yield the lines of the engines on scraped pages."""
+        before, self._readings = self._readings, {}
+        now = self._clock()
+        for target, text in self._pages().items():
+            for reading in readings(text):
+                identity = " ".join((target, reading.dialect, *reading.key))
+                increases = Increases()
+                if identity in before:
+                    then, known = before[identity]
+                    increases.add(known, then)
+                increases.add(reading, now)
+                self._readings[identity] = now, reading
+                (row,), _ = evaluate([increases.row(identity, target, reading.key[0])])
+                if _has_numbers(row):
+                    model = f", model {row.model}" if row.model else ""
+                    yield Line(row, f"page {target}{model}")
 
     def _with_level(self, line: Line) -> tuple[int, Line]:
         was_busy = line.row.id in self._busy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +12,100 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from sidestep.http.auth import Busy, PasswordVerifier, credentials
+from sidestep.http.chunked_response import PIECE, PartsResponse
 from sidestep.http.connection import serving
 from sidestep.http.current_config import CurrentConfig
-from sidestep.http.host_check import ADVICE, is_expected
 from sidestep.http.limits import Limits, TokenBucket
-from sidestep.http.response_limits import Overload, ResponseLimiter
 from sidestep.http.web_config import WebConfig
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
+
+
+class Overload(Exception):  # noqa: N818 - a result, not an error
+    """Too much is in progress."""
+
+
+class ResponseLimiter:
+    """Bounds the responses that are being rendered and sent."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.render_slots = asyncio.Semaphore(limits.concurrent_renders)
+        """Concurrent renders; each connection has one request that waits for one, the first first."""
+        self.unsent = 0
+
+    async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Send a long body as the client reads it.
+
+        Returns:
+            A response that is sent, or ``response`` unchanged if it is short or has no body.
+
+        Raises:
+            Overload: With it, too many bytes would wait for clients.
+        """
+        body = response.body if isinstance(response, web.Response) else None
+        if isinstance(body, bytes) and len(body) > PIECE:
+            response = PartsResponse([body], response.headers, status=response.status)
+        if not isinstance(response, PartsResponse) or request.method == "HEAD":
+            return response
+        if self.unsent + response.size > self._limits.unsent_bytes:
+            raise Overload
+        self.unsent += response.size
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except ConnectionError:
+            pass  # the client has disconnected; aiohttp ends the connection silently
+        finally:
+            self.unsent -= response.size
+        return response
+
+
+ADVICE = (
+    "use the exporter's address, localhost, or the name of this machine without a dot;"
+    " --web.allowed-hosts permits other names"
+)
+
+
+def is_expected(request: web.Request, allowed: Collection[str]) -> bool:
+    """Return whether a request has a host that no web site can have, or comes over a network.
+
+    A web site's name has a dot. What a network's clients use as names cannot be known.
+
+    Args:
+        request: The request.
+        allowed: Further names, in lower case.
+    """
+    host = _host(request.headers.get("Host", ""))
+    if "." not in host or host.endswith(".localhost") or host in allowed or _is_address(host):
+        return True
+    assert request.transport is not None
+    own = request.transport.get_extra_info("sockname")
+    return not (isinstance(own, tuple) and _is_loopback(own[0]))
+
+
+def _host(header: str) -> str:
+    """Return the host of a header in lower case, without its port."""
+    host = header.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")

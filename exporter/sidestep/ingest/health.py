@@ -177,7 +177,7 @@ class HealthMonitor:
         """
         pause = self._awake.advance(now)
         if pause:
-            # What was sent meanwhile has not been received yet: nobody has been silent for longer.
+            # What was sent meanwhile has not been received yet: no process has been silent for longer.
             for stream in self._receiver.streams.values():
                 stream.seen_at = min(stream.seen_at + pause, now)
         if not self._due:

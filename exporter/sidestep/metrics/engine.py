@@ -114,7 +114,7 @@ class Engine:
         held_tokens: Tokens of an engine step whose scheduler statistics have not arrived.
         statistics: The last item of cumulative statistics that the engine's server keeps.
         requests: The engine's requests in flight, where it sends request events.
-        sink: Receiver of its requests that end; None until its first one, or where nobody needs them.
+        sink: Receiver of its requests that end; None until its first one, or where they are not needed.
         blocks: The engine's KV blocks, where it sends events of them.
         lookups: Lookups in its prefix cache, where it sends them.
         saturation: The engine's saturation estimate; None where it is not tracked.

@@ -79,7 +79,7 @@ class Registry:
             that is not needed.
         tenants: Names of the tenants that are shown; None: tenants are not counted.
         has_exemplars: Whether a histogram has had exemplars.
-        request_sink: Returns the receiver of an engine's ended requests; None: nobody needs them.
+        request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
         prices: Prices of tokens now; cost that was counted stays.
         lookup_settings: Settings of lookup tracking.
     """

@@ -22,7 +22,7 @@ from sidestep.telemetry.cooperative import collect_in_slices
 log = logging.getLogger(__name__)
 
 PERIOD = 1.0
-"""Seconds between two looks at the queue."""
+"""Seconds between two checks of the queue."""
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0
 """Seconds before a batch is sent again; they double up to the second."""
 FINISH_SECONDS = 3.0

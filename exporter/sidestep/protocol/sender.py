@@ -280,7 +280,7 @@ class Sender:
         self.reopen = False
         self.complaint = ""
         self.boot = ack.boot
-        # An exporter of an older release sends None, which ends what the one before asked for.
+        # None ends what the exporter before this one asked for.
         self.kv_sample_rate = ack.kv_sample_rate
         self._folder.settings = ack.settings or Settings()
         self.lookup_key = self._folder.settings.lookup_key
@@ -337,7 +337,7 @@ class Sender:
         return chunks
 
     def _fill_ring(self) -> None:
-        """Move pending items into the ring as one frame, if the window has room."""
+        """Move pending items into the ring as one frame, if they fit into the window."""
         if self._folder.count and self.held_bytes <= self._ring_bytes // 2:
             self._seal()
         if not self._pending or self._ring.in_flight >= self._ring_bytes // 2:

@@ -129,7 +129,7 @@ class Tenants:
         """Show the tenants that a snapshot's series have, and continue to count their requests.
 
         Returns:
-            Those for which there is no room.
+            Those that do not fit.
         """
         heaviest = sorted(requests, key=lambda name: (-requests[name], name))
         for name in heaviest:

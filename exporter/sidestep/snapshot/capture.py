@@ -60,11 +60,11 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
 
 
 class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
-    """An engine that another exporter counted, in a snapshot of before 1.0; ignored."""
+    """An engine that another exporter counted; ignored."""
 
 
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
-    """The exporter's own counters, and when they began; ``epoch`` and ``run`` are not used any more."""
+    """The exporter's own counters, and when they began; ``epoch`` and ``run`` only keep their places."""
 
     release: str
     items: int
@@ -261,7 +261,7 @@ def _saved_stream(stream: Stream) -> SavedStream:
 def _stream(piece: SavedStream) -> Stream:
     stream = Stream(piece.id, piece.incarnation, b"", piece.engines, piece.seq)
     stream.state = StreamState.DETACHED if piece.open else StreamState.CLOSED
-    # Snapshots of earlier releases have no seqs: the exporter answered such processes no more.
+    # A process without a sequence number is not answered any more.
     stream.retired = dict(zip(piece.retired, piece.retired_seqs, strict=False))
     stream.beat = piece.beat
     stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded

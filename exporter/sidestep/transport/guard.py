@@ -4,16 +4,120 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
 
 from sidestep.errors import WireError
 from sidestep.protocol.messages import Hello
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.name_owners import LOCAL, NameOwners
-from sidestep.transport.throttle import PENALTY, Throttle
 
 log = logging.getLogger(__name__)
+
+LIMIT = 100
+"""Invalid messages tolerated within ``PERIOD`` seconds."""
+PERIOD = 1.0
+PENALTY = 10.0
+"""Seconds that a throttled peer is ignored."""
+CAPACITY = 1024
+"""Peers tracked per table; the oldest entry is evicted."""
+
+Value = TypeVar("Value")
+Peer = bytes | str
+"""Routing id of a connection, or its key, so that reconnecting does not reset the count."""
+
+
+class Throttle:
+    """Counter of invalid messages per peer, in tables of bounded size."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._counts: dict[Peer, tuple[float, int]] = {}
+        self._ignored: dict[Peer, float] = {}
+        """By peer: the time until which it is ignored."""
+
+    def __len__(self) -> int:
+        return len(self._counts) + len(self._ignored)
+
+    def ignores(self, peer: Peer, now: float) -> bool:
+        """Return whether ``peer`` is ignored at ``now``."""
+        if not self._ignored or peer not in self._ignored:
+            return False
+        if now < self._ignored[peer]:
+            return True
+        del self._ignored[peer]
+        return False
+
+    def count_invalid(self, peer: Peer, now: float) -> bool:
+        """Count an invalid message; return whether ``peer`` is ignored from now on."""
+        since, count = self._counts.pop(peer, (now, 0))
+        if now - since >= PERIOD:
+            since, count = now, 0
+        if count + 1 > LIMIT:
+            self._put(self._ignored, peer, now + PENALTY)
+            return True
+        self._put(self._counts, peer, (since, count + 1))
+        return False
+
+    def _put(self, table: dict[Peer, Value], peer: Peer, value: Value) -> None:
+        if len(table) >= self._capacity:
+            del table[next(iter(table))]
+        table[peer] = value
+
+
+LOCAL = ""
+"""Stands for the key of peers over an ipc path, which file permissions authorize."""
+MAX_NAMES = 2048
+"""Maximum number of streams and engines of one key."""
+
+
+class NameOwners:
+    """Owners of stream and engine ids."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, str] = {}
+        self._engines: dict[str, str] = {}
+        self._held: dict[str, int] = {}
+
+    def claim(
+        self, key: str, stream: str, engines: Sequence[str], allowed: Sequence[str] = ()
+    ) -> None:
+        """Assign all names of a Hello to ``key``, or none of them.
+
+        Args:
+            key: Key of the connection, or ``LOCAL``.
+            stream: Id of the stream.
+            engines: Ids of the engines that the stream feeds.
+            allowed: Patterns that every engine's id must match one of; empty: all are allowed.
+
+        Raises:
+            WireError: A name belongs to another key or is not allowed, or the key has too many.
+        """
+        for engine in engines:
+            if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
+                raise WireError("unauthorised", f"this key may not feed engine {engine}")
+        # The text never names the owner: that would leak one tenant's key to another.
+        if self._streams.get(stream, key) != key:
+            raise WireError("unauthorised", f"stream {stream} belongs to another key")
+        for engine in engines:
+            if self._engines.get(engine, key) != key:
+                raise WireError("unauthorised", f"engine {engine} belongs to another key")
+        new = {engine for engine in engines if engine not in self._engines}
+        held = self._held.get(key, 0) + len(new) + (stream not in self._streams)
+        if held > MAX_NAMES:
+            if key == LOCAL:
+                return
+            raise WireError("over_limit", "this key uses too many streams and engines")
+        self._held[key] = held
+        self._streams[stream] = key
+        self._engines.update(dict.fromkeys(new, key))
+
+    def release(self, key: str) -> None:
+        """Release all names of ``key``, which is no longer authorized."""
+        for owners in (self._streams, self._engines):
+            for name in [name for name, owner in owners.items() if owner == key]:
+                del owners[name]
+        self._held.pop(key, None)
 
 
 class Authorized(Protocol):

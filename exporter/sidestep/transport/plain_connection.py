@@ -162,7 +162,7 @@ class PlainConnection:
             return
         if self._path is not None:
             try:
-                # Now, not before: nobody can have replaced the socket since.
+                # Now, not before: the socket cannot have been replaced since.
                 check_owners(self._path, {os.getegid(), *os.getgroups()})
             except OSError as unsafe:
                 self._end(describe(unsafe))

@@ -143,11 +143,11 @@ class Upkeep:
         if not self._cut():
             return False
         trim()
-        if self._listener.socket is None or self._watchdog.must_cut():
+        if self._watchdog.must_cut():
             return False
         self._lines.warning(
             "others",
-            "memory reached limits.memory-hard: the connections to publishers of --subscribe were closed",
+            "memory reached limits.memory-hard: what polls and subscriptions had received was discarded",
         )
         return True
 

@@ -13,6 +13,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from sidestep.catalog.engine_pages import PAGES
 from sidestep.catalog.model import Row
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialect import Dialect
@@ -73,7 +74,7 @@ RENAMED = Code("SD219", "warning", "The names have an underscore for the colon",
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 VLLM, SGLANG, TRITON = "vllm:", "sglang:", "nv_"
-PREFIXES = (VLLM, SGLANG, TRITON, "trtllm_", "llamacpp:")
+PREFIXES = (TRITON, *(page.prefix for page in PAGES))
 RUNNING = {VLLM: "vllm:num_requests_running", SGLANG: "sglang:num_running_reqs"}
 """A gauge that every engine has."""
 AT_START = {

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from sidestep.catalog.engine_pages import PAGES as ENGINE_PAGES
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.exporter import SKEW_SECONDS
 from sidestep_tools.doctor.prometheus_api import Api, RefusedError
@@ -57,10 +58,7 @@ CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 EXPORTER = "sidestep_build_info"
 COUNTERS = (
-    "vllm:generation_tokens_total",
-    "sglang:generation_tokens_total",
-    "llamacpp:tokens_predicted_total",
-    "trtllm_generation_tokens_total",
+    *(page.counters["generation"][-1][0].name for page in ENGINE_PAGES if page.dialect != "triton"),
     "nv_inference_count",
 )
 """A counter of each engine."""
@@ -68,7 +66,7 @@ PAGES = f'{{__name__=~"{EXPORTER}|{"|".join(COUNTERS)}"}}'
 OURS = re.compile(r"sidestep|vllm|sglang|llama|trtllm|triton|:9857\b", re.IGNORECASE)
 """Matches jobs and addresses of exporters and engines."""
 ENGINES = re.compile(
-    r"\b(vllm:|sglang:|llamacpp:|trtllm_|nv_inference_|sidestep_|(engine|instance|model|model_le):)"
+    rf"\b({'|'.join(page.prefix for page in ENGINE_PAGES)}|sidestep_|(engine|instance|model|model_le):)"
 )
 """Matches rules that read metrics of engines."""
 _WINDOW = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")

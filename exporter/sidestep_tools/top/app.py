@@ -261,7 +261,7 @@ class TopApp(App[None]):
         self._show_title()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter and go back to the table."""
+        """Keep the filter and return to the table."""
         self._close_filter()
 
     def action_pause(self) -> None:

@@ -156,7 +156,7 @@ def level(column: Column, row: EngineRow) -> Level | None:
 
 
 def bar(value: float | None, width: int) -> str:
-    """Return a share as a bar and a number, or as a number if there is no room for a bar."""
+    """Return a share as a bar and a number, or as a number if a bar does not fit."""
     text = share(value)
     cells = width - len("100% ")
     if cells < BAR or text == formatting.UNKNOWN or value is None:

@@ -161,7 +161,7 @@ class EngineTable(ScrollView, can_focus=True):
         self._drawn = {}
 
     def notify_style_update(self) -> None:
-        """Draw everything anew after a change of colours."""
+        """Draw everything again after a change of colours."""
         super().notify_style_update()
         if self._columns:
             self._head, self._drawn = self._draw_head(), {}
@@ -170,7 +170,7 @@ class EngineTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """Return the line ``y`` of the screen; the headings do not scroll."""
         if self._arranged != self.scrollable_content_region.size:
-            # A screen below another is laid out anew and drawn before it gets the event.
+            # A screen below another is laid out again and drawn before it gets the event.
             self._choose_columns()
             self._drawn = {}
         return self._line(y)

@@ -11,9 +11,9 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from sidestep.catalog.page_reader import Reading, read_page
+from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.rows import EngineRow, Live
-from sidestep_tools.top.increases import Increases
-from sidestep_tools.top.page_reader import Reading, read_page
 from sidestep_tools.top.report import Report, TargetReport, report
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.access import Access

@@ -16,7 +16,7 @@ LEAST = 8192
 BITS = 1 << 27
 """Bits of the bitmap that counts more of them, with an error of about 0.01 %."""
 SLICE = 64
-"""Lookups between two looks at the number of distinct blocks."""
+"""Lookups between two counts of the distinct blocks."""
 HOT = 8192
 """About the most blocks that are counted one by one."""
 _MASK = (1 << 64) - 1

@@ -43,25 +43,13 @@ def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
     """Return what writes points, in ascending order, under a title to a file of this name.
 
     Raises:
-        ConfigError: The name is not that of a picture, or a library is missing.
+        ConfigError: The name is not that of an SVG.
     """
-    kind = path.suffix.lower()
-    if kind == ".png":
-        try:
-            # Only PNG needs Pillow, which is an extra.
-            from sidestep_tools.whatif.png import png as draw  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError(
-                f"--plot {path}: PNG needs Pillow: pip install '.[plot]' in a clone of"
-                " sidestep's repository; a name that ends with .svg does not"
-            ) from None
-    elif kind == ".svg":
-        draw = svg
-    else:
-        raise ConfigError(f"--plot {path}: the name must end with .svg or .png")
+    if path.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {path}: the name must end with .svg")
 
     def write(points: Sequence[Point], title: str) -> None:
-        drawn = draw([*shapes(points, printable(title))])
+        drawn = svg([*shapes(points, printable(title))])
         try:
             with open(path, "wb", opener=open_file) as file:
                 file.write(drawn)

@@ -91,7 +91,7 @@ async def test_the_page_is_the_servers(name: str, start: Start) -> None:
 
 
 async def test_counters_are_the_clients_totals(start: Start) -> None:
-    """Tokens of the recorded load are those that the clients were told."""
+    """Tokens of the recorded load are those of the responses."""
     totals = recording("load")["totals"]
     async with (
         llama_server(metrics=recorded(pages("load")[-1])) as server,
@@ -111,7 +111,7 @@ async def test_counters_are_the_clients_totals(start: Start) -> None:
 
 
 async def test_counters_continue_over_restarts(start: Start) -> None:
-    """Another process is told by a header, so that even one with higher counts is noticed."""
+    """A header identifies another process, so that even one with higher counts is noticed."""
     first, second = pages("restart")
     higher = page(9, prompt_tokens_total=1000, n_decode_total=5000)
     async with (
@@ -132,7 +132,7 @@ async def test_counters_continue_over_restarts(start: Start) -> None:
 
 
 async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start) -> None:
-    """Its counters stay, it is asleep as an engine, and only the path that tells of sleep is asked."""
+    """Its counters stay, it is asleep as an engine, and only the path that reports sleep is asked."""
     busy = page(n_decode_total=7, requests_processing=1)
     async with llama_server(metrics=busy) as server, start(engine=engine(server)) as exporter:
         await polled_again(exporter, server)
@@ -249,7 +249,7 @@ async def test_a_routers_models_are_engines(start: Start) -> None:
 
 
 async def test_a_model_of_a_router_that_fails_hides_no_other(start: Start) -> None:
-    """Between list and page a model may be unloaded; the poll tells of the failure."""
+    """Between list and page a model may be unloaded; the poll reports the failure."""
     query = "?model={}&autoload=false"
     async with llama_server(
         props=response(json.dumps({"role": "router"})), models=models(a="loaded", b="loaded")

@@ -13,7 +13,7 @@ from sidestep.engines.row_builders import SampledRows
 from sidestep.errors import PollError
 from sidestep_adapters.polling.page_reader import MAX_LINES, SLICE_LINES, PageReader
 
-TOY = SampledRows("toy_", ("model",))
+TOY = SampledRows("toy_")
 ROWS = (
     TOY.counter("tokens_total", "Tokens."),
     TOY.counter("ends_total", "Ends.", "reason"),
@@ -24,18 +24,18 @@ ROWS = (
 
 
 def reader() -> PageReader:
-    """Return a reader of pages with a model, whose processes are merged."""
-    return PageReader(ROWS, ("model",), ("pid",), {"tokens_total": "toy_tokens_total"})
+    """Return a reader of these rows."""
+    return PageReader(ROWS)
 
 
 async def read(text: str | bytes) -> dict[str, object]:
-    """Return what a page has of model m: a number, or the counts and sum, by family and own labels."""
+    """Return what a page has: a number, or the counts and sum, by family and own labels."""
     found = await reader().read(text if isinstance(text, bytes) else text.encode())
     return {
         " ".join((family.name, *sample.labels)): (sample.counts, sample.total)
         if sample.counts
         else sample.value
-        for family in found.get(("m",), [])
+        for family in found
         for sample in family.samples
     }
 
@@ -43,10 +43,9 @@ async def read(text: str | bytes) -> dict[str, object]:
 async def test_series_are_read_by_their_labels() -> None:
     """Labels are in any order, with escapes; numbers may have an exponent."""
     page = (
-        'toy_tokens_total{model="m"} 1.2016e+06\n'
-        'toy_ends_total{reason="a\\"b",model="m"} 2\n'
-        'toy_ends_total{model="m",reason="c"} 3\n'
-        'toy_ends_total{model="other",reason="c"} 9\n'
+        "toy_tokens_total 1.2016e+06\n"
+        'toy_ends_total{reason="a\\"b"} 2\n'
+        'toy_ends_total{reason="c"} 3\n'
     )
 
     assert await read(page) == {
@@ -56,29 +55,18 @@ async def test_series_are_read_by_their_labels() -> None:
     }
 
 
-async def test_processes_are_merged() -> None:
-    """Counters add up, and the highest gauge counts."""
-    page = "".join(
-        f'toy_{name}{{model="m",pid="{pid}"}} {value}\n'
-        for pid, value in (("1", 4), ("2", 3))
-        for name in ("running", "tokens_total")
-    )
-
-    assert await read(page) == {"toy_running": 4, "toy_tokens_total": 7}
-
-
 async def test_a_histogram_has_counts_by_bucket() -> None:
     """They are not cumulative; a histogram without its last bucket is left out."""
     page = (
-        'toy_wait_seconds_bucket{model="m",le="0.5"} 2\n'
-        'toy_wait_seconds_bucket{model="m",le="1e+01"} 5\n'
-        'toy_wait_seconds_bucket{model="m",le="+Inf"} 6\n'
-        'toy_wait_seconds_sum{model="m"} 30.5\n'
-        'toy_wait_seconds_count{model="m"} 6\n'
+        'toy_wait_seconds_bucket{le="0.5"} 2\n'
+        'toy_wait_seconds_bucket{le="1e+01"} 5\n'
+        'toy_wait_seconds_bucket{le="+Inf"} 6\n'
+        "toy_wait_seconds_sum 30.5\n"
+        "toy_wait_seconds_count 6\n"
     )
     found = await reader().read(page.encode())
 
-    (family,) = found["m",]
+    (family,) = found
     assert family.bounds == [0.5, 10.0]
     assert await read(page) == {"toy_wait_seconds": ([2, 3, 1], 30.5)}
     assert await read(page.replace('le="+Inf"', 'le="20"')) == {}
@@ -87,30 +75,25 @@ async def test_a_histogram_has_counts_by_bucket() -> None:
 
 async def test_a_gauge_that_is_added_up_is_not_negative() -> None:
     """Below 0 it says that there is no value; another gauge may be negative."""
-    page = 'toy_running{model="m"} -1\ntoy_temperature{model="m"} -1\n'
+    page = "toy_running -1\ntoy_temperature -1\n"
     assert await read(page) == {"toy_temperature": -1}
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        'toy_tokens_total{model="m"} NaN',
-        'toy_tokens_total{model="m"} -1',
-        'toy_tokens_total{model="m"} 1e300',
-        'toy_tokens_total{model="m"} 5 1700000000000',
-        'toy_tokens_total{model="m",new="label"} 5',
-        'toy_unknown{model="m"} 5',
+        "toy_tokens_total NaN",
+        "toy_tokens_total -1",
+        "toy_tokens_total 1e300",
+        "toy_tokens_total 5 1700000000000",
+        'toy_tokens_total{new="label"} 5',
+        "toy_unknown 5",
         "not a sample at all {",
     ],
 )
 async def test_what_no_row_can_have_is_left_out(line: str) -> None:
     """The other samples of the page are read."""
-    assert await read(f'toy_running{{model="m"}} 1\n{line}\n') == {"toy_running": 1}
-
-
-async def test_old_names_are_those_of_the_rows() -> None:
-    """A release may have had no prefix."""
-    assert await read('tokens_total{model="m"} 5\n') == {"toy_tokens_total": 5}
+    assert await read(f"toy_running 1\n{line}\n") == {"toy_running": 1}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +102,7 @@ async def test_old_names_are_those_of_the_rows() -> None:
         (b"", "bad_answer"),
         (b"# HELP x\n", "bad_answer"),
         (b"<html>\n", "bad_answer"),
-        (b'toy_running{model="m"} 1', "truncated"),
+        (b"toy_running 1", "truncated"),
         (b"x 1\n" * (MAX_LINES + 1), "bad_answer"),
     ],
 )
@@ -130,9 +113,7 @@ async def test_other_answers_are_refused(page: bytes, cause: str) -> None:
     assert error.value.cause == cause
 
 
-@given(
-    st.lists(st.one_of(st.binary(max_size=40), st.just(b'toy_running{model="m"} 1')), max_size=6)
-)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(b"toy_running 1")), max_size=6))
 def test_any_bytes_are_read_or_refused(lines: list[bytes]) -> None:
     """Nothing else is raised."""
     page = b"\n".join(lines) + b"\n"
@@ -151,7 +132,7 @@ async def test_the_event_loop_runs_between_slices() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await reader().read(b'toy_running{model="m"} 1\n' * (10 * SLICE_LINES))
+    await reader().read(b"toy_running 1\n" * (10 * SLICE_LINES))
     counting.cancel()
 
     assert turns >= 10

@@ -90,7 +90,7 @@ class Server:
         if model and not any(name == model for name, _ in self.models):
             raise PollError("unknown_model", f"requested model {model!r} is not available")
         return [
-            json.dumps(each.told(*key)).encode()
+            json.dumps(each.reported(*key)).encode()
             for key, each in sorted(self.models.items())
             if not model or key[0] == model
         ]

@@ -53,9 +53,9 @@ async def test_sums_beyond_64_bits_break_no_snapshot(start: Start, tmp_path: Pat
     """Responses are added up, so a sum may overflow although no number does."""
     async with tritons("good") as server:
         server.models["good", "1"].infer(3)
-        bad = Model().told("bad", "1")
+        bad = Model().reported("bad", "1")
         bad["response_stats"] = {str(i): {"success": {"count": BIG, "ns": 1}} for i in range(3)}
-        good = server.models["good", "1"].told("good", "1")
+        good = server.models["good", "1"].reported("good", "1")
         server.respond(BULK, answer(json.dumps({"model_stats": [bad, good]}).encode()))
         flags = {"triton": flag(server), "state_dir": str(tmp_path / "state")}
         async with start(**flags) as exporter:
@@ -101,7 +101,7 @@ async def test_a_long_duplicate_name_is_cut_in_the_log(
 ) -> None:
     """The log line stays short."""
     async with tritons() as server:
-        entries = [Model().told("q" * 100_000, "1"), Model().told("q" * 100_000, "1")]
+        entries = [Model().reported("q" * 100_000, "1"), Model().reported("q" * 100_000, "1")]
         server.respond(BULK, answer(json.dumps({"model_stats": entries}).encode()))
         async with start(triton=flag(server)):
             await until(lambda: "twice" in caplog.text)

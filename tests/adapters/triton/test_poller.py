@@ -437,7 +437,7 @@ async def test_a_model_with_invalid_statistics_keeps_its_values(
 ) -> None:
     """The other models are read."""
     async with polled_model(start, models=("a", "b")) as (server, page):
-        entries = [model.told(*key) for key, model in server.models.items()]
+        entries = [model.reported(*key) for key, model in server.models.items()]
         entries[0]["execution_count"] = -1
         entries[1]["inference_stats"]["success"]["count"] = 9
         server.respond(STATS, answer(json.dumps({"model_stats": entries}).encode()))

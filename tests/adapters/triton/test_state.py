@@ -14,7 +14,7 @@ from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.scrape.server_state import CONNECT_LIMIT, STALE_AFTER
-from sidestep_adapters.triton.state import TritonState
+from sidestep_adapters.triton.poller import TritonState
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidestep import __version__
-from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.description import describe, is_supported
 
 
 def config(**fields: Any) -> SimpleNamespace:
@@ -85,3 +85,24 @@ def test_long_names_do_not_merge_engines() -> None:
 
     assert first.id != second.id
     assert max(len(first.id), len(description.stream)) <= 256
+
+
+@pytest.mark.parametrize(
+    ("release", "is_new"),
+    [
+        ("0.10.2", False), ("0.11.0", False), ("0.11.1", True), ("0.11.1+cpu", True),
+        ("0.11.1rc2", True), ("0.33.0", True), ("1.0", True), ("0.1.dev1+g12ab", True), ("", True),
+    ],
+)  # fmt: skip
+def test_an_older_release_sends_nothing(
+    release: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_new: bool,
+) -> None:
+    """One line says which release is needed; what cannot be compared is taken for a new one."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=release))
+    assert is_supported() is is_new
+    assert len(caplog.messages) == (not is_new)
+    assert all("install 0.11.1 or later" in message for message in caplog.messages)

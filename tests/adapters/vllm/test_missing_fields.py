@@ -145,7 +145,7 @@ def test_a_process_misses_only_what_it_sends(role: Role, path: str, *, is_missin
     assert bool(page(path, role)[1]) is is_missing
 
 
-@pytest.mark.parametrize("number", ["0.10.2", "0.11.1", "0.14.0", "0.19.1", "0.25.0", "0.31.0"])
+@pytest.mark.parametrize("number", ["0.11.1", "0.14.0", "0.19.1", "0.25.0", "0.31.0"])
 def test_an_older_release_is_no_fault(
     number: str, release: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,16 +162,6 @@ def test_an_older_release_is_no_fault(
 def parsed(number: str) -> list[int]:
     """Return a release's first two numbers."""
     return [int(part) for part in number.split(".")[:2]]
-
-
-def test_a_renamed_field_is_read_by_either_name() -> None:
-    """What releases before 0.11 call time per output token is the time between two outputs."""
-    pushed: list[Any] = []
-    tap = VllmTap(pushed.append, pytest.fail, [0])
-    for name in ("time_per_output_tokens_iter", "inter_token_latencies_iter"):
-        tap.record(None, SimpleNamespace(num_generation_tokens=2, **{name: [0.5, 0.25]}))
-    steps = [item for make in pushed for item in make()]
-    assert [step.iteration.inter_token_latencies_iter for step in steps] == [[0.5, 0.25]] * 2
 
 
 async def test_it_is_said_once_where_operators_look(

@@ -289,7 +289,7 @@ def test_a_paused_scheduler_owes_nothing(
 
 
 def test_blocked_requests_are_those_that_wait_for_others(timed: Timed) -> None:
-    """They are told apart by vLLM's names of states."""
+    """VLLM's names of states distinguish them."""
     for status in (
         "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
         "WAITING_FOR_FSM",

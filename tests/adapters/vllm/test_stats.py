@@ -217,15 +217,6 @@ def test_a_step_that_fits_is_not_split() -> None:
     assert len(split(VllmStep(0, 0.0, 0.0))) == 1
 
 
-def test_an_old_releases_call_names_the_engine_third() -> None:
-    """Releases as old as 0.10 have no multimodal cache to report."""
-    sink = Sink()
-    sink.tap.record(scheduler(), iteration(), 1)
-    (step,) = sink.sent()
-
-    assert (step.engine, step.mm_cache) == (1, None)
-
-
 def test_values_over_the_wires_limits_are_cut_and_counted() -> None:
     """With hundreds of adapters, a long name or many gaps, the step still arrives."""
     sink = Sink()

@@ -1,16 +1,20 @@
-"""Scraped families under common names, on constructed pages of Dynamo, LMCache and TGI."""
+"""Scraped families under common names, on constructed pages of their servers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlencode
 
 import pytest
 
 from exporters import Start, until
+from llama_servers import LlamaServer, llama_server, recorded, recording
 from pages import get, parse
 from polled import page, polled
 from sidestep.app import Exporter
+from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
 from sidestep.engines.common_names import FAMILIES
-from sidestep.exposition.passthrough.common_pages import TABLE, Row
-from trtllm_servers import made_page, trtllm_server
+from trtllm_page import made_page
 
 OK = "sidestep_scrape_polls_total"
 DYNAMO = """\
@@ -96,30 +100,53 @@ async def test_without_the_flag_there_are_none(start: Start) -> None:
         assert await samples(exporter) == {}
 
 
+async def test_tensorrt_llm_has_them(start: Start, golden: Callable[[str, str], None]) -> None:
+    """Of a gauge that each process of the server has, the highest counts; its own families stay."""
+    names = urlencode([("name[]", family.name) for family in FAMILIES])
+    async with (
+        polled(page(made_page())) as server,
+        start(scrape=(f"{server.url},interval=0.05",), metrics_common=True) as exporter,
+    ):
+        await until(lambda: exporter.metrics.value(OK, server.url, "ok") > 0)
+        golden("common_trtllm.prom", await get(f"{exporter.url}?{names}"))
+        whole = await get(exporter.url)
+
+    for pid, value in (("14986", 16), ("14987", 66)):
+        labels = f'engine_type="pytorch",model_name="Qwen3-8B",pid="{pid}"'
+        assert f"trtllm_num_requests_running{{{labels}}} {value}.0\n" in whole
+
+
 async def test_an_engine_of_the_exporter_has_the_names(start: Start) -> None:
     """One family cannot come from an engine and from a page: the page is valid, with the engine's."""
-    async with polled(page(TGI)) as server, trtllm_server(made_page()) as other:
+    async with polled(page(TGI)) as server, llama_server() as other:
+        load(other)
         flags = {
             "scrape": (f"{server.url},interval=0.05",),
-            "engine": (f"trtllm={other.url},interval=0.05",),
+            "engine": (f"llamacpp={other.url},interval=0.05",),
         }
         async with start(metrics_common=True, **flags) as exporter:
-            name = f"trtllm={other.url}"
+            name = f"llamacpp={other.url}"
             polls = "sidestep_engine_polls_total"
             await until(lambda: exporter.metrics.value(polls, name, "ok") > 0)
             await until(lambda: exporter.metrics.value(OK, server.url, "ok") > 0)
             found = await samples(exporter)
 
-    waiting = [name for name in found if name.startswith("sidestep_requests_waiting")]
-    assert waiting == ["sidestep_requests_waiting engine_type=pytorch model_name=Qwen3-8B"]
+    (waiting,) = (name for name in found if name.startswith("sidestep_requests_waiting"))
+    assert f"engine={other.url.removeprefix('http://')}" in waiting
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.source)
-def test_each_row_names_a_common_family(row: Row) -> None:
+def load(server: LlamaServer) -> None:
+    """Answer with the first recorded response of each path."""
+    for each in reversed(recording("load")["pages"]):
+        server.answers[each["path"]] = recorded(each)
+
+
+@pytest.mark.parametrize("row", COMMON_NAMES, ids=lambda row: row.source)
+def test_each_row_names_a_common_family(row: CommonName) -> None:
     """With the label of token types where the family has it, and where it was read."""
     known = {family.name: family for family in FAMILIES}
     closed = known[row.name].closed
 
-    assert row.release
+    assert row.read_from
     assert row.token_type in closed if closed else not row.token_type
     assert row.source.endswith("_total") == row.name.endswith("_total")

@@ -150,7 +150,7 @@ def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
 def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the families in the form of JSON."""
     found = json_families(passing.passed, names)
-    return [{**head, "samples": [one for one in told if one]} for head, told in found]
+    return [{**head, "samples": [one for one in reported if one]} for head, reported in found]
 
 
 def test_families_as_json() -> None:

@@ -156,13 +156,14 @@ class ExporterProcess(Process):
 
 
 class Server(Process):
-    """An engine that serves HTTP at ``base``, with a metrics page of its own."""
+    """An engine that serves HTTP at a port of this host, with a metrics page of its own."""
 
     def __init__(
-        self, base: str, command: Sequence[str], environ: Mapping[str, str], log: Path
+        self, port: int, command: Sequence[str], environ: Mapping[str, str], log: Path
     ) -> None:
         super().__init__(command, environ, log)
-        self.base = base
+        self.port = port
+        self.base = f"http://127.0.0.1:{port}"
 
     async def started(self) -> Self:
         """Wait until it accepts requests."""
@@ -206,7 +207,7 @@ class VllmServer(Server):
         command: bool = False,
         port: int = 0,
     ) -> None:
-        self.port = port = port or free_port()
+        port = port or free_port()
         start = (
             [str(python.with_name("vllm")), "serve", str(model)]
             if command
@@ -218,7 +219,7 @@ class VllmServer(Server):
         )
         settings = {**engine_environ(home), **(environ or {})}
         log = home / f"vllm-{port}.log"
-        super().__init__(f"http://127.0.0.1:{port}", [*start, *flags, *arguments], settings, log)
+        super().__init__(port, [*start, *flags, *arguments], settings, log)
 
 
 def engine_environ(home: Path) -> dict[str, str]:

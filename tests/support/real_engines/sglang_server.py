@@ -59,6 +59,7 @@ class SglangServer(Sharing, Server):
         python: The interpreter of SGLang's environment.
         arguments: Arguments in addition to those of every server.
         environ: A PYTHONPATH in it comes after the stand-ins.
+        port: That of an earlier server; 0: a free one.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class SglangServer(Sharing, Server):
         home: Path,
         arguments: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
     ) -> None:
-        port = free_port()
+        port = port or free_port()
         flags = shlex.split(
             f"--model-path {model} --served-model-name tiny --load-format dummy --dtype float32"
             f" --host 127.0.0.1 --port {port} --context-length 2048"
@@ -84,7 +87,7 @@ class SglangServer(Sharing, Server):
         paths = [str(STAND_INS), *filter(None, [settings.get("PYTHONPATH")])]
         settings["PYTHONPATH"] = os.pathsep.join(paths)
         log = home / f"sglang-{port}.log"
-        super().__init__(f"http://127.0.0.1:{port}", command, settings, log)
+        super().__init__(port, command, settings, log)
 
 
 def interpreter() -> Path:

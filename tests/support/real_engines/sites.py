@@ -108,10 +108,11 @@ class SglangSite(Site):
         environ: Mapping[str, str] | None = None,
         *,
         sends: bool = True,
+        port: int = 0,
     ) -> SglangServer:
         """Start a server, which has the exporter's endpoint if it ``sends``."""
         settings = self._environ(environ, sends=sends)
-        return SglangServer(self.python, self.model, self.home, flags, settings)
+        return SglangServer(self.python, self.model, self.home, flags, settings, port=port)
 
 
 class SteadyLoad:

@@ -52,7 +52,7 @@ groups:
             The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
             gone. No other engine has taken its place.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
-      # What InferenceEngineUnreachable does not know: engines that sent a goodbye, and those of downstream exporters.
+      # What InferenceEngineUnreachable does not know: engines that sent a goodbye.
       # The median forgets a scale-down within half an hour, and does not know an engine that never ran that long.
       - alert: InferenceEngineDown
         expr: |-
@@ -65,7 +65,7 @@ groups:
         annotations:
           summary: "{{ $labels.instance }}: engines up: {{ $value }}, fewer than for most of the last hour"
           description: >-
-            An engine has ended, or one of a downstream exporter is silent, and has not come back. Each process
+            An engine has ended and has not come back. Each process
             of SGLang counts as one.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
       # An exporter that went with its pod has no series here; engines that drained before they ended had nothing in flight.
@@ -113,7 +113,7 @@ groups:
           description: >-
             The engine ends and is started again: it crashes, runs out of memory, or a probe kills it.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
-      # Engines that report no progress: of a downstream exporter, of an older plugin, or scraped.
+      # Engines that report no progress: those without a plugin.
       - alert: InferenceDecodeStalled
         expr: |-
           min_over_time(engine:requests_running:sum[5m]) > 0
@@ -551,7 +551,8 @@ groups:
 #
 # Labels that a setup does not have (cluster, namespace, pod) are empty, which is none. Every division is by what is
 # above 0: without traffic a ratio has no sample, and no alert can fire on it.
-# Ranks of SGLang that work on the same requests report the same values: one of them counts.
+# Ranks of SGLang that work on the same requests report the same values: one of them counts. Of the processes of
+# a TensorRT-LLM (pid), which repeat its gauges, the highest does.
 
 groups:
   - name: sidestep-engines
@@ -567,7 +568,7 @@ groups:
         expr: llamacpp:requests_processing
         labels: {dialect: llamacpp}
       - record: engine:requests_running:sum
-        expr: trtllm_num_requests_running
+        expr: max without (pid) (trtllm_num_requests_running)
         labels: {dialect: trtllm}
       - record: engine:requests_waiting:sum
         expr: vllm:num_requests_waiting
@@ -579,7 +580,7 @@ groups:
         expr: llamacpp:requests_deferred
         labels: {dialect: llamacpp}
       - record: engine:requests_waiting:sum
-        expr: trtllm_num_requests_waiting
+        expr: max without (pid) (trtllm_num_requests_waiting)
         labels: {dialect: trtllm}
       - record: engine:requests_in_flight:sum
         expr: engine:requests_running:sum + engine:requests_waiting:sum
@@ -596,7 +597,7 @@ groups:
         expr: sidestep_llamacpp_context_usage_ratio
         labels: {dialect: llamacpp}
       - record: engine:kv_cache_usage_ratio:max
-        expr: trtllm_kv_cache_utilization
+        expr: max without (pid) (trtllm_kv_cache_utilization)
         labels: {dialect: trtllm}
       - record: engine:preemptions:rate5m
         expr: rate(vllm:num_preemptions_total[5m])
@@ -604,9 +605,6 @@ groups:
       - record: engine:preemptions:rate5m
         expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:num_retracted_requests_total[5m]))
         labels: {dialect: sglang}
-      - record: engine:preemptions:rate5m
-        expr: rate(sidestep_trtllm_pauses_total[5m])
-        labels: {dialect: trtllm}
       # As they are generated: SGLang's sglang:generation_tokens_total moves when a request ends.
       - record: engine:generation_tokens:rate5m
         expr: rate(vllm:generation_tokens_total[5m])

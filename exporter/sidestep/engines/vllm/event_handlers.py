@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import ClassVar
 
@@ -11,11 +11,11 @@ from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines import lookup_counters, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.lookup_counters import LookupCounters
-from sidestep.engines.tenant_counters import TenantCounters
+from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.engines.vllm.readers import FAILED
 from sidestep.engines.vllm.rows import E2E, TTFT
-from sidestep.engines.vllm.tenant_totals import tenant_totals
 from sidestep.engines.vllm.wire import FrontEndLatencies
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import COST, Registry
@@ -28,6 +28,39 @@ from sidestep.tracking.kv_blocks.physical import check as check_blocks
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
+
+_ENDS, _PROMPT, _SOURCES, _GENERATED, _HELD = (
+    "vllm:request_success_total",
+    "vllm:prompt_tokens_total",
+    "vllm:prompt_tokens_by_source_total",
+    "vllm:generation_tokens_total",
+    "sidestep_kv_block_seconds_total",
+)
+
+
+def tenant_totals(layout: Layout) -> Mapping[str, Total]:
+    """Return readers of vLLM's counters by field of ``TenantCounts``."""
+    ends, sources = layout.find(_ENDS), layout.find(_SOURCES)
+    cached = _sum_of(sources.slots[1 : len(sources.row.closed)])
+    prompt = _sum_of(layout.find(_PROMPT).slots)
+    assert sources.row.closed[0] == "local_compute"
+    return {
+        "ended": _sum_of(ends.slots),
+        "failed": _sum_of([ends.slots[ends.row.closed.index(reason)] for reason in FAILED]),
+        # Engines without the tap, whose cost is counted too, may have no sources.
+        "computed": lambda engine: prompt(engine) - cached(engine),
+        "cached": cached,
+        "generated": _sum_of(layout.find(_GENERATED).slots),
+        "held_micros": _sum_of(layout.find(_HELD).slots),
+    }
+
+
+def _sum_of(slots: Sequence[int]) -> Callable[[Engine], Number]:
+    def total(engine: Engine) -> Number:
+        return sum(engine.values[slot] or 0 for slot in slots)
+
+    return total
+
 
 FRONT_END_LATENCIES = ("ttft", "e2e")
 """Latencies that front ends report where there are any."""

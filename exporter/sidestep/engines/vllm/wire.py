@@ -1,7 +1,7 @@
 """Wire structs of vLLM's stats objects, with vLLM's field names.
 
 A field that only some releases have is optional, and absent means unknown: unknown values are
-omitted from histograms, never guessed. Supported are vLLM 0.10 to 0.33, which declares its stats
+omitted from histograms, never guessed. Supported are vLLM 0.11.1 to 0.33, which declares its stats
 classes unstable.
 """
 

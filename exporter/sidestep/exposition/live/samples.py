@@ -160,7 +160,7 @@ def is_shown(engine: Engine) -> bool:
 def read(engine: Engine, now: float) -> Sample:
     """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
 
-    An engine that has stopped, or is silent, has no gauges: the last ones say nothing of now.
+    An engine that has stopped, or is silent, has no gauges: the last ones are out of date.
     """
     readers = _Readers.of(engine.layout)
     if engine.live and engine.is_up:

@@ -33,7 +33,7 @@ from sidestep.transport.process import resident
 CACHE_SECONDS = 1.0
 """How long an answer is sent to further viewers."""
 TICK = 1.0
-"""Seconds between two looks for engines that have no sample yet."""
+"""Seconds between two searches for engines that have no sample yet."""
 MIN_SECONDS = 0.5
 """Seconds over which a rate is computed at least."""
 OWN = frozenset({"sidestep_streams", "sidestep_series", "sidestep_loop_lag_seconds"})

@@ -69,6 +69,7 @@ class Page:
     """Page of one target.
 
     Args:
+        name: Name of the target whose engines have statistics lines; empty: they have none.
         labels: Labels to add to every sample. A label of the page with such a name becomes
             ``exported_NAME``.
         excluded: Families to leave out.
@@ -82,6 +83,7 @@ class Page:
 
     def __init__(
         self,
+        name: str,
         labels: Labels,
         excluded: Collection[str],
         merge: Callable[[], Iterator[None]],
@@ -90,6 +92,7 @@ class Page:
         common: bool = False,
     ) -> None:
         self.parsed: ParsedPage | None = None
+        self.name = name
         self.labels = tuple((name, parser.escape(text)) for name, text in labels)
         self._merge = merge
         self._forget = forget

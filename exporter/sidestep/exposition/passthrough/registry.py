@@ -80,9 +80,9 @@ class PassthroughRegistry:
         """The pages' content in ``_merged``."""
         self._merged = _MergedPages()
 
-    def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
+    def page(self, labels: Labels = (), excluded: Collection[str] = (), name: str = "") -> Page:
         """Add a page; see ``Page``."""
-        page = Page(labels, excluded, self._merge, self._forget, common=self._common)
+        page = Page(name, labels, excluded, self._merge, self._forget, common=self._common)
         overlapping = [
             i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
         ]
@@ -102,6 +102,15 @@ class PassthroughRegistry:
             and not _is_own(family, own_names)
             and family.parts
         ]
+
+    def texts(self, names: Collection[str]) -> dict[str, str]:
+        """Return, by the name of the page, its exposed families with one of the sample ``names``."""
+        found: dict[str, list[bytes]] = {}
+        for family in self.families(names):
+            for part in family.parts:
+                if part.page.name:
+                    found.setdefault(part.page.name, []).append(part.text(openmetrics=False))
+        return {name: b"".join(texts).decode() for name, texts in found.items()}
 
     def left_out(self, page: Page) -> Counter[str]:
         """Return the samples of ``page`` that are not exposed, by reason."""

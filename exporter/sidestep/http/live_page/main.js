@@ -41,7 +41,7 @@ function row() {
 }
 
 function showLive() {
-  // Numbers of before say nothing of now, however well the engines were.
+  // Earlier numbers are out of date, however well the engines were.
   const verdict = failure === null ? live?.verdict : { level: "unknown", text: failure };
   if (verdict) {
     showVerdict(verdict);

@@ -131,8 +131,8 @@ class HealthTracker:
         doubts = [*silences, *_loop_doubts(front_ends, limits, now)]
         if not conditions:
             silent = {doubt.stream for doubt in silences if doubt.age > doubt.limit}
-            heard = [report for report in cores if report.process.stream not in silent]
-            doubts += [doubt for report in heard for doubt in _core_doubts(report, limits, now)]
+            received = [report for report in cores if report.process.stream not in silent]
+            doubts += [doubt for report in received for doubt in _core_doubts(report, limits, now)]
             doubts += self._queue_doubts(cores, front_ends, limits, now)
         worst = self._worst(doubts)
         if worst is not None and worst.age > worst.limit / 2:

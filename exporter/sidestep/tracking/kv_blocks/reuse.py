@@ -7,14 +7,62 @@ released one are those that are held now, and those that were released after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from heapq import heappop, heappush
 
 import msgspec
 
 from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
-from sidestep.tracking.kv_blocks.least_keys import LeastKeys
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
+
+SIFT = 8
+"""Keys that are looked at for each that is added: no call looks at all of them."""
+
+
+class LeastKeys:
+    """Keys, each once."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._heap: list[int] = []
+        self._unsifted: list[int] = []
+        """Another heap, from which wanted keys are moved into the first one."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, key: int, tracked: Container[int], most: int) -> None:
+        """Add a key; with more than twice ``most`` of them, forget those that are not ``tracked``."""
+        if key in self._known:
+            return
+        self._known.add(key)
+        heappush(self._heap, key)
+        if self._unsifted:
+            self._sift(tracked)
+        elif len(self._known) > 2 * most:
+            self._unsifted, self._heap = self._heap, []
+
+    def pop(self) -> int:
+        """Remove the least key."""
+        key = heappop(self._lower_heap())
+        self._known.discard(key)
+        return key
+
+    def _lower_heap(self) -> list[int]:
+        heap, unsifted = self._heap, self._unsifted
+        return unsifted if unsifted and (not heap or unsifted[0] < heap[0]) else heap
+
+    def _sift(self, tracked: Container[int]) -> None:
+        unsifted = self._unsifted
+        for _ in range(min(SIFT, len(unsifted))):
+            # A heap without its end is one.
+            key = unsifted.pop()
+            if key in tracked:
+                heappush(self._heap, key)
+            else:
+                self._known.discard(key)
+
 
 ALL = 1 << 64
 _UNIT = 1.0 / ALL
@@ -183,7 +231,7 @@ class ReuseTracker:
         self._shrink()
 
     def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
-        """Observe the lookup of one block that nobody holds afterwards; it is not counted.
+        """Observe the lookup of one block that no request holds afterwards; it is not counted.
 
         Args:
             key: The block.
@@ -198,7 +246,7 @@ class ReuseTracker:
             self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
             self.release((key,), now)
             return
-        # The same for a block that nobody holds, with fewer calls.
+        # The same for a block that no request holds, with fewer calls.
         scale, used = self.scale, self._stack.remove(key)
         is_hit = used is not None if is_hit is None else is_hit
         self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)

@@ -72,7 +72,7 @@ class RequestTracker:
         has_front_ends: Whether front ends report first tokens and ends, for which requests then wait.
         front_ends: What they have reported.
         traces: Trace contexts of requests whose latencies front ends report.
-        sink: Receiver of the requests that end; None: nobody needs them.
+        sink: Receiver of the requests that end; None: they are not needed.
         block_size: Tokens of a KV block; 0: unknown.
 
     Args:

@@ -15,10 +15,7 @@ from sidestep_tools.doctor.environment import packages, processes
 from sidestep_tools.doctor.environment.packages import ENGINES, OWN, SGLANG, VLLM, Engine
 from sidestep_tools.doctor.environment.processes import Process
 
-TAPS = (
-    "sidestep_adapters.vllm.scheduler.SidestepScheduler",
-    "sidestep_adapters.vllm_scheduler.SidestepScheduler",
-)
+TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 VALUES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((each.mode for each in ENGINES), ("beside", "instead")),
     "SIDESTEP_STACKS": ("on", "off"),
@@ -42,7 +39,7 @@ class Start(NamedTuple):
     @property
     def is_tapped(self) -> bool:
         """True if vLLM runs sidestep's scheduler."""
-        return self.options.get("--scheduler-cls") in TAPS
+        return self.options.get("--scheduler-cls") == TAP
 
     @property
     def allows_plugin(self) -> bool:
@@ -97,7 +94,7 @@ MODE: Sequence[Check[Start]] = (
 OPTIONS: Sequence[Check[Start]] = (
     Check(Code("SD021", "error", "The tap's path is wrong",
         "vLLM's --scheduler-cls names a class of sidestep that does not exist, so vLLM does not start.",
-        f"Write --scheduler-cls {TAPS[0]}."),
+        f"Write --scheduler-cls {TAP}."),
         lambda s: not s.is_tapped and "sidestep" in (named := s.options.get("--scheduler-cls", "")) and named,
         "--scheduler-cls is {}"),
     Check(Code("SD022", "error", "SGLang runs without --enable-metrics",
@@ -108,7 +105,7 @@ OPTIONS: Sequence[Check[Start]] = (
         "--enable-metrics is not set"),
     Check(Code("SD023", "error", "vLLM's Rust front end loads no plugins",
         "VLLM_USE_RUST_FRONTEND is set and the tap is not configured, so nothing is sent.",
-        f"Add the tap: --scheduler-cls {TAPS[0]}."),
+        f"Add the tap: --scheduler-cls {TAP}."),
         lambda s: s.engine is VLLM and s.environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not s.is_tapped,
         "VLLM_USE_RUST_FRONTEND is 1"),
     Check(Code("SD024", "info", "--disable-log-stats has no effect on the front end",

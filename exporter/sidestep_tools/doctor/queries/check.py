@@ -23,7 +23,7 @@ from sidestep_tools.web_client.fetch import FetchError
 
 ENGINES = re.compile("|".join({*PREFIXES, "nv_inference_"} - {"sidestep_"}))
 """Matches a name of an engine's metric."""
-Judged = list[tuple[Query, list[Problem]]]
+Checked = list[tuple[Query, list[Problem]]]
 """Queries with what is wrong with each."""
 
 
@@ -57,15 +57,15 @@ async def check(
             found[file] = queries_of(documents)
         except FileError as error:
             yield codes.UNREADABLE.on(file, str(error))
-    judged = [each async for each in _run(session, found, prometheus)] if found else []
-    if inventory.names or not judged:
+    checked = [each async for each in _run(session, found, prometheus)] if found else []
+    if inventory.names or not checked:
         recorded = {each.record for queries in found.values() for each in queries} - {""}
         reasons = Reasons(inventory if inventory.names else None, frozenset(recorded))
-        judged += (
+        checked += (
             (file, [(one, list(problems(one, reasons))) for one in queries])
             for file, queries in found.items()
         )
-    for file, some in judged:
+    for file, some in checked:
         for finding in _findings(file, some):
             # Of rules it is an error that has been named.
             if finding.code != codes.NOT_PROMQL.code or file not in are_rules:
@@ -86,7 +86,7 @@ async def _add(session: aiohttp.ClientSession, page: str, inventory: Inventory) 
 
 async def _run(
     session: aiohttp.ClientSession, found: Mapping[str, Sequence[Query]], prometheus: Sequence[str]
-) -> AsyncIterator[tuple[str, Judged]]:
+) -> AsyncIterator[tuple[str, Checked]]:
     """Yield the files' queries with what is wrong on the Prometheus servers that answer."""
     for url in prometheus:
         # The check of the server itself reports why it does not answer.
@@ -102,12 +102,12 @@ def _is_of_engines(query: Query) -> bool:
     return is_alert_of_all or ENGINES.search(query.text) is not None
 
 
-def _findings(file: str, judged: Judged) -> Iterator[Finding]:
+def _findings(file: str, checked: Checked) -> Iterator[Finding]:
     """Yield a finding for each kind of problem, with all metrics and panels that have it."""
-    is_for_several = any(not found and _is_of_engines(query) for query, found in judged)
+    is_for_several = any(not found and _is_of_engines(query) for query, found in checked)
     names: dict[tuple[Code, str], dict[str, None]] = {}
     places: dict[tuple[Code, str], dict[str, None]] = {}
-    for query, found in judged:
+    for query, found in checked:
         for code, name, text, instead in found:
             if code is codes.OTHER_ENGINE and is_for_several:
                 continue

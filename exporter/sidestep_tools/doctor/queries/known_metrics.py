@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from sidestep.catalog.engine_pages import PAGES
 from sidestep.catalog.model import Kind, Row
 from sidestep.catalog.prices import PRICED
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
@@ -71,13 +72,15 @@ EXPORTERS: Mapping[str, str] = {
 }
 """Where other metrics come from, by the beginning of their names; the first that fits counts."""
 PREFIXES: Mapping[str, str] = {
-    "vllm:": "vllm",
-    "sglang:": "sglang",
-    "llamacpp:": "llamacpp",
-    "trtllm_": "trtllm",
+    **{page.prefix: page.dialect for page in PAGES if page.dialect != "triton"},
     "sidestep_": "exporter",
 }
 """Beginnings of names that only the catalogue's metrics have, and their dialects."""
+TITLES: Mapping[str, str] = {
+    **{page.dialect: page.title for page in PAGES},
+    **{name: dialect.title for name, dialect in DIALECTS.items()},
+}
+"""Names of engines for people, by dialect."""
 TARGET_LABELS = frozenset(
     (
         "job", "instance", "namespace", "pod", "container", "service", "endpoint", "cluster", "node",
@@ -120,7 +123,7 @@ class Metric(NamedTuple):
 def catalogue() -> Mapping[str, Metric]:
     """Return all metrics by the names of their samples."""
     found: dict[str, Metric] = {}
-    for metric in (*_rows(), *_own()):
+    for metric in (*_rows(), *_pages(), *_own()):
         for sample in _samples(metric):
             other = found.setdefault(sample.name, sample)
             found[sample.name] = other._replace(
@@ -219,6 +222,16 @@ def _rows() -> Iterator[Metric]:
                 row.since,
                 row.until,
             )
+
+
+def _pages() -> Iterator[Metric]:
+    """Yield the families of engines that are known by their pages alone."""
+    kinds: tuple[Kind, ...] = ("gauge", "counter", "histogram")
+    for page in PAGES:
+        if page.dialect not in DIALECTS:
+            for kind in kinds:
+                for name in page.names(kind):
+                    yield Metric(name, name, kind, frozenset(), frozenset((page.dialect,)))
 
 
 def _flag(row: Row, *, is_common: bool) -> str:

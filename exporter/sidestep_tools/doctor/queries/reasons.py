@@ -6,12 +6,12 @@ import difflib
 from typing import NamedTuple
 
 from sidestep.diagnosis.finding import Code
-from sidestep.engines.dialects import DIALECTS
 from sidestep_tools.doctor.queries import codes
 from sidestep_tools.doctor.queries.inventory import Inventory
 from sidestep_tools.doctor.queries.known_metrics import (
     LEGACY,
     SUFFIXES,
+    TITLES,
     Metric,
     catalogue,
     counterparts,
@@ -196,7 +196,7 @@ class Reasons:
             {"triton"} if any(each.startswith("nv_inference_") for each in names) else set()
         )
         if not metric.dialects & {*dialects, "stream", "exporter"}:
-            titles = " or ".join(sorted(DIALECTS[each].title for each in metric.dialects))
+            titles = " or ".join(sorted(TITLES[each] for each in metric.dialects))
             other = (one + metric.suffix for one in counterparts().get(metric.family, ()))
             same = next((one for one in other if one in names), "")
             return Problem(codes.OTHER_ENGINE, name, f"nothing is of {titles}", same)

@@ -1,13 +1,16 @@
-"""What the metrics pages of engines call the numbers of a row, by engine.
+"""The table of metrics pages: what the families of engines and of other servers mean.
 
-A number is the sum of all samples of a replica that match; of several alternatives, the first that
-the page has. Older releases and other engines have other names.
+``PAGES`` has the numbers of ``sidestep top`` and of the statistics line, ``COMMON_NAMES`` the
+families of scraped pages that mean the same as one with a common name. An engine that sidestep
+knows by its page alone is in no other table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from sidestep.catalog.model import Kind
 
 
 class Match(NamedTuple):
@@ -28,8 +31,12 @@ def _one(*names: str, **labels: str) -> Alternatives:
 class EnginePage(NamedTuple):
     """The page of one engine.
 
+    A number is the sum of all samples of a replica that match; of several alternatives, the first
+    that the page has. Releases of one engine have different names.
+
     Attributes:
         dialect: The engine.
+        title: Its name for people.
         prefix: How the names of its families begin.
         model: Label with the model's name; empty: the page has none.
         replica: Labels that distinguish replicas on one page.
@@ -41,6 +48,7 @@ class EnginePage(NamedTuple):
     """
 
     dialect: str
+    title: str
     prefix: str
     model: str
     replica: tuple[str, ...]
@@ -50,10 +58,36 @@ class EnginePage(NamedTuple):
     is_pooled: bool = False
     ranks: tuple[str, ...] = ()
 
+    def names(self, kind: Kind) -> frozenset[str]:
+        """Return the names of the families of one kind."""
+        if kind == "histogram":
+            return frozenset(name for names in self.histograms.values() for name in names)
+        numbers = self.gauges if kind == "gauge" else self.counters
+        return frozenset(m.name for each in numbers.values() for one in each for m in one)
+
+
+class CommonName(NamedTuple):
+    """One family of a page that has a common name, too.
+
+    Attributes:
+        source: Its name on the page.
+        name: The common name.
+        read_from: Release or document that it was read from.
+        token_type: Value of the label ``gen_ai_token_type``, of families that have it.
+        process: Label of the processes that repeat a gauge: the highest counts.
+    """
+
+    source: str
+    name: str
+    read_from: str
+    token_type: str = ""
+    process: str = ""
+
 
 PAGES = (
     EnginePage(
         dialect="vllm",
+        title="vLLM",
         prefix="vllm:",
         model="model_name",
         replica=("engine", "origin"),
@@ -87,6 +121,7 @@ PAGES = (
     ),
     EnginePage(
         dialect="sglang",
+        title="SGLang",
         prefix="sglang:",
         model="model_name",
         # A tokenizer and the schedulers of all data-parallel ranks are one server.
@@ -125,6 +160,7 @@ PAGES = (
     ),
     EnginePage(
         dialect="triton",
+        title="Triton",
         prefix="nv_inference_",
         model="model",
         replica=(),
@@ -138,6 +174,7 @@ PAGES = (
     ),
     EnginePage(
         dialect="trtllm",
+        title="TensorRT-LLM",
         prefix="trtllm_",
         model="model_name",
         replica=(),
@@ -152,6 +189,8 @@ PAGES = (
             "finished": (
                 (Match("trtllm_request_success_total"), Match("trtllm_request_error_total")),
             ),
+            "looked_up": _one("trtllm_prompt_tokens_total"),
+            "found": _one("trtllm_prompt_cached_tokens_total"),
         },
         histograms={
             "ttft": ("trtllm_time_to_first_token_seconds",),
@@ -161,6 +200,7 @@ PAGES = (
     ),
     EnginePage(
         dialect="llamacpp",
+        title="llama.cpp",
         prefix="llamacpp:",
         model="",
         replica=(),
@@ -187,9 +227,9 @@ NAMES = frozenset(
     name
     for page in PAGES
     for name in (
-        *(m.name for each in page.gauges.values() for one in each for m in one),
-        *(m.name for each in page.counters.values() for one in each for m in one),
-        *(f"{name}_bucket" for names in page.histograms.values() for name in names),
+        *page.names("gauge"),
+        *page.names("counter"),
+        *(f"{name}_bucket" for name in page.names("histogram")),
     )
 )
 """Names of all samples that are read."""
@@ -199,3 +239,68 @@ STATE, STALLED, STEP_AGE = (
     "sidestep_engine_step_age_seconds",
 )
 """Health of vLLM's engines, on the page of a sidestep exporter."""
+
+_TRTLLM, _DYNAMO, _LMCACHE, _TGI = (
+    "TensorRT-LLM's source of 2026-09 (pre-releases of 1.4)",
+    "Dynamo's dashboards of 2026-04-21",
+    "LMCache's source of 2026, release not known",
+    "TGI's documents of 2026, release not known",
+)
+_TOKENS = "gen_ai_client_token_usage"
+_SECONDS = "gen_ai_server_{}_seconds"
+
+COMMON_NAMES: tuple[CommonName, ...] = (
+    CommonName(
+        "trtllm_time_to_first_token_seconds", _SECONDS.format("time_to_first_token"), _TRTLLM
+    ),
+    CommonName(
+        "trtllm_time_per_output_token_seconds",
+        _SECONDS.format("time_per_output_token"),
+        _TRTLLM,
+    ),
+    CommonName("trtllm_e2e_request_latency_seconds", _SECONDS.format("request_duration"), _TRTLLM),
+    CommonName("trtllm_request_queue_time_seconds", "sidestep_request_queue_seconds", _TRTLLM),
+    CommonName("trtllm_num_requests_running", "sidestep_requests_running", _TRTLLM, process="pid"),
+    CommonName("trtllm_num_requests_waiting", "sidestep_requests_waiting", _TRTLLM, process="pid"),
+    CommonName(
+        "trtllm_kv_cache_utilization", "sidestep_kv_cache_usage_ratio", _TRTLLM, process="pid"
+    ),
+    CommonName(
+        "trtllm_prompt_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _TRTLLM
+    ),
+    CommonName(
+        "trtllm_prompt_cached_tokens_total", "sidestep_prefix_cache_found_tokens_total", _TRTLLM
+    ),
+    CommonName(
+        "dynamo_frontend_time_to_first_token_seconds",
+        _SECONDS.format("time_to_first_token"),
+        _DYNAMO,
+    ),
+    CommonName(
+        "dynamo_frontend_inter_token_latency_seconds",
+        "sidestep_inter_token_latency_seconds",
+        _DYNAMO,
+    ),
+    CommonName(
+        "dynamo_frontend_request_duration_seconds", _SECONDS.format("request_duration"), _DYNAMO
+    ),
+    CommonName("dynamo_frontend_input_sequence_tokens", _TOKENS, _DYNAMO, "input"),
+    CommonName("dynamo_frontend_output_sequence_tokens", _TOKENS, _DYNAMO, "output"),
+    CommonName(
+        "lmcache:num_lookup_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _LMCACHE
+    ),
+    CommonName(
+        "lmcache:num_lookup_hits_total", "sidestep_prefix_cache_found_tokens_total", _LMCACHE
+    ),
+    CommonName("tgi_batch_current_size", "sidestep_requests_running", _TGI),
+    CommonName("tgi_queue_size", "sidestep_requests_waiting", _TGI),
+    CommonName("tgi_request_duration", _SECONDS.format("request_duration"), _TGI),
+    CommonName("tgi_request_queue_duration", "sidestep_request_queue_seconds", _TGI),
+    CommonName("tgi_request_input_length", _TOKENS, _TGI, "input"),
+    CommonName("tgi_request_generated_tokens", _TOKENS, _TGI, "output"),
+)
+"""Scraped families that mean the same as one with a common name.
+
+No page of these servers was recorded. A family with another meaning is not here: Dynamo's queued
+requests wait for their first token, and TGI's time per token counts the first one too.
+"""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sidestep_tools.top.engine_pages import (
+from sidestep.catalog.engine_pages import (
     NAMES,
     PAGES,
     STALLED,
@@ -16,10 +16,12 @@ from sidestep_tools.top.engine_pages import (
     Alternatives,
     EnginePage,
 )
+from sidestep.protocol.limits import VALUE_LIMIT
 
 WANTED = NAMES | {STATE, STALLED, STEP_AGE}
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
+COMMENTS = ("# TYPE ", "# HELP ")
 MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""
 
@@ -61,26 +63,32 @@ def read_page(text: str) -> list[Reading]:
     Raises:
         ValueError: The page is not in the text format, or of no known engine; one line.
     """
-    samples, is_page = _samples(text)
-    found = [reading for page in PAGES for reading in _replicas(page, samples)]
+    found = readings(text)
     if not found:
         known = ", ".join(page.dialect for page in PAGES)
         raise ValueError(
             f"a page without numbers of a known engine ({known})"
-            if is_page
+            if text.startswith(COMMENTS) or any(f"\n{each}" in text for each in COMMENTS)
             else "not a metrics page: give the whole URL of one"
         )
+    return found
+
+
+def readings(text: str) -> list[Reading]:
+    """Return the replicas of all known engines on a page, of which there may be none.
+
+    Raises:
+        ValueError: A sample of one has no number.
+    """
+    samples = _samples(text)
+    found = [reading for page in PAGES for reading in _replicas(page, samples)]
     return found[:MAX_REPLICAS]
 
 
-def _samples(text: str) -> tuple[Samples, bool]:
-    """Return the samples that are wanted, and whether the text looks like a metrics page."""
+def _samples(text: str) -> Samples:
+    """Return the samples that are wanted."""
     found: dict[str, list[Sample]] = {}
-    is_page = False
     for line in text.split("\n"):
-        if line.startswith("#"):
-            is_page = is_page or line.startswith(("# TYPE ", "# HELP "))
-            continue
         name, brace, rest = line.partition("{")
         if not brace:
             name, _, rest = line.partition(" ")
@@ -91,9 +99,12 @@ def _samples(text: str) -> tuple[Samples, bool]:
             value = float(after.split()[0])
         except (ValueError, IndexError):
             raise ValueError(f"{name} has no number where its value should be") from None
+        if not abs(value) <= VALUE_LIMIT:
+            # As good as no number: NaN, an infinity, or what no engine counts to.
+            continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
         found.setdefault(name, []).append(Sample(labels, value))
-    return found, is_page or bool(found)
+    return found
 
 
 def _plain(text: str) -> str:

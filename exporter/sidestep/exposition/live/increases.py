@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from sidestep.catalog.page_reader import Reading
 from sidestep.exposition.live.rows import WINDOW, EngineRow, Percentiles
 from sidestep.metrics.quantile import histogram_quantile
-from sidestep_tools.top.page_reader import Reading
 
 MAX_READINGS = 512
 """Most readings of a replica that are kept."""

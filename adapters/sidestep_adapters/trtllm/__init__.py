@@ -1,1 +1,0 @@
-"""TensorRT-LLM: polling of trtllm-serve."""

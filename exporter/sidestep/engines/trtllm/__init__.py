@@ -1,1 +1,0 @@
-"""TensorRT-LLM: catalogue rows of trtllm-serve's page, and readers."""
