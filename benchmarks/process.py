@@ -25,7 +25,7 @@ from typing import IO, Any, final
 
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition.page_cache import CACHE_SECONDS
+from sidestep.exposition.pages import CACHE_SECONDS
 
 START = 120.0
 """Seconds that an exporter may take until it is ready."""

@@ -21,7 +21,7 @@ from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import MAX_REQUESTS
-from sidestep.snapshot.capture import Capture, restore
+from sidestep.snapshot.capture import Begun, Capture, restore
 
 encode = msgspec.msgpack.encode
 Frames = Iterator[list[Any]]
@@ -373,19 +373,15 @@ def empties() -> Case:
 
 
 def snapshot() -> Case:
-    """Measure the longest piece of a snapshot with all requests in flight, and restoring it."""
+    """Measure how long a snapshot with all requests in flight holds the loop, and restoring it."""
     case = Case()
     case.fill(True)
-    pieces = []
-    found = Capture(case.intake).pieces()
+    capture = Capture(case.intake)
+    begun: list[Begun] = []
     case.held = case.spent = 0.0
-    while True:
-        piece: list[bytes] = []
-        case._time(lambda piece=piece: piece.extend([p for p in [next(found, b"")] if p]))  # type: ignore[misc]
-        if not piece:
-            break
-        pieces += piece
+    case._time(lambda: begun.append(capture.begin()))
     held = case.held
+    pieces = capture.encode(begun[0])
     case._time(lambda: restore(make_intake(), pieces, 0.0))
     case.held = held
     return case

@@ -27,7 +27,7 @@ from sidestep.config.settings import read
 from sidestep.demo import recording
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.page_cache import CACHE_SECONDS
+from sidestep.exposition.pages import CACHE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat, Hello, encode

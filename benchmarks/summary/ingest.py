@@ -35,7 +35,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep, run_of
-from sidestep.exposition.page_cache import CACHE_SECONDS
+from sidestep.exposition.pages import CACHE_SECONDS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.sender import Sender, State
@@ -329,11 +329,6 @@ class ClientApplier(Applier):
     def apply(self, engine: Engine, item: Any) -> None:
         """Add ``item`` to the metrics of ``engine``."""
         self.metrics.apply(engine, item)
-
-    def apply_buffered(self, engine: Engine, item: Any) -> bool:
-        """Return False: prometheus_client gains nothing from buffered observations."""
-        del engine, item
-        return False
 
 
 async def _serve_client(config: Config) -> None:

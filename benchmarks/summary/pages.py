@@ -17,15 +17,14 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import snapshot_family
+from sidestep.exposition.engine_values import EngineCopier, copied
+from sidestep.exposition.family_series import family_series
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.transport.process import calm_collector
 from sidestep_adapters.publisher.translate import to_wire
 
 STEPS = 3
@@ -46,8 +45,8 @@ def fleet(engines: int) -> Registry:
 
 def renderer(registry: Registry) -> Callable[[], list[bytes]]:
     """Return a function that renders the text page in parts, with its caches."""
-    texts = TextPage(registry)
-    return lambda: [text for piece in texts.pieces() for text in piece]
+    copier, page = EngineCopier(registry), TextPage()
+    return lambda: page.write(copier.copy())
 
 
 def samples(page: bytes) -> int:
@@ -63,8 +62,8 @@ def costs(
     make = renderer(registry)
     make()
     spent: dict[str, list[float]] = {}
-    gc.collect()
-    gc.freeze()
+    # As the exporter does.
+    calm_collector()
     for _ in range(rounds):
         if peer is not None:
             spent.setdefault("peer", []).append(milliseconds(peer))
@@ -117,9 +116,9 @@ def dirty(registry: Registry, engines: Iterable[Engine]) -> None:
 def client_registry(registry: Registry) -> CollectorRegistry:
     """Return a prometheus_client registry with the same families, labels and values."""
     client = CollectorRegistry()
-    for family in families(registry):
+    for family, series in family_series(copied(registry)):
         metric: Any = None
-        for labels, value in _samples(registry, family):
+        for labels, value, _ in series:
             if metric is None:
                 bounds = value.bounds if isinstance(value, Histogram) else ()
                 metric = new_metric(
@@ -127,19 +126,6 @@ def client_registry(registry: Registry) -> CollectorRegistry:
                 )
             _fill(metric.labels(**labels) if labels else metric, value)
     return client
-
-
-def _samples(
-    registry: Registry, family: Family
-) -> Iterable[tuple[dict[str, str], float | Histogram]]:
-    if is_shared(family):
-        found = AggregatedSeries(registry).series(family, Histogram.copy, aggregate_histograms)
-        return [(dict(one[0]), one[1]) for one in found if one is not None]
-    return [
-        (series_labels(engine, family, names, key), value)
-        for engine, names, children in snapshot_family(registry, family, Histogram.copy)
-        for key, value in children
-    ]
 
 
 def _fill(child: Any, value: float | Histogram) -> None:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import Collector
 
@@ -26,17 +26,18 @@ from sidestep.diagnosis.own_checks import Installation, OwnChecks
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
-from sidestep.exposition import compression
+from sidestep.errors import ConfigError
+from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.page_cache import Hold, Pages
-from sidestep.exposition.parts import (
+from sidestep.exposition.pages import Pages
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
+from sidestep.exposition.statistics_log import StatsLog
+from sidestep.from_config import (
     access,
     engine_settings,
     native_histograms,
     series_filter,
 )
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.statistics_log import StatsLog
 from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
@@ -47,7 +48,6 @@ from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.page_families import PageFamilies
-from sidestep.otlp.senders import Senders
 from sidestep.requests.parts import request_log
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
@@ -62,6 +62,9 @@ from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
+
+if TYPE_CHECKING:
+    from sidestep.otlp.senders import Senders
 
 log = logging.getLogger(__name__)
 
@@ -194,11 +197,6 @@ class Exporter:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
 
-    @property
-    def _hold(self) -> Hold | None:
-        """What makes a page one of a single moment; None where it need not be: no sums over tenants are compared."""
-        return None if self.tenants is None else self.ingest.held
-
     def _set_gpu_price(self) -> None:
         price = self.config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
@@ -217,9 +215,12 @@ class Exporter:
                 stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
             snapshots = self._recover()
+            if snapshots is not None:
+                stack.callback(snapshots.directory.release)
             senders = self._otlp_senders(snapshots)
-            # Everything has been saved then.
-            stack.push_async_callback(senders.finish_metrics)
+            if senders is not None and senders.metrics is not None:
+                # Everything has been saved then.
+                stack.push_async_callback(senders.metrics.finish)
             stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
@@ -227,8 +228,11 @@ class Exporter:
             stack.push_async_callback(self._finish_records, senders)
             if snapshots is None:
                 stack.callback(self.registry.release_requests)
-            if self._log_writer is not None:
-                self._log_writer.start()
+            for writer in (
+                *filter(None, [self._log_writer]),
+                *(senders.records if senders else ()),
+            ):
+                writer.start()
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
@@ -245,8 +249,9 @@ class Exporter:
             stack.callback(_background(self._explain_absence()).cancel)
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
-            for work in senders.work(self.config.otlp_interval):
-                stack.push_async_callback(_cancelled, _background(work))
+            if senders is not None and senders.metrics is not None:
+                pushes = senders.metrics.run(self.config.otlp_interval)
+                stack.push_async_callback(_cancelled, _background(pushes))
             yield self
 
     @contextlib.asynccontextmanager
@@ -262,7 +267,7 @@ class Exporter:
             snapshots=snapshots,
             final_scrape=self.final_scrape,
             series_filter=self.series_filter,
-            hold=self._hold,
+            hold=self.ingest.held,
         )
         live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
@@ -314,34 +319,40 @@ class Exporter:
             otlp_interval=config.otlp_interval,
         )
 
-    def _otlp_senders(self, snapshots: Snapshots | None) -> Senders:
-        """Return the senders to OTLP receivers.
+    def _otlp_senders(self, snapshots: Snapshots | None) -> Senders | None:
+        """Return the senders to OTLP receivers; None: nothing is sent.
 
         Raises:
-            ConfigError: The messages of OTLP are not installed.
+            ConfigError: OpenTelemetry's SDK is not installed, or one of its variables is invalid.
         """
         config = self.config
         if not (config.otlp_endpoint or config.otlp_traces_endpoint or config.otlp_logs_endpoint):
-            return Senders()
-        # Only this feature needs the messages, which take 50 ms to load.
-        from sidestep.otlp.parts import senders  # noqa: PLC0415
-
-        families = PageFamilies(
-            self.registry,
-            self.passthrough,
-            self.collectors,
-            self.series_filter,
-            exponential=config.otlp_histograms == "exponential",
+            return None
+        families = functools.partial(
+            PageFamilies, self.registry, self.passthrough, self.collectors, self.series_filter
         )
         port = self.addresses[0][1] if self.addresses else 0
         queues = [] if self.request_log is None else self.request_log.queues
-        hold = self._hold or contextlib.nullcontext
-        return senders(config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots)
+        hold = self.ingest.held
+        try:
+            # Only this feature needs the SDK, which takes 150 ms to load.
+            from sidestep.otlp.senders import Senders  # noqa: PLC0415
 
-    async def _finish_records(self, senders: Senders) -> None:
+            return Senders(
+                config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots
+            )
+        except ImportError as error:
+            raise ConfigError(
+                "--otlp.* needs OpenTelemetry's SDK: pip install '.[otlp]' in a clone of sidestep's"
+                f" repository ({error})"
+            ) from None
+
+    async def _finish_records(self, senders: Senders | None) -> None:
         """Write and send the last records of requests, for a few seconds."""
-        writing = [] if self._log_writer is None else [asyncio.to_thread(self._log_writer.close)]
-        await asyncio.gather(senders.finish_records(), *writing)
+        work = [] if senders is None else [senders.close_records()]
+        if self._log_writer is not None:
+            work.append(asyncio.to_thread(self._log_writer.close))
+        await asyncio.gather(*work)
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:
@@ -414,7 +425,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
             event_loop.NAME,
-            compression.LIBRARY,
+            renders.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.durability,

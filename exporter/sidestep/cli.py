@@ -209,7 +209,7 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 )
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Record what engines send to FILE, and pass it on to an exporter if one is given."""
-    from sidestep.exposition.parts import access
+    from sidestep.from_config import access
     from sidestep_adapters.recording.recorder import Tee
 
     logs.set_up("info", "text")

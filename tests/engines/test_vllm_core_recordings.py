@@ -15,8 +15,8 @@ from pages import Family, differences, get, parse
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.families import families
-from sidestep.exposition.family_snapshot import histogram_state, snapshot_family
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
@@ -88,12 +88,13 @@ class Played:
 
     def values(self, engine: Engine, name: str) -> dict[tuple[str, ...], float]:
         """Return samples of ``engine`` in a family, by their own label values."""
-        (family,) = families(self.registry, {name})
+        values = copied(self.registry)
+        (family,) = families(values, {name})
         return {
             key: value
-            for shown, _, children in snapshot_family(self.registry, family, histogram_state)
-            for key, value in children
-            if shown is engine and isinstance(value, int | float)
+            for shown in family.engines(values)
+            for key, value in family.children(shown)[1]
+            if shown.id == engine.id and isinstance(value, int | float)
         }
 
 

@@ -15,8 +15,8 @@ from sidestep.engines.vllm.wire import (
     VllmSleep,
 )
 from sidestep.errors import WireError
-from sidestep.exposition.families import families, series_labels
-from sidestep.exposition.family_snapshot import snapshot_family
+from sidestep.exposition.engine_values import copied
+from sidestep.exposition.family_series import family_series
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_ENGINE_SERIES
@@ -510,9 +510,7 @@ def test_labels_are_escaped_once(bench: Bench) -> None:
 
 def test_every_sample_has_the_labels_of_its_engine(bench: Bench) -> None:
     """Except where its family has no such label."""
-    for found in families(bench.registry):
+    for found, series in family_series(copied(bench.registry)):
         row = found.assignments["vllm"].row
-        for engine, names, children in snapshot_family(bench.registry, found, Histogram.copy):
-            for key, _ in children:
-                labels = series_labels(engine, found, names, key)
-                assert set(row.labels) <= set(labels) | {"max_lora"}
+        for one in series:
+            assert set(row.labels) <= set(one.labels) | {"max_lora"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from random import Random
@@ -13,16 +14,19 @@ from hypothesis import strategies as st
 from pages import Family, Labels, parse
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition.aggregate import aggregate_histograms, aggregate_info, aggregate_numbers
+from sidestep.exposition.aggregated_series import (
+    aggregate_histograms,
+    aggregate_info,
+    aggregate_numbers,
+)
 from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family as SampledFamily
 from sidestep.protocol.self_described import Sample, Samples
-from slices import made
 
 RANDOMS = st.integers(0, 1 << 32).map(Random)
 """By their seeds: a fleet takes more numbers than an example may have of its own."""
@@ -62,10 +66,11 @@ def fleet(random: Random) -> Registry:
     return registry
 
 
-def page(registry: Registry, series_filter: SeriesFilter) -> dict[str, Family]:
+def page(
+    registry: Registry, series_filter: SeriesFilter, names: Collection[str] = ()
+) -> dict[str, Family]:
     """Return the filtered page, parsed by prometheus_client."""
-    found = TextPage(registry, series_filter).pieces()
-    return parse(b"".join(line for family in found for line in family).decode())
+    return parse(render(registry, series_filter, names=names).decode())
 
 
 def without(labels: Labels, dropped: Collection[str]) -> Labels:
@@ -282,7 +287,7 @@ def test_histograms_are_added_up_over_their_common_bounds(data: st.DataObject) -
         histogram.observe_many(list(values))
         found.append(histogram)
 
-    total = made(aggregate_histograms(found))
+    total = aggregate_histograms(found)
 
     assert set(total.bounds) == set.intersection(*(set(one.bounds) for one in found))
     counts = [sum(value <= bound for value in everything) for bound in total.bounds]
@@ -310,7 +315,7 @@ def test_the_cache_configurations_of_several_engines_are_aggregated(
     others: list[dict[str, str]], wanted: dict[str, str]
 ) -> None:
     """Blocks are added up in units of the smallest; other labels that differ are left out."""
-    assert made(aggregate_info([CACHE, *others])) == wanted
+    assert aggregate_info([CACHE, *others]) == wanted
 
 
 def named(families: Iterable[str], **series_filter: tuple[str, ...]) -> set[str]:
@@ -327,3 +332,41 @@ def test_patterns_allow_and_deny_families() -> None:
     assert named(families, allow=("vllm:*",)) == {"vllm:a_seconds", "vllm:b_total"}
     assert named(families, deny=("*_seconds",)) == {"vllm:b_total"}
     assert named(families, allow=("vllm:*",), deny=("*:?_seconds",)) == {"vllm:b_total"}
+
+
+def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
+    """Its counters are in the sum of the engines that are exposed on both."""
+    registry = new_registry()
+    name = "vllm:num_preemptions_total"
+    engines = [EngineInfo(f"e{n}", "vllm", {"engine": str(n), "model_name": "m"}) for n in range(3)]
+    for info in engines[:2]:
+        registry.register(info)
+
+    def total() -> float:
+        (family,) = page(registry, SeriesFilter().for_pod, {name}).values()
+        (value,) = family.samples.values()
+        return value
+
+    assert total() == 0
+    passing = registry.register(engines[2])
+    passing.values[passing.layout.find(name).slots[0]] = 1
+    registry.touch(passing)
+    registry.retire(passing)
+    assert total() == 1
+
+
+BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
+
+
+def test_sums_of_many_histograms_are_exact() -> None:
+    """For any number of histograms and any bounds."""
+    for count in (1, 2, 101, 350):
+        found = [Histogram(BOUNDS[n % 7 == 3]) for n in range(count)]
+        for n, one in enumerate(found):
+            one.counts, one.sum = [n, 2 * n, n % 5, 1], n / 8
+        total = aggregate_histograms(found)
+        pairs = [dict(zip((*one.bounds, math.inf), one.cumulative, strict=True)) for one in found]
+
+        assert total.bounds == tuple(sorted(set.intersection(*(set(one.bounds) for one in found))))
+        assert total.cumulative == [sum(p[b] for p in pairs) for b in (*total.bounds, math.inf)]
+        assert total.sum == sum(n / 8 for n in range(count))

@@ -10,7 +10,7 @@ import pytest
 from consumers import Families, aibrix, endpoint_picker, go_text, production_stack
 from intakes import Fed, Step, steps
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage
+from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 
@@ -26,8 +26,7 @@ WVA = (
 
 def pod_page(registry: Registry) -> str:
     """Return the engines' part of the pod page."""
-    found = TextPage(registry, SeriesFilter().for_pod).pieces()
-    return b"".join(line for family in found for line in family).decode()
+    return render(registry, SeriesFilter().for_pod).decode()
 
 
 def run_of(name: str, share: float) -> Fed:

@@ -24,8 +24,9 @@ from prometheus_server import BINARIES, prometheus
 from schedulers import WALL, Scheduler, actions
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
+from sidestep.exposition import protobuf_page
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import pieces
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.exemplars import exemplar
@@ -191,10 +192,10 @@ def test_without_a_recorded_trace_nothing_is_kept(identity: Identity | None) -> 
 def test_a_bucket_has_its_newest_exemplar() -> None:
     """Each bucket has one; the page of an engine that changed has the new ones."""
     fed = fed_with(*request(1, 100.0, traced(7)))
-    page = TextPage(fed.intake.registry, exemplars=True)
+    page = TextPage(exemplars=True)
 
     def found() -> Found:
-        texts = [text for piece in page.pieces(openmetrics=True) for text in piece]
+        texts = page.write(copied(fed.intake.registry), openmetrics=True)
         return exemplars(b"".join(texts).decode())
 
     assert {one[2] for one in found().values()} == {f"{7:032x}"}
@@ -235,9 +236,8 @@ def test_merged_series_have_the_newest_exemplar_of_all() -> None:
         send(fed, request(1, 100.0 + number, traced(number)), name)
 
     def pod() -> Found:
-        page = TextPage(fed.intake.registry, SeriesFilter().for_pod, exemplars=True)
-        texts = [text for piece in page.pieces(openmetrics=True) for text in piece]
-        return exemplars(b"".join(texts).decode())
+        page = render(fed.intake.registry, SeriesFilter().for_pod, openmetrics=True)
+        return exemplars(page.decode())
 
     assert {one[2] for one in pod().values()} == {f"{8:032x}"}
     assert values(pod()) == LATENCIES
@@ -251,21 +251,19 @@ def test_an_exemplar_of_a_hidden_bucket_is_in_the_next_one() -> None:
     """The next bucket that is shown counts its observation."""
     fed = fed_with(*request(identity=traced()))
     chosen = SeriesFilter(shown_buckets={"vllm:*": (1.0, 10.0)})
-    page = TextPage(fed.intake.registry, chosen, exemplars=True)
-    texts = [text for piece in page.pieces(openmetrics=True) for text in piece]
-    found = exemplars(b"".join(texts).decode())
+    found = exemplars(render(fed.intake.registry, chosen, openmetrics=True).decode())
     assert values(found) == LATENCIES
     assert found.keys() >= {("vllm:e2e_request_latency_seconds", "10.0")}
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_protobuf_pages_have_exemplars(both: bool) -> None:
-    """In classic buckets, and in the list for native ones; a change renews encoded histograms."""
+    """In classic buckets, and in the list for native ones."""
     fed = fed_with(*request(identity=traced()), native=NativeSettings({}, lambda: 1.0, both=both))
     for number in (7, 8):
         if number > 7:
             send(fed, request(2, 200.0, traced(number)))
-        page = b"".join(part for piece in pieces(fed.intake.registry) for part in piece)
+        page = protobuf_page.render(fed.intake.registry)
         native: dict[str, float] = {}
         classic: dict[str, float] = {}
         for family in protobuf_families(page):
@@ -408,15 +406,12 @@ def test_an_exemplar_needs_a_valid_trace() -> None:
         assert exemplar(1.0, 2.0, trace) is None
 
 
-def test_an_exemplar_changes_a_native_histogram() -> None:
-    """Its encoding is not used again; a copy that is being written keeps the former exemplars."""
+def test_a_copy_of_a_histogram_keeps_its_exemplars() -> None:
+    """A page that is being written shows those of its moment."""
     histogram = NativeHistogram((1.0, 2.0))
     histogram.observe(1.5)
-    copied = histogram.copy_on_write()
+    before = histogram.copy()
     one = exemplar(1.5, 2.0, f"00-{TRACE}-{SPAN}-01")
     assert one is not None
     histogram.exemplify(one)
-    assert (copied.exemplars, histogram.exemplars) == ({}, {1: one})
-    histogram.encoded = b"encoded"
-    histogram.exemplify(one)
-    assert histogram.encoded is None
+    assert (before.exemplars, histogram.exemplars) == ({}, {1: one})

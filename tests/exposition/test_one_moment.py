@@ -1,13 +1,13 @@
-"""Concurrent pages of all formats while engines come, go, send Hello and count.
+"""Pages of all formats while engines come, go, send Hello and count.
 
-Each family of each page is what the registry had at one moment during the render, as a page
-rendered in one go without a cache has it.
+Each page is written some time after its values were copied, and is the page of that moment as
+without a cache.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -18,15 +18,11 @@ from intakes import discard
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import (
-    aggregated_series,
-    json_format,
-    label_cache,
-    protobuf_page,
-    sections,
-)
+from sidestep.exposition import json_format
+from sidestep.exposition.engine_values import EngineCopier, RegistryValues, copied
+from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
@@ -34,13 +30,6 @@ from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 
-SHORT = {
-    aggregated_series: ("PER_SLICE",),
-    label_cache: ("PER_BATCH",),
-    protobuf_page: ("PER_SLICE",),
-    sections: ("PER_BATCH", "SERIES_PER_STEP"),
-}
-"""Sizes of the steps between which other work runs; small ones give it the most chances."""
 OBSERVED = (
     "vllm:e2e_request_latency_seconds",
     "vllm:time_in_queue_requests",
@@ -86,6 +75,9 @@ STAYS = "9"
 
 Page = dict[str, Any]
 """Samples by family, in a form that is equal for equal pages."""
+Write = Callable[[RegistryValues], bytes]
+Writers = Mapping[str, Write]
+"""Functions that write pages, by form."""
 
 
 def of_text(page: bytes) -> Page:
@@ -132,13 +124,8 @@ def of_protobuf(page: bytes) -> Page:
     return found
 
 
-def joined(found: Iterator[Any]) -> bytes:
-    """Return a whole page."""
-    return b"".join(piece if isinstance(piece, bytes) else b"".join(piece) for piece in found)
-
-
 class World:
-    """A registry that changes at random, and concurrent renders of its pages."""
+    """A registry that changes at random, and copies of it that are not written yet."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -148,76 +135,42 @@ class World:
         native = NativeSettings({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0
-        pod, dropped = (
-            SeriesFilter().for_pod,
-            SeriesFilter(dropped_labels=frozenset({"model_name"})),
-        )
-        texts = TextPage(self.registry)
-        self.kept = {
-            "pod": TextPage(self.registry, pod),
-            "dropped": TextPage(self.registry, dropped),
-            "thinned": TextPage(self.registry, SeriesFilter(bucket_thinning=2)),
+        self.filters = {
+            "text": SeriesFilter(),
+            "pod": SeriesFilter().for_pod,
+            "dropped": SeriesFilter(dropped_labels=frozenset({"model_name"})),
+            "thinned": SeriesFilter(bucket_thinning=2),
         }
-        self.pages: dict[str, Callable[[], Iterator[Any]]] = {
-            "text": lambda: texts.pieces(names=NAMES),
-            "openmetrics": lambda: texts.pieces(openmetrics=True, names=NAMES),
-            "pod": lambda: self.kept["pod"].pieces(names=NAMES),
-            "dropped": lambda: self.kept["dropped"].pieces(names=NAMES),
-            "thinned": lambda: self.kept["thinned"].pieces(names=NAMES),
-            "json": lambda: json_format.pieces(self.registry, NAMES),
-            "protobuf": lambda: protobuf_page.pieces(self.registry, NAMES),
-        }
+        self.copier = EngineCopier(self.registry)
+        self.kept: Writers = self.writers()
         self.read = {"json": of_json, "protobuf": of_protobuf}
-        self.past: dict[int, dict[str, Page]] = {}
-        """Pages without a cache, by version of the registry."""
         for dialect, labels in LABELS.items():
             # The families of a page are those of the dialects when it begins.
             engine = self.registry.register(EngineInfo(f"{dialect}{STAYS}", dialect, labels))
             engine.streams.add(1)
-        self.under_way: list[tuple[str, int, Iterator[Any], list[Any]]] = []
+        self.waiting: list[tuple[str, RegistryValues, Page]] = []
+        """Form of a page, its values, and the page as it should be."""
         self.finished = 0
 
-    def fresh(self, kind: str) -> bytes:
-        """Render a page without any cache."""
-        if kind in self.kept:
-            return joined(
-                TextPage(self.registry, self.kept[kind].series_filter).pieces(names=NAMES)
-            )
-        if kind == "json":
-            return joined(self.pages[kind]())
-        if kind != "protobuf":
-            return render(self.registry, names=NAMES)
-        kept = [(e, e.label_cache) for e in self.registry.engines.values()]
-        lent = [(h, h.encoded) for h in self.histograms()]
-        for engine, _ in kept:
-            engine.label_cache = {}
-        for histogram, _ in lent:
-            histogram.encoded = None
-        page = joined(self.pages[kind]())
-        for engine, marks in kept:
-            engine.label_cache = marks
-        for histogram, encoded in lent:
-            histogram.encoded = encoded
-        return page
+    def writers(self) -> Writers:
+        """Return functions that write pages, with new caches."""
+        texts = {kind: TextPage(chosen) for kind, chosen in self.filters.items()}
+        protobuf = ProtobufPage()
 
-    def histograms(self) -> Iterator[Any]:
-        """Yield the histograms that cache their encoding."""
-        for engine in self.registry.engines.values():
-            children = [
-                child
-                for family in engine.open_families.values()
-                for child in family.children.values()
-            ]
-            yield from (h for h in (*engine.histograms, *children) if hasattr(h, "encoded"))
+        def text(kind: str, *, openmetrics: bool = False) -> Write:
+            write = texts[kind].write
+            return lambda values: b"".join(write(values, openmetrics=openmetrics, names=NAMES))
 
-    def note(self) -> None:
-        """Render the present pages without a cache."""
-        if self.registry.version not in self.past:
-            self.past[self.registry.version] = {
-                kind: self.read.get(kind, of_text)(self.fresh(kind))
-                for kind in self.pages
-                if kind != "openmetrics"
-            }
+        return {
+            **{kind: text(kind) for kind in self.filters},
+            "openmetrics": text("text", openmetrics=True),
+            "json": lambda values: json_format.encode(values, names=NAMES),
+            "protobuf": lambda values: b"".join(protobuf.write(values, NAMES)),
+        }
+
+    def parsed(self, kind: str, page: bytes) -> Page:
+        """Parse a page."""
+        return self.read.get(kind, of_text)(page)
 
     def engine(self) -> Engine | None:
         """Return a random engine."""
@@ -325,57 +278,35 @@ class World:
             found.append(Family("sglang:num_requests_total", "counter", [], [Sample([], 1.0)]))
         add_samples(self.registry, engine, Samples(0, 1.0, [self.random.choice(found)]))
 
-    def step(self) -> None:
-        """Begin, continue or abandon a render."""
-        self.note()
-        chance = self.random.random()
-        if not self.under_way or (chance < 0.2 and len(self.under_way) < 6):
-            kind = self.random.choice([*self.pages])
-            self.under_way.append((kind, self.registry.version, self.pages[kind](), []))
-            return
-        place = self.random.randrange(len(self.under_way))
-        kind, since, page, found = self.under_way[place]
-        if chance > 0.99:
-            del self.under_way[place]
-            return
-        for _ in range(self.random.choice([1, 1, 3, 20])):
-            try:
-                found.append(next(page))
-            except StopIteration:
-                del self.under_way[place]
-                self.check(kind, since, joined(iter(found)))
-                return
+    def copy(self) -> None:
+        """Copy values for a page, and note the page that a new exporter would write of them."""
+        kind = self.random.choice([*self.kept])
+        fresh = self.writers()[kind](copied(self.registry, with_gone=True))
+        values = self.copier.copy(with_gone=True)
+        self.waiting.append((kind, values, self.parsed(kind, fresh)))
 
-    def check(self, kind: str, since: int, page: bytes) -> None:
-        """Check that each family is of one moment since the render began."""
+    def write(self) -> None:
+        """Write the page that waits longest, as the only thread that writes does."""
+        kind, values, wanted = self.waiting.pop(0)
+        assert self.parsed(kind, self.kept[kind](values)) == wanted, kind
         self.finished += 1
-        read, known = (
-            (of_text, "text") if kind == "openmetrics" else (self.read.get(kind, of_text), kind)
-        )
-        moments = [pages[known] for version, pages in self.past.items() if version >= since]
-        shown = read(page)
-        for name in shown.keys() | set().union(*moments):
-            assert any(shown.get(name) == moment.get(name) for moment in moments), (kind, name)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_each_family_of_each_page_is_of_one_moment(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With concurrent renders, some of which are abandoned."""
-    for module, names in SHORT.items():
-        for name in names:
-            monkeypatch.setattr(module, name, 2)
+def test_each_page_is_of_the_moment_of_its_copy(seed: int) -> None:
+    """Whatever changes until it is written."""
     world = World(Random(seed))
     for _ in range(6):
         world.hello()
     for _ in range(400):
-        world.step()
-        if world.random.random() < 0.3:
+        chance = world.random.random()
+        if chance < 0.6:
             world.happen()
-    world.under_way.clear()
-    for kind in world.pages:
-        world.note()
-        world.check(kind, world.registry.version, joined(world.pages[kind]()))
+        elif chance < 0.8 or not world.waiting:
+            world.copy()
+        else:
+            world.write()
+    while world.waiting:
+        world.write()
 
-    assert world.finished > 8
+    assert world.finished > 50

@@ -12,9 +12,9 @@ import pytest
 from exporters import Start, until
 from harm import World
 from sidestep.app import Exporter
-from sidestep.exposition import page_cache
+from sidestep.exposition import pages
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.text_page import render
 from sidestep.protocol.messages import EngineInfo
@@ -73,7 +73,7 @@ async def test_a_page_is_cached_briefly(
 ) -> None:
     """After that, a request renders the present values."""
     fleet = Fleet()
-    monkeypatch.setattr(page_cache, "CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr(pages, "CACHE_SECONDS", 3600.0)
     first = await fleet.pages.page(view, form)
     fleet.observe()
     assert await fleet.pages.page(view, form) is first
@@ -94,7 +94,7 @@ async def test_a_page_is_cached_briefly(
 
 async def test_a_page_of_some_families_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cached whole page is unaffected."""
-    monkeypatch.setattr(page_cache, "CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr(pages, "CACHE_SECONDS", 3600.0)
     fleet = Fleet()
     names = frozenset({"vllm:e2e_request_latency_seconds_count"})
     whole = await fleet.pages.page("engine", "text")
@@ -124,7 +124,7 @@ async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) ->
     """All who waited for it get the error; the next request renders again."""
     fleet = Fleet()
     with monkeypatch.context() as broken:
-        broken.setattr(fleet.pages, "_own", None)
+        broken.setattr(fleet.pages, "_copier", None)
         asks = [fleet.pages.page("pod", "text") for _ in range(3)]
         found = await asyncio.gather(*asks, return_exceptions=True)
     assert [type(one) for one in found] == [AttributeError] * 3

@@ -20,16 +20,19 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import proto_format
+from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import pieces
-from sidestep.exposition.protobuf_samples import generate
+from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples, render
+from sidestep.exposition.sample_families import collected
 from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.native_buckets import NativeBuckets
@@ -44,7 +47,7 @@ NATIVE = NativeSettings({}, lambda: 1000.25)
 
 def page(fed: Fed) -> bytes:
     """Return the engines' families."""
-    return b"".join(part for piece in pieces(fed.intake.registry) for part in piece)
+    return render(fed.intake.registry)
 
 
 def bounds_as_numbers(page: str) -> dict[tuple[str, object], float]:
@@ -120,7 +123,7 @@ def test_counters_have_their_creation_time() -> None:
 
 
 def test_classic_histograms_store_nothing_for_protobuf() -> None:
-    """No native buckets and no encoded labels."""
+    """No native buckets and no time of creation."""
     fed = Fed()
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
@@ -128,53 +131,31 @@ def test_classic_histograms_store_nothing_for_protobuf() -> None:
     assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
         type(None) if None not in engine.histograms else int
     }
-    assert (engine.native, engine.created, engine.label_cache) == (None, 0.0, {})
+    assert (engine.native, engine.created) == (None, 0.0)
 
 
-def test_a_histogram_is_encoded_once_until_it_changes() -> None:
+def test_an_engine_is_encoded_once_until_it_changes() -> None:
     """The next page has the change."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     (engine,) = fed.intake.registry.engines.values()
     kept = engine.histograms[engine.layout.find("vllm:inter_token_latency_seconds").slots[0]]
     assert isinstance(kept, NativeHistogram)
-    name = ["vllm:inter_token_latency_seconds"]
+    copier, made = EngineCopier(fed.intake.registry), ProtobufPage()
 
-    def count(found: Iterator[list[bytes]]) -> int:
-        (family,) = families(b"".join(part for piece in found for part in piece))
-        return int(family.metric[0].histogram.sample_count)
+    def parts() -> list[bytes]:
+        """Return the page in parts."""
+        return made.write(copier.copy())
 
-    before = count(pieces(fed.intake.registry, name))
-    encoded = kept.encoded
-    assert isinstance(encoded, bytes)
-    assert count(pieces(fed.intake.registry, name)) == before
-    assert kept.encoded is encoded
+    def count(found: list[bytes]) -> int:
+        shown = {family.name: family for family in families(b"".join(found))}
+        return int(shown["vllm:inter_token_latency_seconds"].metric[0].histogram.sample_count)
+
+    before = parts()
+    assert len({*map(id, parts())} & {*map(id, before)}) > len(before) / 3
     kept.observe(1.0)
-    assert kept.encoded is None
-    assert count(pieces(fed.intake.registry, name)) == before + 1
-
-
-def test_concurrent_pages_are_each_of_their_moment() -> None:
-    """Both share a copy, which one encodes before the histogram changes."""
-    fed = Fed(native=NATIVE)
-    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
-    name = "vllm:time_to_first_token_seconds"
-    (engine,) = fed.intake.registry.engines.values()
-    histogram = engine.histogram(engine.layout.find(name).slots[0])
-    histogram.observe(0.5)
-
-    one, other = pieces(fed.intake.registry, [name]), pieces(fed.intake.registry, [name])
-    begun = [next(one), next(other)]
-    whole = list(one)
-    histogram.observe(0.5)
-    late = list(other)
-    counts = []
-    for found in (whole, late, list(pieces(fed.intake.registry, [name]))):
-        (family,) = families(b"".join(part for piece in found for part in piece))
-        counts.append((family.metric[0].histogram.sample_count, len(family.metric)))
-
-    assert begun == [[], []]
-    assert counts == [(1, 1), (1, 1), (2, 1)]
+    fed.intake.registry.touch(engine)
+    assert count(parts()) == count(before) + 1
 
 
 def test_changed_labels_are_encoded_again() -> None:
@@ -411,7 +392,12 @@ def test_the_exporters_own_families() -> None:
     Summary("took", "Took.", registry=registry).observe(2.0)
     Histogram("waited", "Waited.", buckets=(1, 2), registry=registry).observe(1.5)
     registry.register(Odd())
-    body = generate(registry)
+    body = b"".join(
+        part
+        for metric in registry.collect()
+        for family in collected(metric)
+        for part in encode_samples(family)
+    )
     found = {family.name: family for family in families(body)}
 
     assert samples(body) == {
@@ -515,16 +501,16 @@ async def test_merged_and_thinned_pages_are_text_only(
     assert parse(body.decode())["vllm:e2e_request_latency_seconds"].samples
 
 
-def test_encoded_labels_with_open_values_are_not_cached() -> None:
-    """An engine may have another combination of adapters in every step."""
-    fed = Fed(native=NATIVE)
-    recorded = list(steps("core_lora"))
-    fed.feed(recorded[: len(recorded) // 2])
-    found = {family.name for family in families(page(fed))}
-    (engine,) = fed.intake.registry.engines.values()
-    kept = {name for name, _ in engine.label_cache}
-    keyed = {row.name for row in engine.layout.keyed} & found
+def test_native_buckets_of_a_shared_family_are_merged() -> None:
+    """The aggregated histogram has the observations of all engines."""
+    registry = Registry(DIALECTS.layouts(legacy=True), {}, native=NATIVE)
+    name = "vllm:time_in_queue_requests"
+    for number in range(50):
+        labels = {"engine": str(number), "model_name": "m"}
+        engine = registry.register(EngineInfo(f"e{number}", "vllm", labels))
+        engine.histogram(engine.layout.find(name).slots[0]).observe(1.0 + number % 2)
+    (family,) = families(render(registry, {f"{name}_count"}))
 
-    assert keyed
-    assert not keyed & kept
-    assert "vllm:generation_tokens_total" in kept
+    (metric,) = family.metric
+    assert metric.histogram.sample_count == 50
+    assert sorted(buckets_of(metric.histogram).values()) == [25, 25]

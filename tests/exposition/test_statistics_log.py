@@ -377,7 +377,7 @@ async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureF
         await server.start()
         await until(lambda: "page " in caplog.text)
 
-    assert ": running 66, waiting 17, KV cache 90.1%" in caplog.text
+    assert "running 66, waiting 17, KV cache 90.1%" in caplog.text
 
 
 NUMBERS = st.sampled_from(["0", "1", "7", "-3", "NaN", "+Inf", "-Inf", "1e308"])

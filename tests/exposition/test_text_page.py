@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 import time
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Collection
 from typing import Any
 
 import aiohttp
@@ -22,11 +20,14 @@ from exporters import Start
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format, protobuf_samples
-from sidestep.exposition.compression import MAX_INLINE_BYTES, Body, compress, pack
-from sidestep.exposition.families import families
-from sidestep.exposition.label_cache import MAX_LABEL_SETS, LabelCache
-from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition import json_format, own_families
+from sidestep.exposition.engine_values import EngineCopier, copied
+from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.own_families import own_values
+from sidestep.exposition.protobuf_page import encode_samples
+from sidestep.exposition.renders import Body, compress
+from sidestep.exposition.sample_families import collected
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.http.chunked_response import PIECE, pieces
 from sidestep.metrics.registry import Registry
@@ -48,11 +49,6 @@ LABELS = {
 }
 
 
-def joined(found: Iterator[list[bytes]]) -> bytes:
-    """Return a whole page."""
-    return b"".join(chain.from_iterable(found))
-
-
 def fleet(engines: int) -> Registry:
     """Return a registry of engines that have a value in every slot."""
     registry = Registry(LAYOUTS, {})
@@ -69,31 +65,35 @@ def fleet(engines: int) -> Registry:
 def test_text_of_unchanged_engines_is_reused() -> None:
     """An unchanged page consists of the same objects; after one engine changed, most of them are."""
     registry = fleet(200)
-    texts = TextPage(registry)
-    first = [text for piece in texts.pieces() for text in piece]
-    again = [text for piece in texts.pieces(openmetrics=False) for text in piece]
+    copier, texts = EngineCopier(registry), TextPage()
+
+    def series() -> list[bytes]:
+        """Return the text of all series, without headers."""
+        return [text for text in texts.write(copier.copy()) if not text.startswith(b"#")]
+
+    first, again = series(), series()
     assert all(one is other for one, other in zip(first, again, strict=True))
 
     engine = registry.engines["e3"]
     (slot,) = LAYOUTS["vllm"].find("vllm:e2e_request_latency_seconds").slots
     engine.histogram(slot).observe(0.5)
     registry.touch(engine)
-    after = [text for piece in texts.pieces() for text in piece]
+    after = series()
     written = [text for old, text in zip(first, after, strict=True) if old is not text]
 
     assert written
-    assert sum(map(len, written)) < sum(map(len, after)) / 2
+    assert sum(map(len, written)) < sum(map(len, after)) / 20
 
 
 def test_equal_numbers_of_two_types_have_their_own_text() -> None:
     """The text of 1 and 1.0 differs although they are equal."""
     registry = fleet(2)
-    texts = TextPage(registry)
+    copier, texts = EngineCopier(registry), TextPage()
     for value in (1, 1.0, 1):
         for engine in registry.engines.values():
             engine.values = [value] * len(engine.values)
             registry.touch(engine)
-        assert joined(texts.pieces()) == render(registry)
+        assert b"".join(texts.write(copier.copy())) == render(registry)
 
 
 @given(st.lists(st.binary(max_size=3 * PIECE), max_size=6))
@@ -121,15 +121,6 @@ async def test_a_body_is_packed_once() -> None:
     assert gzip.decompress(b"".join(one)) == b"engines " * 1000 + b"own"
 
 
-async def test_short_parts_are_packed_without_a_thread() -> None:
-    """Longer ones are compressed in a thread."""
-    before = threading.active_count()
-    await pack([b"x" * MAX_INLINE_BYTES])
-    assert threading.active_count() == before
-    await pack([b"x" * MAX_INLINE_BYTES, b"x"])
-    assert threading.active_count() == before + 1
-
-
 def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
     """In all formats, on the first page and on later ones, whole and by name."""
     metrics = SelfMetrics()
@@ -139,7 +130,10 @@ def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
     metrics.set("sidestep_snapshot_bytes", float("inf"))
     metrics.read("sidestep_http_connections", lambda: iter([((), 7)]))
     registry = own_registry(metrics, [])
-    texts = OwnFamilies(registry)
+
+    def page(form: Format, names: Collection[str] = ()) -> bytes:
+        """Return the exporter's own families."""
+        return b"".join(own_families.write(own_values(registry, names), form))
 
     def stable(page: bytes) -> list[str]:
         """Return the lines that do not change from page to page."""
@@ -155,19 +149,24 @@ def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
         return [family for family in found if not family.name.startswith(("process_", "python_gc"))]
 
     for _ in range(2):
-        assert stable(b"".join(texts.pieces("text"))) == stable(generate_latest(registry))
+        assert stable(page("text")) == stable(generate_latest(registry))
         theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
-        assert stable(b"".join(texts.pieces("openmetrics"))) == stable(theirs)
-        ours = metrics_of(b"".join(texts.pieces("protobuf")))
-        assert ours == metrics_of(protobuf_samples.generate(registry))
-    part = b"".join(texts.pieces("text", {"sidestep_items_total"}))
+        assert stable(page("openmetrics")) == stable(theirs)
+        theirs = b"".join(
+            part
+            for metric in registry.collect()
+            for family in collected(metric)
+            for part in encode_samples(family)
+        )
+        assert metrics_of(page("protobuf")) == metrics_of(theirs)
+    part = page("text", {"sidestep_items_total"})
     assert parse(part.decode())["sidestep_items"].samples
 
 
 def test_json_has_the_values_of_the_text_page() -> None:
     """Every sample has the labels and the value of a line; without engines the list is empty."""
     registry = fleet(3)
-    shown = json.loads(b"".join(json_format.pieces(registry)))
+    shown = json.loads(json_format.encode(copied(registry)))
     page = parse(render(registry).decode())
 
     def base(family: dict[str, Any]) -> str:
@@ -182,21 +181,22 @@ def test_json_has_the_values_of_the_text_page() -> None:
             end = "" if "value" in sample else "_count"
             value = sample["value"] if "value" in sample else sample["count"]
             assert found[family["name"] + end, labels] == value
-    assert json.loads(b"".join(json_format.pieces(Registry(LAYOUTS, {})))) == []
+    assert json.loads(json_format.encode(copied(Registry(LAYOUTS, {})))) == []
 
 
 def test_labels_of_engines_that_are_gone_are_dropped() -> None:
     """A cache retains the labels of present engines only, and not too many."""
     registry = fleet(3)
     labels = LabelCache(dict)
-    (family,) = families(registry, {"vllm:num_requests_running"})
-    engines = [*registry.engines.values()]
+    values = copied(registry)
+    (family,) = families(values, {"vllm:num_requests_running"})
+    engines = values.engines
     for engine in engines:
-        labels.get(engine, family, (), (), [()])
+        labels.get(engine, family, (), [()])
     labels.retain(engines[1:])
     assert labels._by_version.keys() == {engine.label_version for engine in engines[1:]}
     for start in range(0, MAX_LABEL_SETS, 1000):
-        labels.get(engines[1], family, (), ("l",), [(str(start + n),) for n in range(1000)])
+        labels.get(engines[1], family, ("l",), [(str(start + n),) for n in range(1000)])
     labels.retain(engines[1:])
     assert not labels._by_version
 

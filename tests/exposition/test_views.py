@@ -21,7 +21,7 @@ from sidestep.app import Exporter
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format
-from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.replay import Replay
@@ -137,8 +137,7 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     registry.clear()
     registry.register(EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"}))
     passthrough = PassthroughRegistry(registry.names)
-    for _ in passthrough.page().update([other.encode()]):
-        pass
+    passthrough.page().update([other.encode()])
 
     pages = Pages(registry, passthrough, world.own, world.intake.metrics)
     form: Format = "openmetrics" if openmetrics else "text"

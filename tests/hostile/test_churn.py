@@ -11,7 +11,8 @@ from exporters import until
 from intakes import Fed
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
-from sidestep.exposition.page_cache import Pages
+from sidestep.exposition import own_families
+from sidestep.exposition.pages import Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES
 from sidestep.protocol.iteration_stats import IterationStats
@@ -71,12 +72,11 @@ class Exporter:
         self.save()
         # Concurrent scrapes share a page for a moment, and texts of labels are cached up to a number.
         await until(lambda: not self.pages._renders)
-        self.pages._own._series.clear()
+        own_families._series.cache_clear()
 
     def save(self) -> None:
         """Take a snapshot."""
-        for _ in self.capture.pieces():
-            pass
+        self.capture.pieces()
         self.capture.mark_saved()
 
 

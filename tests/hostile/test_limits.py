@@ -19,7 +19,7 @@ from harm import World, check_page
 from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats, VllmStep
-from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
@@ -671,7 +671,7 @@ def test_old_requests_are_dropped_in_parts() -> None:
 
 
 async def test_a_large_page_does_not_block_the_loop() -> None:
-    """A large page is rendered in slices, while engines change."""
+    """A large page is written in a thread, while engines change."""
     world = World()
     registry = world.intake.registry
     for number in range(300):

@@ -15,7 +15,7 @@ from pages import get
 from sidestep.app import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition import page_cache
+from sidestep.exposition import pages
 from sidestep.http.routes import SCRAPE_TIMEOUT
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.protocol.iteration_stats import IterationStats
@@ -66,7 +66,7 @@ async def test_a_page_from_before_the_goodbye_is_not_final(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that the exporter had cached before the engine ended may lack its last counts."""
-    monkeypatch.setattr(page_cache, "CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr(pages, "CACHE_SECONDS", 3600.0)
     async with start() as exporter:
         async with engine(exporter):
             await scraped(exporter)
@@ -99,6 +99,6 @@ async def test_polls_of_routers_are_not_final_where_prometheus_scrapes(start: St
             await scraped(exporter, by_prometheus=True)
 
         begun = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() < begun + 3 * page_cache.CACHE_SECONDS:
+        while asyncio.get_running_loop().time() < begun + 3 * pages.CACHE_SECONDS:
             assert not await scraped(exporter)
         await until(lambda: scraped(exporter, by_prometheus=True), 20)

@@ -61,22 +61,6 @@ def test_batch_equals_single_observations(observed: list[float]) -> None:
     assert math.isclose(batch.sum, each.sum, rel_tol=1e-12)
 
 
-@given(
-    st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40),
-    st.integers(0, 40),
-)
-def test_batch_in_order_has_the_exact_sum_of_single_observations(
-    observed: list[float], at: int
-) -> None:
-    """The sums are equal to the last digit."""
-    batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
-
-    refused = batch.observe_in_order(observed[:at]) + batch.observe_in_order(observed[at:])
-
-    assert refused == sum(map(each.observe, observed))
-    assert (batch.counts, batch.sum) == (each.counts, each.sum)
-
-
 @given(values, st.integers(0, 1000))
 def test_run_equals_repeated_observations(value: float, count: int) -> None:
     """A run is one call for equal values."""

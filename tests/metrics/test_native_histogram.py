@@ -106,9 +106,6 @@ def test_batch_equals_single_observations(values: list[float], schema: int) -> N
     assert state(batch) == state(each)
     assert refused == classic.observe_many(list(values))
     assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
-    in_order = NativeHistogram(BOUNDS, schema)
-    assert in_order.observe_in_order(list(values)) == refused
-    assert (state(in_order), in_order.sum) == (state(each), each.sum)
 
 
 @given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))
@@ -258,34 +255,9 @@ def test_schema_is_set_by_operator_then_catalogue_then_default() -> None:
     assert native.histogram(BOUNDS, "").created == 7.0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda h: h.observe(0.0),
-        lambda h: h.observe_run(1.0, 3),
-        lambda h: h.observe_many([1.0, 2.0]),
-        lambda h: h.observe_many([0.0] * 20),
-        lambda h: h.observe_many([1.0] * 20),
-        lambda h: h.observe_weighted([(1.0, 2)]),
-        lambda h: h.add([1] * (len(BOUNDS) + 1), 1.0),
-        lambda h: h.merge(observed([1.0])),
-        lambda h: h.merge(observed([0.0])),
-    ],
-)
-def test_every_change_clears_the_encoded_bytes(change: Callable[[NativeHistogram], object]) -> None:
-    """This holds for every method that changes counts."""
-    histogram = observed([1.0])
-    histogram.encoded = b"old"
-
-    change(histogram)
-
-    assert histogram.encoded is None
-
-
 OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
     lambda one, values: [one.observe(value) for value in values],
     lambda one, values: one.observe_many([*values]),
-    lambda one, values: one.observe_in_order([*values]),
     lambda one, values: one.observe_run(values[0], len(values)),
     lambda one, values: one.observe_weighted([(value, 2) for value in values]),
     lambda one, values: one.merge(observed(values)),
@@ -306,31 +278,16 @@ def exposed(histogram: NativeHistogram) -> tuple[object, ...]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(counted, min_size=1, max_size=8))))
-def test_copy_on_write_is_unaffected_by_later_observations(
+def test_a_copy_is_unaffected_by_later_observations(
     some: list[tuple[Callable[[NativeHistogram, list[float]], object], list[float]]],
 ) -> None:
     """The histogram itself counts all of them."""
     histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
     copies: list[tuple[NativeHistogram, tuple[object, ...]]] = []
     for change, values in some:
-        found = histogram.copy_on_write()
-        assert histogram.copy_on_write() is found
-        copies.append((found, exposed(histogram)))
+        copies.append((histogram.copy(), exposed(histogram)))
         change(histogram, values)
         change(plain, values)
-        assert histogram.encoded is None
 
     assert all(exposed(found) == then for found, then in copies)
     assert exposed(histogram) == exposed(plain)
-
-
-def test_encoded_state_is_not_copied() -> None:
-    """Only its bytes are needed."""
-    histogram = observed([0.1])
-    found = histogram.copy_on_write()
-    histogram.encoded = found.encoded = b"encoded"
-    counts = histogram.counts
-    histogram.observe(0.1)
-
-    assert histogram.counts is counts
-    assert histogram.encoded is None

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, samples, steps
+from metric_families import families
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.objectives import parse
 from sidestep.engines.dialects import DIALECTS
@@ -22,8 +23,9 @@ from sidestep.engines.items import Item, encode_item
 from sidestep.engines.slo import resolve
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import json_format, protobuf_page
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
@@ -107,8 +109,8 @@ def test_every_way_to_observe_counts_once(
     limits = [Limit(f"at_{place}", threshold) for place, threshold in enumerate(THRESHOLDS)]
     found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
     for histogram in (plain, found):
-        for number, batch in enumerate(batches):
-            (histogram.observe_in_order if number % 2 else histogram.observe_many)([*batch])
+        for batch in batches:
+            histogram.observe_many([*batch])
         histogram.observe_weighted([*weighted])
         histogram.observe_run(*run)
         histogram.observe(0.3)
@@ -328,18 +330,17 @@ def pages(node: Fed) -> dict[str, list[bytes]]:
         "kept": SeriesFilter(shown_buckets={"vllm:*": (0.25, 0.5), "sglang:*": (0.4,)}),
         "dropped": SeriesFilter(dropped_labels=frozenset({"engine", "tp_rank"})),
     }
-    merged = {
-        name: TextPage(registry, series_filter).pieces() for name, series_filter in choices.items()
-    }
     texts = {
         "text": render(registry),
         "openmetrics": render(registry, openmetrics=True),
-        **{name: b"".join(map(b"".join, pieces)) for name, pieces in merged.items()},
+        **{name: render(registry, chosen) for name, chosen in choices.items()},
     }
     return {
         **{name: text.splitlines() for name, text in texts.items()},
-        "json": msgspec.json.decode(b"".join(json_format.pieces(registry)), type=list[msgspec.Raw]),
-        "protobuf": [*map(b"".join, protobuf_page.pieces(registry))],
+        "json": msgspec.json.decode(json_format.encode(copied(registry)), type=list[msgspec.Raw]),
+        "protobuf": [
+            family.SerializeToString() for family in families(protobuf_page.render(registry))
+        ],
     }
 
 
@@ -504,9 +505,7 @@ def test_equal_ranks_count_once_in_the_pod_view() -> None:
         labels = {**LABELS, **dict.fromkeys(RANKS, "0"), "tp_rank": rank}
         node.send_hello(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
         node.items(rank, [tokenizer(family)])
-    pod = b"".join(
-        b"".join(p) for p in TextPage(node.intake.registry, SeriesFilter().for_pod).pieces()
-    )
+    pod = render(node.intake.registry, SeriesFilter().for_pod)
 
     assert counted(node.page) == {("queue", "good"): 2, ("queue", "bad"): 4}
     assert counted(pod.decode()) == {("queue", "good"): 1, ("queue", "bad"): 2}

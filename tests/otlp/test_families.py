@@ -1,44 +1,32 @@
-"""What is pushed by OTLP is what the page has: samples, kinds, starts, and the messages that are kept."""
+"""What is pushed by OTLP is what the page has: samples, kinds, starts and resource."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
 from exporters import Start, recorded_run, until
-from intakes import Fed
 from otlp_receiver import Receiver, Samples, metrics_of, page_samples, points_of, receiver
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.catalog.layout_builder import compile_layout
-from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import encode_item
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.metrics.registry import Registry
-from sidestep.otlp.blocks import MAX_WIDTH, Block
-from sidestep.otlp.encoder import Encoder
-from sidestep.otlp.envelope import Envelope, Piece
-from sidestep.otlp.page_families import NANOS, PageFamilies, Series, SeriesFamily
-from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Family, Sample
-from sidestep.protocol.self_described import Samples as SamplesItem
-from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
+from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
+from sidestep.metrics.native_histogram import NativeHistogram
+from sidestep.otlp.page_families import NANOS, Exponential, Series, SeriesFamily
+from sidestep.otlp.points import MAX_POINTS, MAX_WIDTH, batches
+from sidestep.otlp.resource import SCOPE, Resource
 from sidestep_adapters.recording.replay import Replay
-from slices import MOST, slices
 from web_servers import server
 
 SCRAPED = """\
@@ -64,9 +52,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "all": {"metrics_common": True, "metrics_legacy": True},
     "dropped": {"metrics_drop_label": ("engine", "dp_rank", "tp_rank")},
     "thinned": {"metrics_bucket_thinning": "3", "metrics_deny": ("vllm:e2e*",)},
-    "exponential": {"histograms": "both", "otlp_histograms": "exponential"},
+    "exponential": {"histograms": "both"},
+    "merged": {"histograms": "both", "metrics_drop_label": ("engine", "dp_rank", "tp_rank")},
 }
-KINDS = {"sum": "counter", "gauge": "gauge", "histogram": "histogram", "summary": "summary"}
+KINDS = {"sum": "counter", "gauge": "gauge", "histogram": "histogram"}
+AGGREGATION = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
+EXPONENTIAL = "base2_exponential_bucket_histogram"
+SHOWN = {"unknown": "gauge", "summary": "histogram"}
 STAMP = 1_700_000_000 * NANOS
 
 
@@ -81,8 +73,13 @@ async def pushed_after(found: Receiver, page: Callable[[], Any]) -> tuple[str, S
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-async def test_points_are_the_samples_of_the_page(start: Start, options: str) -> None:
+async def test_points_are_the_samples_of_the_page(
+    start: Start, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All families: engines', scraped ones and the exporter's own, with each filter."""
+    has_native = "histograms" in OPTIONS[options]
+    if has_native:
+        monkeypatch.setenv(AGGREGATION, EXPONENTIAL)
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=SCRAPED)
@@ -110,14 +107,14 @@ async def test_points_are_the_samples_of_the_page(start: Start, options: str) ->
         for name, labels in [*samples]:
             if name.endswith("_bucket") and name.removesuffix("_bucket") in exponential:
                 del samples[name, labels]
-    assert bool(exponential) is (options == "exponential")
-    assert len(pushed) > 1000
+    assert bool(exponential) is has_native
+    assert len(pushed) > 800
     assert pages[0].keys() <= pushed.keys() | pages[0].keys() - pages[1].keys()
     assert pushed.keys() <= pages[0].keys() | pages[1].keys()
     for key, value in pushed.items():
         seen = {repr(float(samples[key])) for samples in pages if key in samples}
         # What changed between the pages could have had any value; a page has a connection of its own.
-        changing = len(seen) > 1 or key[0] in ("sidestep_http_connections", "process_open_fds")
+        changing = len(seen) > 1 or key[0].startswith(("sidestep_http_conn", "process_"))
         assert changing or repr(float(value)) in seen, key
 
 
@@ -140,7 +137,7 @@ async def test_kinds_and_names_are_those_of_the_page(start: Start) -> None:
     # Only pages after the first one have it.
     kinds.pop("sidestep_scrape_duration_seconds")
     assert kinds == {
-        name.removesuffix("_total"): "gauge" if family.kind == "unknown" else family.kind
+        name.removesuffix("_total"): SHOWN.get(family.kind, family.kind)
         for name, family in page.items()
     }
 
@@ -182,13 +179,15 @@ def starts(found: Receiver) -> dict[str, set[int]]:
 
 
 async def test_resource_attributes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the pod by the downward API's variables, and of --otlp.resource, which replaces others."""
+    """Of the pod by the downward API's variables, and of OpenTelemetry's, which replace others."""
     monkeypatch.setenv("POD_NAME", "vllm-0")
     monkeypatch.setenv("POD_NAMESPACE", "llm")
     monkeypatch.setenv("NODE_NAME", "node-1")
-    given = ("deployment.environment.name=prod", "host.name=", "service.name=x")
+    given = "deployment.environment.name=prod,host.name=,service.name=y"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", given)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "x")
     async with receiver() as found:
-        async with start(otlp_endpoint=found.url, otlp_resource=given) as exporter:
+        async with start(otlp_endpoint=found.url) as exporter:
             port = exporter.addresses[0][1]
         resource = found.resource
 
@@ -201,125 +200,6 @@ async def test_resource_attributes(start: Start, monkeypatch: pytest.MonkeyPatch
         "k8s.node.name": "node-1",
         "deployment.environment.name": "prod",
     }
-
-
-def info(number: int) -> EngineInfo:
-    """Return one of many engines."""
-    return EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})
-
-
-def page_families(registry: Registry, *, exponential: bool = False) -> PageFamilies:
-    """Return the families of a registry."""
-    return PageFamilies(
-        registry,
-        PassthroughRegistry(registry.names),
-        own_registry(SelfMetrics(), ()),
-        SeriesFilter(),
-        exponential=exponential,
-    )
-
-
-def encoded(encoder: Encoder, registry: Registry, *, exponential: bool = False) -> list[bytes]:
-    """Return the engines' messages of a push."""
-    families = page_families(registry, exponential=exponential)
-    pieces = encoder.pieces(families._of_engines(), STAMP)
-    return [piece.data for piece in pieces if piece is not None]
-
-
-def change(registry: Registry, engine: Engine) -> None:
-    """Change every value of ``engine``."""
-    engine.values[:] = [1 if value is None else value + 1 for value in engine.values]
-    for slot in range(len(engine.histograms)):
-        engine.histogram(slot).observe(0.5)
-    for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
-        key = (f"x{len(children)}",) * len(row.own_labels)
-        children[key] = 1
-    for family in engine.open_families.values():
-        for key, child in family.children.items():
-            if isinstance(child, Histogram):
-                child.observe(0.5)
-            else:
-                family.children[key] = child + 1
-    registry.touch(engine)
-
-
-@pytest.mark.parametrize("exponential", [False, True])
-@settings(max_examples=25)
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(("change", "retire", "return", "rename", "bounds", "describe")),
-            st.integers(0, 3),
-        ),
-        max_size=6,
-    )
-)
-def test_kept_messages_equal_new_ones(exponential: bool, steps: list[tuple[str, int]]) -> None:
-    """After engines come, go, and change labels, buckets and families."""
-    native = NativeSettings({}, lambda: 5.0) if exponential else None
-    fed = Fed(native=native)
-    registry = fed.intake.registry
-    kept = Encoder()
-    for what, number in [("change", 0), ("change", 1), ("return", 0), *steps]:
-        found = info(number)
-        if what == "rename":
-            found.info = {"cache_config": {"block_size": str(len(registry.engines))}}
-        if what == "bounds":
-            found.bounds = {"inter_token_latency": [0.1, 0.2 + len(registry.engines)]}
-        fed.send_hello(f"s{number}", [found])
-        engine = registry.engines[found.id]
-        if what == "return":
-            # It is the last one now, so that another one has its place.
-            registry.retire(engine)
-            del registry.retired[engine.id]
-            registry.expose(engine)
-        if what == "describe":
-            observed = [0.5, 3.0]
-            family = Family(
-                "own",
-                "histogram",
-                ["l"],
-                [Sample([str(number)], observations=observed)],
-                bounds=[1.0],
-            )
-            fed.items(f"s{number}", [encode_item(SamplesItem(0, 1.0, [family]))])
-        change(registry, engine)
-        if what == "retire":
-            registry.retire(engine)
-        fresh = Encoder()
-        expected = encoded(fresh, registry, exponential=exponential)
-        assert encoded(kept, registry, exponential=exponential) == expected
-        assert [*map(len, kept._kept.values())] == [*map(len, fresh._kept.values())]
-
-
-@functools.cache
-def thousand() -> Registry:
-    """Return a registry of a thousand engines with values in every storage."""
-    registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, is_exposed=SOME.__contains__
-    )
-    for number in range(1000):
-        change(registry, registry.register(info(number)))
-    return registry
-
-
-def test_a_push_of_a_thousand_engines_is_made_in_small_slices() -> None:
-    """The first one, which makes all messages, and the next one, which renews them."""
-    registry = thousand()
-    encoder = Encoder()
-    families = page_families(registry)
-    for _ in range(2):
-        assert max(slices(encoder.pieces(families._of_engines(), STAMP))) < MOST
-
-
-SOME = frozenset(
-    {
-        "vllm:num_requests_running",
-        "vllm:generation_tokens_total",
-        "vllm:request_success_total",
-        "vllm:inter_token_latency_seconds",
-    }
-)
 
 
 @given(
@@ -340,7 +220,7 @@ def test_exponential_buckets_hold_their_values(values: list[float], schema: int)
     expected = [0] * len(point.positive.bucket_counts)
     zeros = 0
     for value in values:
-        if value <= point.zero_threshold:
+        if value <= ZERO_THRESHOLD:
             zeros += 1
             continue
         # The logarithm is inexact near a bound.
@@ -366,25 +246,33 @@ def test_exponential_buckets_hold_their_values(values: list[float], schema: int)
 
 def exponential_metric(histogram: NativeHistogram) -> Metric:
     """Return the message of one exponential histogram."""
-    series = [Series("k", dict, histogram, 1)]
-    block = Block(
-        SeriesFamily("h", "histogram", "", iter(())), "exponential_histogram", series, STAMP
-    )
-    return Metric.FromString(block.encode(series, STAMP))
+    value = Exponential(histogram.schema, histogram.zeros, histogram.buckets, histogram.sum)
+    family = SeriesFamily("h", "histogram", "", [Series({}, value, 1)])
+    ((metrics, count),) = batches([family], STAMP, ())
+    assert count == 1
+    scope = ScopeMetrics(SCOPE, metrics, "")
+    request = encode_metrics(MetricsData([ResourceMetrics(Resource({}), [scope], "")]))
+    (metric,) = metrics_of(request)
+    return metric
 
 
 def test_requests_are_split() -> None:
-    """Each is readable and has at least one piece, whatever its size."""
-    encoder, envelope = Encoder(), Envelope({"service.name": "sidestep"})
-    registry = thousand()
-    families = page_families(registry)._of_engines()
-    pieces = [piece for piece in encoder.pieces(families, STAMP) if piece is not None]
-    whole = [*envelope.requests(pieces)]
-    huge = Piece(1, bytes(5 << 20))
+    """A request has a bounded number of points, in the middle of a family, too."""
+    one = Series({"a": "b"}, 1.0, 5)
+    sizes = (1, MAX_POINTS, 2 * MAX_POINTS, 0, 3)
+    families = [SeriesFamily(f"f{size}", "counter", "", [one] * size) for size in sizes]
+    found = [*batches(families, STAMP, ())]
 
-    assert len(whole) == 1
-    assert [len(request.parts) - 1 for request in envelope.requests([huge, huge])] == [1, 1]
-    assert sum(request.points for request in whole) == sum(piece.points for piece in pieces)
+    assert [count for _, count in found] == [MAX_POINTS] * 3 + [4]
+    points = Counter(
+        {
+            name: sum(
+                len(m.data.data_points) for batch, _ in found for m in batch if m.name == name
+            )
+            for name in (family.name for family in families)
+        }
+    )
+    assert points == Counter({f"f{size}": size for size in sizes})
 
 
 async def replay(exporter: Exporter, run: Path) -> None:

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from otlp_receiver import Receiver, values
+from otlp_receiver import Receiver, encoded_spans, values
 from records_of import made_record, recorded
 from schedulers import WALL, Scheduler, actions
-from sidestep.otlp.envelope import Envelope
-from sidestep.otlp.log_records import log_record
+from sidestep.otlp.log_records import log_records
+from sidestep.otlp.resource import Resource
 from sidestep.otlp.spans import spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
@@ -36,15 +37,13 @@ from sidestep.requests.record import FAILED, RequestRecord, trace_context
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 NANO = 1e-9
+RESOURCE = Resource({"service.name": "s"})
 
 
 def spans_of(record: RequestRecord) -> list[Span]:
     """Return the spans of a record that went through a queue."""
     line = msgspec.json.encode(record)
-    piece = spans(msgspec.json.decode(line, type=RequestRecord), line)
-    found = [*ScopeSpans.FromString(piece.data).spans]
-    assert len(found) == piece.points
-    return found
+    return encoded_spans(spans(msgspec.json.decode(line, type=RequestRecord), line, RESOURCE))
 
 
 def preempted_request(identity: Identity | None = None) -> list[Any]:
@@ -71,8 +70,8 @@ def test_the_spans_of_a_request() -> None:
     request, *phases = spans_of(record)
 
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
-    assert (request.name, request.kind, request.flags) == ("llm_request", 2, 0x301)
-    assert request.status == Status()
+    assert (request.name, request.kind, request.flags) == ("llm_request", 2, 0x300)
+    assert request.status == Status(code=Status.STATUS_CODE_UNSET)
     begin = int(WALL) * 10**9
     ms = 10**6
     assert (request.start_time_unix_nano, request.end_time_unix_nano) == (
@@ -87,7 +86,7 @@ def test_the_spans_of_a_request() -> None:
         ("preempted", 2500 * ms, 3000 * ms),
     ]
     assert {(p.trace_id, p.parent_span_id, p.kind, p.flags) for p in phases} == {
-        (request.trace_id, request.span_id, 1, 0x101)
+        (request.trace_id, request.span_id, 1, 0x100)
     }
     assert len({one.span_id for one in (request, *phases)}) == 5
     assert values(request.attributes) == {
@@ -167,7 +166,7 @@ def test_ids_follow_from_the_key() -> None:
 
     assert spans_of(record) == spans_of(record)
     assert spans_of(record)[0].trace_id != spans_of(other)[0].trace_id
-    (one,) = ScopeSpans.FromString(spans(record).data).spans[:1]
+    one = spans_of(record)[0]
     (logged,) = logs_of(record)
     assert (one.trace_id, one.span_id) == (logged.trace_id, logged.span_id)
 
@@ -284,11 +283,10 @@ def test_any_times(
 def logs_of(record: RequestRecord) -> list[LogRecord]:
     """Return the log records of a record, from a whole request."""
     line = msgspec.json.encode(record)
-    piece = log_record(record, line + b"\n")
-    assert piece.points == 1
-    (request,) = Envelope({"service.name": "s"}).requests([piece])
     found = Receiver("")
-    found.take("/v1/logs", b"".join(request.parts))
+    request = encode_logs(log_records(record, line + b"\n", RESOURCE))
+    found.take("/v1/logs", request.SerializeToString())
+    assert len(found.log_records) == 1
     assert json.loads(found.log_records[0].body.string_value) == json.loads(line)
     return found.log_records
 

@@ -71,9 +71,15 @@ async def test_it_has_the_samples_of_the_page(start: Start, tmp_path: Path) -> N
     assert compared > 3000
 
 
-async def test_exponential_histograms_are_ranges(start: Start, tmp_path: Path) -> None:
+async def test_exponential_histograms_are_ranges(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their counts and sums are those of the page."""
-    flags = {"histograms": "both", "otlp_histograms": "exponential", "otlp_interval": "1"}
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
+        "base2_exponential_bucket_histogram",
+    )
+    flags = {"histograms": "both", "otlp_interval": "1"}
     with victoria_metrics(tmp_path / "data") as server:
         async with start(otlp_endpoint=server.otlp, **flags) as exporter:
             player = Replay(

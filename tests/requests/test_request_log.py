@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from calls import counted
 from command_line import ENVIRON, one_line, sidestep
 from exporter_processes import process
 from exporters import Start, recorded_run, until
@@ -44,7 +45,6 @@ from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
-from slices import counted
 
 LOST = "sidestep_request_records_lost"
 STOP = FINISH_REASONS.index("stop")

@@ -23,7 +23,7 @@ PATIENCE = 300.0
 """Seconds to start: Phoenix takes minutes the first time."""
 CONFIG = """
 receivers:
-  otlp: {{protocols: {{http: {{endpoint: "127.0.0.1:{port}"}}}}}}
+  otlp: {{protocols: {{http: {{endpoint: "127.0.0.1:{http}"}}, grpc: {{endpoint: "127.0.0.1:{grpc}"}}}}}}
 processors:
   batch: {{timeout: 100ms}}
 exporters:
@@ -38,14 +38,14 @@ service:
 
 
 @contextlib.contextmanager
-def collector(folder: Path, to: str) -> Iterator[str]:
-    """Run a Collector that forwards all signals to the URL ``to``; yield its own URL."""
-    port = free_port()
+def collector(folder: Path, to: str, protocol: str) -> Iterator[str]:
+    """Run a Collector that forwards all signals to the URL ``to``; yield its own URL for ``protocol``."""
+    http, grpc = free_port(), free_port()
     config = folder / "collector.yaml"
-    config.write_text(CONFIG.format(port=port, to=to))
-    url = f"http://127.0.0.1:{port}"
-    with _running([str(COLLECTOR), "--config", str(config)], folder, f"{url}/"):
-        yield url
+    config.write_text(CONFIG.format(http=http, grpc=grpc, to=to))
+    ready = f"http://127.0.0.1:{http}/"
+    with _running([str(COLLECTOR), "--config", str(config)], folder, ready):
+        yield f"http://127.0.0.1:{grpc if protocol == 'grpc' else http}"
 
 
 @contextlib.contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
@@ -26,6 +27,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
 from prometheus_client.utils import floatToGoString
 
 from pages import parse
@@ -97,6 +99,13 @@ class Receiver:
             for metric in metrics_of(request)
             for key, value in samples_of(metric)
         }
+
+
+def encoded_spans(found: Sequence[ReadableSpan]) -> list[Span]:
+    """Return spans as a receiver has them."""
+    kept = Receiver("")
+    kept.take("/v1/traces", encode_spans(found).SerializeToString())
+    return kept.spans
 
 
 def accepted(rejected: int = 0, reason: str = "") -> web.Response:
@@ -182,11 +191,7 @@ def samples_of(metric: Metric) -> Iterator[tuple[tuple[str, Labels], float]]:
             continue
         yield _key(f"{metric.name}_count", labels), point.count
         yield _key(f"{metric.name}_sum", labels), point.sum
-        if form == "summary":
-            for place in point.quantile_values:
-                quantile = {**labels, "quantile": as_text(place.quantile)}
-                yield _key(metric.name, quantile), place.value
-        if form == "histogram":
+        if form == "histogram" and point.explicit_bounds:
             bounds = [*point.explicit_bounds, float("inf")]
             counts = accumulate(point.bucket_counts)
             for bound, count in zip(bounds, counts, strict=True):

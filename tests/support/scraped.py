@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidestep.exposition.passthrough.page import Page
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.passthrough_text import pieces
+from sidestep.exposition.text_page import write_passed_on
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
 
@@ -29,16 +29,17 @@ class Passing:
         self.passed = PassthroughRegistry(lambda: [self.ours])
         self.pages = [self.passed.page(given, excluded) for given in labels or ((),)]
 
-    def take(self, text: str | bytes, at: int = 0, size: int = 1 << 16) -> int:
-        """Parse a page in chunks of ``size``; return the number of slices."""
+    def take(self, text: str | bytes, at: int = 0, size: int = 1 << 16) -> None:
+        """Parse a page in chunks of ``size``."""
         data = text.encode() if isinstance(text, str) else text
         chunks = [data[start : start + size] for start in range(0, len(data), size)]
-        return sum(1 for _ in self.pages[at].update(chunks))
+        self.pages[at].update(chunks)
 
     def show(self, *names: str, openmetrics: bool = False) -> str:
         """Return the exposed text."""
-        found = pieces(self.passed, openmetrics=openmetrics, names=names)
-        return b"".join(line for some in found for line in some).decode()
+        return b"".join(
+            write_passed_on(self.passed.families(names), openmetrics=openmetrics)
+        ).decode()
 
     def left_out(self, at: int = 0) -> Counter[str]:
         """Return what was left out of a page, by reason."""

@@ -12,6 +12,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
 from sidestep.exposition import json_format
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
@@ -61,7 +62,7 @@ class Bench:
 
     def families(self, name: str) -> list[Any]:
         """Return the JSON page of a family."""
-        found: list[Any] = json.loads(b"".join(json_format.pieces(self.registry, {name})))
+        found: list[Any] = json.loads(json_format.encode(copied(self.registry), names={name}))
         return found
 
 

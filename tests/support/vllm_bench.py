@@ -11,12 +11,10 @@ from sidestep.engines.vllm.wire import (
     SchedulerStats,
     VllmStep,
 )
-from sidestep.exposition.aggregate import aggregate_histograms
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import families, is_shared
-from sidestep.exposition.family_snapshot import snapshot_family
+from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
+from sidestep.exposition.engine_values import copied
+from sidestep.exposition.families import families
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import (
     IterationStats,
@@ -51,14 +49,13 @@ class Bench:
 
     def values(self, name: str) -> dict[tuple[str, ...], Any]:
         """Return the samples of ``name`` by the label values other than engine and model."""
-        (family,) = families(self.registry, {name})
-        if is_shared(family):
-            aggregated = AggregatedSeries(self.registry)
-            found = aggregated.series(family, Histogram.copy, aggregate_histograms)
-            shown = [one for one in found if one is not None]
-            return {tuple(text for _, text in labels): value for labels, value in shown}
-        snapshot = snapshot_family(self.registry, family, Histogram.copy)
-        return {key: value for _, _, children in snapshot for key, value in children}
+        values = copied(self.registry)
+        (family,) = families(values, {name})
+        if family.is_shared:
+            found = AggregatedSeries().series(values, family, aggregate_native)
+            return {tuple(text for _, text in labels): value for labels, value in found}
+        children = [family.children(engine)[1] for engine in family.engines(values)]
+        return {key: value for some in children for key, value in some}
 
     def value(self, name: str) -> Any:
         """Return the only sample of ``name``."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sidestep.catalog.dialect import DialectTables
-from sidestep.catalog.model import OBSERVED, Alias, Handler, Kind, Row
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Computed, Handler, Kind, Row
 from sidestep.protocol.limits import OTHER
 
 OWN_PREFIXES = ("sidestep_", "process_", "python_")
@@ -44,6 +44,26 @@ class SlotAssignment:
             return ((),)
         closed = self.row.closed if self.storage == "histogram" else (*self.row.closed, OTHER)
         return tuple((value,) for value in closed)
+
+    @functools.cached_property
+    def own_labels(self) -> tuple[str, ...]:
+        """The row's ``own_labels``."""
+        return self.row.own_labels
+
+    @functools.cached_property
+    def stored_name(self) -> str:
+        """The name under which an engine stores a family that Samples items feed."""
+        source = self.row.source
+        return source.name if isinstance(source, Alias) else self.row.name
+
+    @functools.cached_property
+    def label_form(self) -> str:
+        """Equal for rows that put the same labels of an engine into their series.
+
+        As text, whose hash Python keeps.
+        """
+        hidden = (name for name in ENGINE_LABELS if name not in self.row.labels)
+        return f"{','.join(hidden)};{self.row.omits_empty_labels};{','.join(self.own_labels)}"
 
     @property
     def sources(self) -> Iterable[Sequence[str]]:
@@ -203,6 +223,15 @@ class Layout:
             if assignment.row.name in self.gated and assignment.row.feature not in features
         ]
         return self.names.difference(*(exposed_names(row.name, row.kind) for row in hidden))
+
+    @functools.cached_property
+    def computed(self) -> tuple[tuple[str, str], ...]:
+        """The families that functions compute, and the names of these functions."""
+        return tuple(
+            (assignment.row.name, assignment.row.source.name)
+            for assignment in self.assignments
+            if isinstance(assignment.row.source, Computed)
+        )
 
     @functools.cached_property
     def histogram_names(self) -> tuple[str, ...]:

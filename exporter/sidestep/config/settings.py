@@ -25,7 +25,7 @@ from sidestep.config import (
 )
 from sidestep.config.config_file import TABLES, read_file
 from sidestep.config.engine_targets import EngineTarget
-from sidestep.config.scrape_targets import Header, Target
+from sidestep.config.scrape_targets import Target
 from sidestep.config.subscriptions import Subscription
 from sidestep.config.topics import topic_of
 from sidestep.config.triton_servers import Server
@@ -203,9 +203,9 @@ class Config:
     )
     otlp_endpoint: str = option(
         "--otlp.endpoint URL",
-        "Receiver of OpenTelemetry (OTLP over HTTP) to push all metrics to, such as"
-        " http://collector:4318; a URL with a path is used as it is. Needs the extra otlp. See"
-        " opentelemetry.md.",
+        "Receiver of OpenTelemetry (OTLP) to push all metrics to, such as http://collector:4318; a URL"
+        " with a path is used as it is. Needs the extra otlp. OpenTelemetry's variables have further"
+        " settings, such as OTEL_EXPORTER_OTLP_HEADERS. See opentelemetry.md.",
         otlp_options.endpoint("/v1/metrics"),
         shown=scrape_targets.without_secrets,
         unset="metrics are not pushed",
@@ -226,37 +226,11 @@ class Config:
         shown=scrape_targets.without_secrets,
         unset="no log records are sent",
     )
-    otlp_header: tuple[Header, ...] = option(
-        "--otlp.header NAME=VALUE",
-        "Header of every request to the receivers, such as Authorization=Bearer TOKEN; repeatable,"
-        " comma-separated in the variable, which keeps a secret out of the process list.",
-        otlp_options.header,
-        (),
-        unset="none",
-        collect=otlp_options.headers,
-        shown=otlp_options.without_value,
-    )
     otlp_interval: float = option(
         "--otlp.interval SECONDS",
         "Seconds between pushes of metrics to the receiver.",
         otlp_options.interval,
         15.0,
-    )
-    otlp_resource: tuple[tuple[str, str], ...] = option(
-        "--otlp.resource NAME=VALUE",
-        "Resource attribute to add to all that is sent, such as deployment.environment.name=prod;"
-        " an empty value removes one. Repeatable, comma-separated in the variable.",
-        otlp_options.attribute,
-        (),
-        unset="none",
-        collect=otlp_options.attributes,
-    )
-    otlp_histograms: Literal["classic", "exponential"] = option(
-        "--otlp.histograms KIND",
-        "Buckets of pushed histograms. exponential needs --histograms native or both, and a receiver"
-        " that accepts them: others may refuse whole requests.",
-        parsing.one_of("classic", "exponential"),
-        "classic",
     )
     subscribe: tuple[Subscription, ...] = option(
         f"--subscribe {subscriptions.FORM}",
@@ -608,7 +582,6 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         for setting in SETTINGS
     }
     _check_outputs(values)
-    _check_otlp(values)
     _check_records(values)
     _check_thresholds(values)
     return Config(**values, **tables)
@@ -662,24 +635,6 @@ def _check_thresholds(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"--health.min-threshold {least:g}: must not exceed --health.max-threshold {most:g}"
         )
-
-
-def _check_otlp(values: Mapping[str, Any]) -> None:
-    """Check the settings of OTLP together.
-
-    Raises:
-        ConfigError: There is no receiver, or there are no native buckets to send.
-    """
-    endpoints = ("otlp_endpoint", "otlp_traces_endpoint", "otlp_logs_endpoint")
-    if not any(values[name] for name in endpoints):
-        for name in ("header", "resource"):
-            if values[f"otlp_{name}"]:
-                raise ConfigError(
-                    f"--otlp.{name}: requires --otlp.endpoint, --otlp.traces-endpoint or"
-                    " --otlp.logs-endpoint"
-                )
-    if values["otlp_histograms"] == "exponential" and values["histograms"] == "classic":
-        raise ConfigError("--otlp.histograms exponential: requires --histograms native or both")
 
 
 def _check_records(values: Mapping[str, Any]) -> None:

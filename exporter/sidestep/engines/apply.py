@@ -58,23 +58,6 @@ class Applier:
             handlers.apply(engine, item)
         handlers.settle(engine)
 
-    def apply_buffered(self, engine: Engine, item: Item) -> bool:
-        """Add ``item``, whose observations may wait until ``flush``.
-
-        Return whether the item is of a kind that gains from that; if not, nothing was done.
-        """
-        handlers = self._handlers[engine.layout.dialect]
-        handlers.begin(engine)
-        is_applied = handlers.apply_buffered(engine, item)
-        handlers.settle(engine)
-        return is_applied
-
-    def flush(self) -> None:
-        """Make the buffered observations."""
-        for handlers in self._handlers.values():
-            for engine in handlers.flush():
-                self.registry.touch(engine)
-
     def flush_block_lifetimes(self) -> None:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():

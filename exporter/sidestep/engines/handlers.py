@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from sidestep.catalog.layout import Layout
@@ -42,15 +42,6 @@ class Handlers:
         if apply is None:
             raise WireError("bad_item", "an item of another dialect")
         apply(engine, item)
-
-    def apply_buffered(self, engine: Engine, item: Item) -> bool:
-        """Add ``item``, whose observations may wait until ``flush``; return False if not supported."""
-        del engine, item
-        return False
-
-    def flush(self) -> Iterable[Engine]:
-        """Make the buffered observations; return their engines."""
-        return ()
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of KV blocks."""

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sidestep.catalog.model import Kind
-from sidestep.exposition.aggregate import aggregate_states
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import histogram_state, snapshot_family
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.sections import SeriesWriter
+from sidestep.exposition.engine_values import RegistryValues
+from sidestep.exposition.families import Family
+from sidestep.exposition.family_series import family_series
+from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage
-from sidestep.metrics.registry import Registry
-
-SLICE = 50
-"""Series to count before yielding to the event loop."""
+from sidestep.exposition.text_page import SeriesWriter, TextPage
 
 
 @dataclasses.dataclass
@@ -90,54 +84,32 @@ class CardinalityReport:
 
 
 def count_series(
-    registry: Registry, passthrough: PassthroughRegistry, views: Mapping[str, TextPage]
-) -> Iterator[CardinalityReport]:
-    """Yield the report so far, to yield to the event loop, and at last the whole report.
+    values: RegistryValues,
+    passthrough: Iterable[PassthroughFamily],
+    views: Mapping[str, TextPage],
+) -> CardinalityReport:
+    """Return the report.
 
     Args:
-        registry: The series to count.
+        values: The series to count.
         passthrough: Other exporters' families.
         views: Pages by name, whose samples are counted as well.
     """
-    found = CardinalityReport(engines={name: Count() for name in registry.engines})
-    aggregated = AggregatedSeries(registry)
-    for family in list(families(registry)):
-        if is_shared(family):
-            writer = SeriesWriter(family, SeriesFilter())
-            for one in aggregated.series(family, histogram_state, aggregate_states):
-                if one is None:
-                    yield found
-                else:
-                    found.add(family, dict(one[0]), writer.samples(one[1]))
-        else:
-            yield from _of_engines(registry, family, found)
-    for passed in passthrough.families():
-        found.other[passed.name] = sum(len(part.samples) for part in passed.parts)
-        yield found
+    found = CardinalityReport(engines={engine.id: Count() for engine in values.engines})
+    for family, series in family_series(values):
+        writer = SeriesWriter(family, SeriesFilter())
+        for one in series:
+            samples = writer.samples(one.value)
+            found.add(family, one.labels, samples)
+            if one.engine is not None:
+                found.engines[one.engine.id].add(samples)
+    for passed in passthrough:
+        found.other[passed.name] = len(passed.samples)
     for view, page in views.items():
         count = found.pages.setdefault(view, Count())
-        for text in page.families():
-            for value in text.values():
-                if value is None:
-                    yield found
-                else:
-                    count.add(text.writer.samples(value))
-            yield found
-    yield found
-
-
-def _of_engines(
-    registry: Registry, family: Family, found: CardinalityReport
-) -> Iterator[CardinalityReport]:
-    writer = SeriesWriter(family, SeriesFilter())
-    number = 0
-    for engine, names, children in snapshot_family(registry, family, histogram_state):
-        own = found.engines.setdefault(engine.id, Count())
-        for key, value in children:
-            samples = writer.samples(value)
-            found.add(family, series_labels(engine, family, names, key), samples)
-            own.add(samples)
-            number += 1
-            if not number % SLICE:
-                yield found
-    yield found
+        dropped = page.series_filter.dropped_labels
+        for family, series in family_series(values, dropped_labels=dropped):
+            writer = SeriesWriter(family, page.series_filter)
+            for one in series:
+                count.add(writer.samples(one.value))
+    return found

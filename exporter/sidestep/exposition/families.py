@@ -1,18 +1,120 @@
-"""Metric families of a scrape, and the labels of their series.
-
-``selection`` finds the engines that have a family, ``family_snapshot`` reads their values.
-"""
+"""Metric families of a page: which there are, the engines that have them, their values and labels."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Generic, TypeVar
 
-from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind
-from sidestep.metrics.engine import Engine, Key
-from sidestep.metrics.registry import Registry
+from sidestep.catalog.layout import Layout, SlotAssignment
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
+from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
+from sidestep.metrics.engine import Key
+from sidestep.metrics.histogram import Histogram
+
+Children = Sequence[tuple[Key, Value]]
+"""Values by own label values."""
+Reader = Callable[[EngineValues], tuple[Key, Children]]
+"""Returns own label names, and values in the exposed unit."""
+
+
+def row_reader(placed: SlotAssignment) -> Reader:
+    """Return the reader of a row of the catalogue."""
+    row, names, divisor = placed.row, placed.own_labels, placed.row.unit_divisor
+    source = row.source
+    if placed.storage == "sampled":
+        # The senders of a catalogued family may have labels besides the row's.
+        name = placed.stored_name
+        return lambda engine: _open_children(engine, name)
+    if placed.storage == "keyed":
+        (slot,) = placed.slots
+        return lambda engine: (names, _divided(engine.keyed[slot], divisor))
+    if isinstance(source, Info):
+        info = source.name
+        return lambda engine: _info(engine.info.get(info))
+    if isinstance(source, Constant):
+        constant = (((), source.value),)
+        return lambda _: (names, constant)
+    if placed.storage == "computed":
+        name = row.name
+        return lambda engine: (names, _single((), engine.computed[name]))
+    return _slot_reader(placed, names, divisor)
+
+
+def described_reader(name: str, kind: Kind, labels: Key) -> Reader:
+    """Return the reader of a family that engines described themselves.
+
+    Two engines may describe one name differently; a page shows the first form.
+    """
+
+    def read(engine: EngineValues) -> tuple[Key, Children]:
+        family = engine.open_families[name]
+        if (family.kind, family.labels) != (kind, labels):
+            return (), ()
+        return _open_children(engine, name)
+
+    return read
+
+
+def _slot_reader(placed: SlotAssignment, names: Key, divisor: int) -> Reader:
+    """Return the reader of a row whose values are in scalars or histograms."""
+    slots, keys = placed.slots, placed.label_values
+    if len(slots) > 1 or divisor != 1:
+        children = dict(zip(keys, slots, strict=True))
+        if placed.storage == "histogram":
+            return lambda engine: (
+                names,
+                [
+                    (key, one)
+                    for key, slot in children.items()
+                    if (one := engine.histograms[slot]) is not None
+                ],
+            )
+        return lambda engine: (
+            names,
+            _divided(
+                {
+                    key: value
+                    for key, slot in children.items()
+                    if (value := engine.values[slot]) is not None
+                },
+                divisor,
+            ),
+        )
+    (slot,), (key,) = slots, keys
+    if placed.storage == "histogram":
+        return lambda engine: (names, _single(key, engine.histograms[slot]))
+    return lambda engine: (names, _single(key, engine.values[slot]))
+
+
+def _single(key: Key, value: Value | None) -> Children:
+    return () if value is None else ((key, value),)
+
+
+def _divided(children: Mapping[Key, Value], divisor: int) -> Children:
+    """Return values in a unit that is so many stored units; histograms have no other unit."""
+    if divisor == 1:
+        return [*children.items()]
+    return [
+        (key, value / divisor)
+        for key, value in children.items()
+        if not isinstance(value, Histogram)
+    ]
+
+
+def _info(labels: Mapping[str, str] | None) -> tuple[Key, Children]:
+    return ((), ()) if labels is None else (tuple(labels), [(tuple(labels.values()), 1)])
+
+
+def _open_children(engine: EngineValues, name: str) -> tuple[Key, Children]:
+    family = engine.open_families[name]
+    return family.labels, [*family.children.items()]
+
+
+DESCRIBED = ""
+"""Key of the reader of a self-described family."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +124,7 @@ class Family:
     Attributes:
         labels: Own label names, as the first engine that has the family uses them.
         assignments: Slot assignment by dialect; empty for a self-described family.
+        readers: Readers of an engine's values, by dialect; ``DESCRIBED`` for a self-described family.
     """
 
     name: str
@@ -30,52 +133,124 @@ class Family:
     labels: Key
     combine: Combine = "sum"
     assignments: Mapping[str, SlotAssignment] = dataclasses.field(default_factory=dict)
+    readers: Mapping[str, Reader] = dataclasses.field(default_factory=dict)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What distinguishes families of one name."""
+        return self.name, self.kind, self.help, self.labels, *self.assignments
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether engines can have equal labels, so that their series need aggregation."""
+        rows = [placed.row for placed in self.assignments.values()]
+        return any(not set(row.shared) <= set(row.labels) for row in rows)
+
+    def having(
+        self, engines: Sequence[EngineValues], placed: SlotAssignment | None
+    ) -> Sequence[EngineValues]:
+        """Return those of ``engines`` that can have samples of the family.
+
+        Args:
+            engines: Engines of one dialect; of all for a self-described family.
+            placed: The dialect's assignment; None for a self-described family.
+        """
+        if placed is None or placed.storage == "sampled":
+            name = self.name if placed is None else placed.stored_name
+            engines = [engine for engine in engines if name in engine.open_families]
+        elif placed.storage == "keyed":
+            (slot,) = placed.slots
+            engines = [engine for engine in engines if engine.keyed[slot]]
+        if self.kind == "gauge":
+            # Those of an engine that is silent say nothing of now.
+            engines = [engine for engine in engines if engine.live]
+        if placed is not None and placed.row.feature:
+            name, feature = placed.row.name, placed.row.feature
+            engines = [e for e in engines if feature in e.features or name not in e.layout.gated]
+        return engines
+
+    def engines(self, values: RegistryValues) -> Sequence[EngineValues]:
+        """Return the engines that have samples, in the order of the page; few of them have none."""
+        if not self.assignments:
+            return self.having(values.engines, None)
+        found = [
+            _with_values(self.having(values.of_dialect.get(dialect, ()), placed), placed)
+            for dialect, placed in self.assignments.items()
+        ]
+        return found[0] if len(found) == 1 else [*chain.from_iterable(found)]
+
+    def label_form(self, engine: EngineValues, names: Key) -> object:
+        """Return what is equal for families that put the same labels of an engine into their series.
+
+        Args:
+            engine: The engine.
+            names: Own label names.
+        """
+        placed = self.assignments.get(engine.layout.dialect)
+        if placed is None:
+            return names
+        return placed.label_form if names is placed.own_labels else (placed.label_form, names)
+
+    def children(self, engine: EngineValues) -> tuple[Key, Children]:
+        """Return own label names and the values of one of ``engines``."""
+        return self.readers[engine.layout.dialect if self.assignments else DESCRIBED](engine)
 
 
-def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
+def _with_values(engines: Sequence[EngineValues], placed: SlotAssignment) -> Sequence[EngineValues]:
+    """Leave out engines without a value, if that is quickly seen."""
+    if placed.storage == "computed":
+        name = placed.row.name
+        return [engine for engine in engines if engine.computed[name] is not None]
+    if len(placed.slots) == 1 and placed.storage == "scalars":
+        (slot,) = placed.slots
+        return [engine for engine in engines if engine.values[slot] is not None]
+    if len(placed.slots) == 1 and placed.storage == "histogram":
+        (slot,) = placed.slots
+        return [engine for engine in engines if engine.histograms[slot] is not None]
+    return engines
+
+
+def families(values: RegistryValues, names: Collection[str] = ()) -> Iterator[Family]:
     """Yield the families in page order: all, or those that own one of the sample ``names``.
 
     Families of dialects that no engine uses are left out: they cannot have samples.
     """
-    for family in chain(
-        catalogue_families(registry, active_dialects(registry)), self_described_families(registry)
-    ):
+    for family in chain(_catalogued(values), _self_described(values)):
         if not names or has_sample_name(family.name, family.kind, names):
             yield family
 
 
-def active_dialects(registry: Registry) -> frozenset[str]:
-    """Return the dialects of the engines in the registry."""
-    return frozenset(engine.layout.dialect for engine in registry.engines.values())
+def _catalogued(values: RegistryValues) -> Iterator[Family]:
+    layouts = (values.layouts[name] for name in values.layouts if name in values.of_dialect)
+    return (each for each in _of_layouts(tuple(layouts)) if values.is_exposed(each.name))
 
 
-def catalogue_families(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
-    """Yield the families of the catalogue that engines of ``dialects`` can have."""
+@functools.lru_cache(maxsize=16)
+def _of_layouts(layouts: tuple[Layout, ...]) -> Sequence[Family]:
+    """Return the families of the catalogue, in the order of the page."""
     assignments: dict[str, dict[str, SlotAssignment]] = {}
-    for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
+    for layout in layouts:
         for placed in layout.assignments:
             assignments.setdefault(placed.row.name, {})[layout.dialect] = placed
-    for name, found_assignments in assignments.items():
-        if registry.is_exposed(name):
-            row = next(iter(found_assignments.values())).row
-            yield Family(
-                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_assignments
-            )
+    found = []
+    for name, own in assignments.items():
+        row = next(iter(own.values())).row
+        readers = {dialect: row_reader(placed) for dialect, placed in own.items()}
+        found.append(
+            Family(name, row.kind, row.exposed_help, row.own_labels, row.combine, own, readers)
+        )
+    return found
 
 
-def self_described_families(registry: Registry) -> Iterator[Family]:
-    """Yield the families that engines described themselves."""
-    if not registry.quota.families:
-        return
-    sampled = {name for layout in registry.layouts.values() for name in layout.sampled_rows}
-    seen: set[str] = set()
-    for engine in registry.engines.values():
+def _self_described(values: RegistryValues) -> Iterator[Family]:
+    sampled = {name for layout in values.layouts.values() for name in layout.sampled_rows}
+    for engine in values.engines:
         for found in engine.open_families.values():
-            if found.name in sampled or found.name in seen:
-                continue
-            seen.add(found.name)
-            if registry.is_exposed(found.name):
-                yield Family(found.name, found.kind, found.help, found.labels)
+            if found.name not in sampled:
+                sampled.add(found.name)
+                if values.is_exposed(found.name):
+                    readers = {DESCRIBED: described_reader(found.name, found.kind, found.labels)}
+                    yield Family(found.name, found.kind, found.help, found.labels, readers=readers)
 
 
 def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
@@ -87,7 +262,7 @@ def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
+def series_labels(engine: EngineValues, family: Family, names: Key, key: Key) -> dict[str, str]:
     """Return all labels of one series; ``names`` and ``key`` are its own label names and values."""
     placed = family.assignments.get(engine.layout.dialect)
     labels = dict(zip(names, key, strict=True))
@@ -103,7 +278,57 @@ def _has_label(placed: SlotAssignment, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
 
 
-def is_shared(family: Family) -> bool:
-    """Return whether engines can have equal labels, so that their series need aggregation."""
-    rows = [placed.row for placed in family.assignments.values()]
-    return any(not set(row.shared) <= set(row.labels) for row in rows)
+MAX_LABEL_SETS = 200_000
+"""Label sets that a cache holds: four times what self-described families can have at once."""
+
+Encoded = TypeVar("Encoded")
+
+
+class LabelCache(Generic[Encoded]):
+    """Encoded labels of series, cached until the labels of their engine may have changed.
+
+    Args:
+        encode: Encodes the labels of one series.
+    """
+
+    def __init__(self, encode: Callable[[dict[str, str]], Encoded]) -> None:
+        self._encode = encode
+        self._by_version: dict[int, dict[object, dict[Key, Encoded]]] = {}
+        self._count = 0
+
+    def get(
+        self, engine: EngineValues, family: Family, names: Key, keys: Iterable[Key]
+    ) -> list[Encoded]:
+        """Return the labels of an engine's series; ``names`` and ``keys`` are their own labels."""
+        known = self._known(engine, family, names)
+        return [
+            self._added(known, engine, family, names, key)
+            if (found := known.get(key)) is None
+            else found
+            for key in keys
+        ]
+
+    def _known(self, engine: EngineValues, family: Family, names: Key) -> dict[Key, Encoded]:
+        """Return the cached labels of an engine's series with the label ``names`` of their own."""
+        by_form = self._by_version.get(engine.label_version)
+        if by_form is None:
+            by_form = self._by_version[engine.label_version] = {}
+        form = family.label_form(engine, names)
+        known = by_form.get(form)
+        if known is None:
+            known = by_form[form] = {}
+        return known
+
+    def _added(
+        self, known: dict[Key, Encoded], engine: EngineValues, family: Family, names: Key, key: Key
+    ) -> Encoded:
+        self._count += 1
+        found = known[key] = self._encode(series_labels(engine, family, names, key))
+        return found
+
+    def retain(self, engines: Iterable[EngineValues]) -> None:
+        """Drop the labels of other engines; drop all where there are too many."""
+        for label_version in self._by_version.keys() - {engine.label_version for engine in engines}:
+            del self._by_version[label_version]
+        if self._count > MAX_LABEL_SETS:
+            self._by_version, self._count = {}, 0

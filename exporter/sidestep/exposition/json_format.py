@@ -8,78 +8,78 @@ from typing import Any
 
 import msgspec
 
-from sidestep.exposition import passthrough_text
-from sidestep.exposition.aggregate import aggregate_states
-from sidestep.exposition.aggregated_series import AggregatedSeries, Series
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.metrics.engine import Number
-from sidestep.metrics.histogram import State
-from sidestep.metrics.registry import Registry
-
-Sample = dict[str, Any]
+from sidestep.catalog.model import OBSERVED
+from sidestep.exposition.engine_values import RegistryValues, Value
+from sidestep.exposition.family_series import family_series
+from sidestep.exposition.passthrough.families import Sample
+from sidestep.exposition.passthrough.parser import Labels, unescape_labels
+from sidestep.exposition.passthrough.registry import PassthroughFamily
+from sidestep.metrics.histogram import Histogram
 
 
-def pieces(
-    registry: Registry,
+def encode(
+    values: RegistryValues,
+    passthrough: Iterable[PassthroughFamily] = (),
     names: Collection[str] = (),
-    passthrough: PassthroughRegistry | None = None,
-) -> Iterator[bytes]:
-    """Yield the page in pieces; each family is of the moment of its first piece.
-
-    An empty piece means that the next one takes a while.
-    """
-    separator = b"["
-    for head, samples in _families(registry, names, passthrough):
-        # Copying the state of a thousand engines takes most of a slice.
-        yield b""
-        before = separator + _opened(head)
-        for sample in samples:
-            if sample is None:
-                yield b""
-            else:
-                yield before + msgspec.json.encode(sample)
-                before = separator = b","
-        if before == b",":
-            yield b"]}"
-    yield b"[]" if separator == b"[" else b"]"
-
-
-def _opened(head: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(head)[:-1] + b',"samples":['
+) -> bytes:
+    """Return the page: all families, or those that own one of the sample ``names``."""
+    # One family at a time: the encoder keeps other threads from running.
+    found = (msgspec.json.encode(family) for family in _families(values, passthrough, names))
+    return b"[%b]" % b",".join(found)
 
 
 def _families(
-    registry: Registry, names: Collection[str], passthrough: PassthroughRegistry | None
-) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
-    aggregated = AggregatedSeries(registry)
-    for family in list(families(registry, names)):
-        if is_shared(family):
-            found = aggregated.series(family, histogram_state, aggregate_states)
-            samples = _aggregated(found)
-        else:
-            samples = _single(family, snapshot_family(registry, family, histogram_state))
-        yield {"name": family.name, "type": family.kind, "help": family.help}, samples
-    if passthrough is not None:
-        yield from passthrough_text.json_families(passthrough, names)
+    values: RegistryValues, passthrough: Iterable[PassthroughFamily], names: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    for family, series in family_series(values, names):
+        samples = [_sample(one.labels, one.value) for one in series]
+        if samples:
+            yield {
+                "name": family.name, "type": family.kind, "help": family.help, "samples": samples,
+            }  # fmt: skip
+    for passed in passthrough:
+        samples = json_samples(passed)
+        yield {"name": passed.name, "type": passed.kind, "help": passed.help, "samples": samples}
 
 
-def _single(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample]:
-    for engine, names, children in found:
-        for key, value in children:
-            yield _sample(series_labels(engine, family, names, key), value)
-
-
-def _aggregated(found: Iterable[Series[State] | None]) -> Iterator[Sample | None]:
-    for one in found:
-        yield None if one is None else _sample(dict(one[0]), one[1])
-
-
-def _sample(labels: dict[str, str], value: Number | State) -> Sample:
-    if not isinstance(value, tuple):
+def _sample(labels: dict[str, str], value: Value) -> dict[str, Any]:
+    if not isinstance(value, Histogram):
         return {"labels": labels, "value": value}
-    bounds, counted, total, _ = value
-    counts = [*accumulate(counted)]
-    buckets = [[bound, count] for bound, count in zip(bounds, counts, strict=False)]
-    return {"labels": labels, "buckets": buckets, "count": counts[-1], "sum": total}
+    counts = [*accumulate(value.counts)]
+    buckets = [[bound, count] for bound, count in zip(value.bounds, counts, strict=False)]
+    return {"labels": labels, "buckets": buckets, "count": counts[-1], "sum": value.sum}
+
+
+def json_samples(family: PassthroughFamily) -> list[dict[str, Any]]:
+    """Return the samples of a family as JSON objects."""
+    samples = family.samples
+    if family.kind in OBSERVED:
+        return _grouped_samples(family, samples)
+    return [*_plain_samples(samples)]
+
+
+def _number(text: bytes) -> float:
+    return int(text) if text.isdigit() else float(text)
+
+
+def _plain_samples(samples: Iterable[Sample]) -> Iterator[dict[str, Any]]:
+    for series, text in samples:
+        value, _, stamp = text.partition(b" ")
+        time = {"timestamp": int(stamp) / 1000} if stamp else {}
+        yield {"labels": unescape_labels(series.labels), "value": _number(value), **time}
+
+
+def _grouped_samples(family: PassthroughFamily, samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Return one sample per histogram or summary, in the form of an engine's histogram."""
+    label, key = ("le", "buckets") if family.kind == "histogram" else ("quantile", "quantiles")
+    groups: dict[Labels, dict[str, Any]] = {}
+    for series, text in samples:
+        value = _number(text.partition(b" ")[0])
+        outer = tuple(pair for pair in series.labels if pair[0] != label)
+        group = groups.setdefault(outer, {"labels": unescape_labels(outer), key: []})
+        end = series.name.removeprefix(family.name)
+        if end in ("_count", "_sum"):
+            group[end[1:]] = value
+        elif (bound := float(dict(series.labels)[label])) != float("inf"):
+            group[key].append([bound, value])
+    return [*groups.values()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import msgspec
 
 from sidestep.metrics.engine import Engine
@@ -70,14 +68,8 @@ class EngineCurve(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     curve: list[CurvePoint]
 
 
-def engine_curves(engines: Iterable[Engine]) -> Iterator[EngineCurve]:
-    """Yield the curves of those of ``engines`` that send lookups."""
-    for engine in engines:
-        if engine.lookups is not None:
-            yield _curve(engine, engine.lookups)
-
-
-def _curve(engine: Engine, tracker: LookupTracker) -> EngineCurve:
+def engine_curve(engine: Engine, tracker: LookupTracker) -> EngineCurve:
+    """Return the curve of an engine, from its lookups."""
     summary, capacity, size = tracker.summary, tracker.capacity, tracker.block_size
     sizes = [max(round(capacity * 2.0**step), 1) for step in STEPS] if capacity else []
     points = tracker.reuse.points(sizes)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
-from sidestep.exposition.passthrough.page import Part
 from sidestep.exposition.passthrough.parser import unescape_labels
-from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
+from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.proto_format import MAX_COUNT
 
 GROUPED = frozenset({"histogram", "summary"})
@@ -70,36 +68,19 @@ class SampledSeries(NamedTuple):
     created: float
 
 
-def passthrough_families(
-    registry: PassthroughRegistry, names: Collection[str] = ()
-) -> Iterator[SampleFamily | None]:
-    """Yield other exporters' families, all as of the call; None asks to yield to the event loop."""
-    found = [(family, family.parts) for family in registry.families(names)]
-    return _passthrough(found)
+def passed_on(family: PassthroughFamily) -> SampleFamily:
+    """Return another exporter's family."""
+    samples: list[Sample] = []
+    for series, text in family.samples:
+        value, _, stamp = text.partition(b" ")
+        own = tuple(sorted(unescape_labels(series.labels).items()))
+        suffix = series.name.removeprefix(family.name)
+        samples.append(Sample(suffix, own, float(value), int(stamp) if stamp else None))
+    return SampleFamily(family.name, family.kind, family.help, samples)
 
 
-def _passthrough(
-    found: Iterable[tuple[PassthroughFamily, Iterable[Part]]],
-) -> Iterator[SampleFamily | None]:
-    for family, parts in found:
-        samples: list[Sample] = []
-        for part in parts:
-            for series, text in part.samples:
-                value, _, stamp = text.partition(b" ")
-                own = tuple(sorted(unescape_labels(series.labels).items()))
-                suffix = series.name.removeprefix(family.name)
-                samples.append(Sample(suffix, own, float(value), int(stamp) if stamp else None))
-            yield None
-        yield SampleFamily(family.name, family.kind, family.help, samples)
-
-
-def collected_families(registry: Collector) -> Iterator[SampleFamily]:
-    """Yield the families of collectors of prometheus_client, as its ``generate_latest`` has them."""
-    for found in registry.collect():
-        yield from _collected(found)
-
-
-def _collected(found: Metric) -> Iterator[SampleFamily]:
+def collected(found: Metric) -> Iterator[SampleFamily]:
+    """Yield a family of prometheus_client as its ``generate_latest`` writes it: as one or several."""
     kind = KINDS.get(found.type, "untyped")
     families: dict[tuple[str, str], list[Sample]] = {}
     for sample in found.samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,17 +13,16 @@ from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
-from sidestep.exposition.compression import Body, pack
-from sidestep.exposition.kv_curve import engine_curves
+from sidestep.exposition.kv_curve import engine_curve
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
-from sidestep.exposition.page_cache import Pages
+from sidestep.exposition.pages import Pages
+from sidestep.exposition.renders import Body
 from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.landing_page import landing_page
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
-from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.tracking.health.states import Health
 
 POD_PATH = "/pod"
@@ -177,21 +177,17 @@ class Endpoints:
 
     async def metrics_json(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page as values."""
-        pages = self._pages
-        async with pages.at_one_moment():
-            parts = await collect_in_slices(
-                json_format.pieces(pages.registry, _names(request), pages.passthrough)
-            )
-        await self._pages.settled()
-        packed = _accepts_gzip(request)
-        if packed:
-            parts = await pack(parts)
-        return _response(parts, JSON, packed=packed)
+        names = _names(request)
+        data = await self._pages.written(
+            lambda values: json_format.encode(values.engines, values.passthrough, names), names
+        )
+        return await _body(Body([data]), request)
 
     async def cardinality(self, _: web.Request) -> web.StreamResponse:
         """Return the number of series by family and label."""
-        *_rest, report = await collect_in_slices(
-            count_series(self._pages.registry, self._pages.passthrough, self._pages.views)
+        views = self._pages.views
+        report = await self._pages.written(
+            lambda values: count_series(values.engines, values.passthrough, views), with_gone=True
         )
         return _json(report.json())
 
@@ -201,8 +197,12 @@ class Endpoints:
         name = request.query.get("engine")
         if name is not None and name not in engines:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
-        wanted = engines.values() if name is None else [engines[name]]
-        curves = await collect_in_slices(engine_curves([*wanted]))
+        curves = []
+        for engine in [*engines.values()] if name is None else [engines[name]]:
+            if engine.lookups is not None:
+                curves.append(engine_curve(engine, engine.lookups))
+                # A curve takes a millisecond.
+                await asyncio.sleep(0)
         return _json({"engines": curves})
 
     async def doctor(self, _: web.Request) -> web.StreamResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
@@ -14,9 +14,6 @@ from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
 from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
 from sidestep.tracking.health.states import EngineState
-
-BATCH = 100
-"""Engines read between two yields to the event loop: up to 5 us each."""
 
 
 def read_metrics(
@@ -88,40 +85,28 @@ class Engines:
 
     def reading(self, value: Callable[[Engine], float]) -> Reading:
         """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
-
-        def read() -> Iterator[Sample | None]:
-            yield from self._refresh()
-            yield from [(labels, value(engine)) for labels, engine in self._found]
-
-        return read
+        return lambda: [(labels, value(engine)) for labels, engine in self._engines()]
 
     def samples(self, samples: Callable[[Engine], Iterable[Sample]]) -> Reading:
         """Return a reading of any number of ``samples`` of each engine, with own labels."""
+        return lambda: [
+            ((*labels, *own), value)
+            for labels, engine in self._engines()
+            for own, value in samples(engine)
+        ]
 
-        def read() -> Iterator[Sample | None]:
-            yield from self._refresh()
-            for number, (labels, engine) in enumerate(self._found, start=1):
-                for own, value in samples(engine):
-                    yield (*labels, *own), value
-                if not number % BATCH:
-                    yield None
-
-        return read
-
-    def _refresh(self) -> Iterator[None]:
-        """Rebuild the labels if engines have changed; the caller yields to the loop at each step."""
+    def _engines(self) -> Sequence[tuple[Labels, Engine]]:
+        """Return the labels of each engine and the engine."""
         current = list(self._registry.engines.values())
         # An engine's identity can change without a new label version.
         cache_key = [engine.label_version for engine in current], [engine.id for engine in current]
         if cache_key == self._cached_key:
-            return
+            return self._found
         keys: list[tuple[Labels, Engine]] = []
-        for number, engine in enumerate(current, start=1):
+        for engine in current:
             if self._with_parts or not engine.layout.tables.is_part(engine.labels):
                 others = (engine.labels.get(name, "") for name in PER_ENGINE[1:])
                 keys.append(((engine.name, *others), engine))
-            if not number % BATCH:
-                yield
         counts = Counter(key for key, _ in keys)
         # A stream about an engine that also pushes does not change that engine's labels.
         own_counts = Counter(
@@ -138,6 +123,7 @@ class Engines:
             for key, engine in keys
         ]
         self._cached_key = cache_key
+        return self._found
 
 
 class SeriesCount:
@@ -148,18 +134,16 @@ class SeriesCount:
         self._known: dict[int, tuple[int, int]] = {}
         """By label version: the version of an engine, and its number of series then."""
 
-    def reading(self) -> Iterator[Sample | None]:
-        """Read the number of series for ``SelfMetrics.read``; each engine is read at its own moment."""
+    def reading(self) -> Iterable[Sample]:
+        """Read the number of series for ``SelfMetrics.read``."""
         before, self._known = self._known, {}
         known = self._known
-        for number, engine in enumerate(list(self._registry.engines.values()), start=1):
+        for engine in self._registry.engines.values():
             found = before.get(engine.label_version)
             if found is None or found[0] != engine.version:
                 found = engine.version, series_of(engine)
             known[engine.label_version] = found
-            if not number % BATCH:
-                yield None
-        yield (), sum(count for _, count in known.values())
+        return [((), sum(count for _, count in known.values()))]
 
 
 def series_of(engine: Engine) -> int:

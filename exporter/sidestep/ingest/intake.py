@@ -54,16 +54,8 @@ log = logging.getLogger(__name__)
 Replies = list[tuple[bytes, FromExporter]]
 """Messages to send, each with its connection."""
 
-BUFFERED_ITEMS = 4
-"""Items per engine in one frame from which buffering their observations pays off."""
-SLICE_BYTES = 8 << 10
-"""Bytes of small items applied in one slice: 0.3 ms, or as long as one expensive item takes."""
-
 # Members of an enum are slow to look up before Python 3.12.
 _CLOSED = StreamState.CLOSED
-
-MAX_BUFFERED = 16 << 10
-"""Bytes of items whose observations may be buffered; flushing them takes up to 1 ms."""
 
 
 class Intake:
@@ -118,8 +110,6 @@ class Intake:
         self._work: deque[Work] = deque()
         self._sender = ""
         """The stream whose items are being applied, for the log."""
-        self._buffered = 0
-        """Bytes of items whose observations are buffered."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
@@ -215,7 +205,7 @@ class Intake:
         self.bindings.note_backlog(stream, has_items=bool(raws or received.records), now=now)
         if raws:
             # Reversed: the next item is popped from the end.
-            self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
+            self._work.append(partial(self._apply_items, engines, [*raws][::-1]))
         self._work.extend(
             partial(self._add_record, engines, stream.replica, raw) for raw in received.records
         )
@@ -245,10 +235,9 @@ class Intake:
             self.health.report(stream, reports, now)
 
     def work(self) -> None:
-        """Run one slice of work: apply an item or several small ones, run a step or bind an engine.
+        """Run one slice of work: apply an item or a record, run a step or bind an engine.
 
-        An error affects only that slice. While ``busy`` is true, call ``flush`` before anything
-        else reads the series.
+        An error affects only that slice.
         """
         try:
             self._work.popleft()()
@@ -256,26 +245,10 @@ class Intake:
             self.reject(error.reason)
             self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - a bug costs only its item, and is logged
-            self._report_bug(error)
-        if not self._work or self._buffered >= MAX_BUFFERED:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all buffered observations to the series."""
-        self._buffered = 0
-        flushed = False
-        while not flushed:
-            try:
-                self.applier.flush()
-                flushed = True
-            except Exception as error:  # noqa: BLE001 - likewise; other observations are kept
-                self._report_bug(error)
-
-    def _report_bug(self, error: Exception) -> None:
-        self.reject("bug")
-        self._lines.error(
-            "bug", "an item could not be applied; this is a bug in sidestep", trace=error
-        )
+            self.reject("bug")
+            self._lines.error(
+                "bug", "an item could not be applied; this is a bug in sidestep", trace=error
+            )
 
     def enqueue(self, work: Work) -> None:
         """Append ``work`` to the queue."""
@@ -331,31 +304,17 @@ class Intake:
             self.receiver.restore(stream)
             self.bindings.restore(stream)
 
-    def _apply_items(self, engines: list[Engine], raws: list[msgspec.Raw], count: int) -> None:
-        """Apply the next items of ``raws``: one expensive item or several small ones.
-
-        ``raws`` is in reverse order; ``count`` is how many items the frame held. The items after
-        one that cannot be applied are queued again.
-        """
-        are_many = count >= BUFFERED_ITEMS * len(engines)
-        size = 0
-        try:
-            while raws and size < SLICE_BYTES:
-                raw = raws.pop()
-                item = self._decode(raw)
-                if item.engine >= len(engines):
-                    raise WireError("unknown_engine")
-                engine = engines[item.engine]
-                if are_many and self.applier.apply_buffered(engine, item):
-                    size += len(raw)
-                    self._buffered += len(raw)
-                else:
-                    self.applier.apply(engine, item)
-                    size = SLICE_BYTES
-                self._applied(engine)
-        finally:
-            if raws:
-                self._work.appendleft(partial(self._apply_items, engines, raws, count))
+    def _apply_items(self, engines: list[Engine], raws: list[msgspec.Raw]) -> None:
+        """Apply the next item of ``raws``, which is in reverse order; queue the others again."""
+        raw = raws.pop()
+        if raws:
+            self._work.appendleft(partial(self._apply_items, engines, raws))
+        item = self._decode(raw)
+        if item.engine >= len(engines):
+            raise WireError("unknown_engine")
+        engine = engines[item.engine]
+        self.applier.apply(engine, item)
+        self._applied(engine)
 
     def _add_record(self, engines: list[Engine], replica: int, raw: msgspec.Raw) -> None:
         record = decode_record(raw)

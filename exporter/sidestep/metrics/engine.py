@@ -97,7 +97,6 @@ class Engine:
         labels: The labels of every series: engine and model_name, and ``origin`` where another
             engine would have the same labels.
         label_version: A number that no other engine has; it changes when the labels may change.
-        label_cache: Encoded labels of a child, by family and key; the protobuf renderer fills it.
         description: Its description in the Hellos of its processes.
         info: Info metrics as exposed.
         missing_fields: Paths of fields that the engine's release lacks, with ``MISSING`` or ``ABSENT``.
@@ -157,7 +156,6 @@ class Engine:
         "id",
         "info",
         "keyed",
-        "label_cache",
         "label_version",
         "labels",
         "last_seen",
@@ -194,7 +192,6 @@ class Engine:
         self.id = info.id
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
-        self.label_cache: dict[tuple[str, Key], bytes] = {}
         self.description = Description()
         self.info: Mapping[str, Mapping[str, str]] = {}
         self.missing_fields: Mapping[str, str] = {}
@@ -323,7 +320,6 @@ class Engine:
     def renew_label_version(self) -> None:
         """Note that the labels may have changed."""
         self.label_version = next(_label_versions)
-        self.label_cache.clear()
 
     @property
     def is_up(self) -> bool:
@@ -396,7 +392,7 @@ class Engine:
         """Return a copy of this engine without series that is in no registry."""
         made = copy.copy(self)
         made.clear_series()
-        made.label_cache, made.streams, made.last_seen = {}, set(), 0.0
+        made.streams, made.last_seen = set(), 0.0
         made.lost_cores, made.front_ends = set(), set()
         made.requests = made.sink = made.blocks = made.lookups = made.statistics = None
         made.health = HealthTracker()

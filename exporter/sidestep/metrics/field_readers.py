@@ -5,9 +5,6 @@ Interpreting the layout for each item took 14 us for a step without latencies, a
 the updates alone. The exporter therefore generates, at start, the function that a programmer
 would write by hand for the layout, as dataclasses do. ``source`` returns its text, and tracebacks
 show it.
-
-Each struct has two functions: one observes directly, the other collects observations by
-histogram in an ``ObservationBuffer``, so that many items cost each histogram one call.
 """
 
 from __future__ import annotations
@@ -15,21 +12,17 @@ from __future__ import annotations
 import functools
 import linecache
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import SORT_FROM
-from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 
 FieldReader = Callable[[Engine, Any, bool], None]
 """Arguments: engine, item, and whether the item's gauges are fresh."""
-BufferedFieldReader = Callable[[Engine, Any, bool, ObservationBuffer], None]
-"""Arguments: as of ``FieldReader``, and the buffer that takes the observations."""
 
 COLUMNS_FROM = 12
 """Structs from which on reading field by field is faster than reading struct by struct."""
@@ -37,19 +30,6 @@ COLUMNS_FROM = 12
 
 def compile_reader(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> FieldReader:
     """Return the function that applies ``struct``, one of the dialect's structs."""
-    return cast("FieldReader", _compile(layout, registry, struct, buffered=False))
-
-
-def compile_buffered_reader(
-    layout: Layout, registry: Registry, struct: type[msgspec.Struct]
-) -> BufferedFieldReader:
-    """Return the function that applies ``struct`` and buffers its observations."""
-    return cast("BufferedFieldReader", _compile(layout, registry, struct, buffered=True))
-
-
-def _compile(
-    layout: Layout, registry: Registry, struct: type[msgspec.Struct], *, buffered: bool
-) -> Callable[..., None]:
     helpers = _Helpers(layout, registry)
     scope: dict[str, Any] = {
         "refuse": helpers.refuse,
@@ -58,136 +38,101 @@ def _compile(
         "count_codes": helpers.count_codes,
         "assignments": {assignment.row.name: assignment for assignment in layout.assignments},
     }
-    code = _code(layout, struct, buffered=buffered)
-    exec(code, scope)  # noqa: S102 - the text is generated from the catalogue
-    read: Callable[..., None] = scope["read"]
+    exec(_code(layout, struct), scope)  # noqa: S102 - the text is generated from the catalogue
+    read: FieldReader = scope["read"]
     return read
 
 
 @functools.cache
-def _code(layout: Layout, struct: type[msgspec.Struct], *, buffered: bool) -> types.CodeType:
-    text = source(layout, struct, buffered=buffered)
-    name = f"<{layout.dialect}: {struct.__name__}{', buffered' if buffered else ''}>"
+def _code(layout: Layout, struct: type[msgspec.Struct]) -> types.CodeType:
+    text = source(layout, struct)
+    name = f"<{layout.dialect}: {struct.__name__}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return compile(text, name, "exec")
 
 
-def source(layout: Layout, struct: type[msgspec.Struct], *, buffered: bool = False) -> str:
+def source(layout: Layout, struct: type[msgspec.Struct]) -> str:
     """Return the text of the function."""
-    writer = _BufferedWriter() if buffered else _Writer()
     lines = [
-        f"def read({writer.arguments}):",
+        "def read(engine, item, fresh):",
         "    values = engine.values",
         "    histograms = engine.histograms",
-        *writer.preparation,
         "    refused = 0",
     ]
-    lines += (f"    {line}" for line in writer.section(layout.roots[struct], "item"))
+    lines += _indent(_section(layout.roots[struct], "item"))
     lines += ["    if refused:", "        refuse(engine, refused)"]
     return "\n".join(lines) + "\n"
 
 
-class _Writer:
-    """Writes a function that observes directly."""
-
-    arguments = "engine, item, fresh"
-    preparation: ClassVar[Sequence[str]] = ()
-
-    def section(self, section: StructFields, name: str) -> Iterator[str]:
-        """Yield lines that read the struct in variable ``name``."""
-        yield from _start_families(section)
-        if section.gauges:
-            yield "if fresh:"
-            yield from _indent(f"values[{s}] = {name}.{field}" for field, s in section.gauges)
-        for field, slot in section.counters:
-            yield f"if n := {name}.{field}:"
-            yield f"    values[{slot}] = (values[{slot}] or 0) + n"
-        for field, slot in section.observed_lists:
-            yield f"if v := {name}.{field}:"
-            yield from _indent(self.many(slot))
-        for field, slot in section.observed_runs:
-            yield f"if v := {name}.{field}:"
-            yield from _indent(self.before(slot))
-            yield "    for run in v:"
-            yield f"        refused += {_histogram(slot)}.observe_run(run.value, run.count)"
-        for field, slot in section.observed:
-            yield self.one(slot, f"{name}.{field}")
-        for field, assignment in section.labelled_counts:
-            yield f"if {'fresh and ' if assignment.row.closed else ''}(v := {name}.{field}):"
-            if assignment.row.closed:
-                closed = zip(assignment.slots, assignment.row.closed, strict=False)
-                yield from _indent(f"values[{slot}] = v.get({own!r}, 0)" for slot, own in closed)
-            else:
-                yield f"    tally(engine, assignments[{assignment.row.name!r}], v)"
-        for part in section.nested.values():
-            field = part.name.removesuffix("[]")
-            below = f"{name}_{field}"
-            yield f"{below} = {name}.{field}"
-            if part.name.endswith("[]"):
-                yield f"if {below}:"
-                yield from _indent(self.column(part, below))
-            else:
-                yield f"if {below} is not None:"
-                yield from _indent(self.section(part, below))
-
-    def column(self, section: StructFields, name: str) -> Iterator[str]:
-        """Yield lines that read the list of structs in variable ``name``."""
-        yield from _start_families(section)
-        plain = [(field, slot) for field, nested, slot in section.observed_columns if not nested]
-        if plain:
-            yield f"if len({name}) < {COLUMNS_FROM}:"
-            yield f"    for each in {name}:"
-            for field, slot in plain:
-                yield f"        if (v := each.{field}) is not None:"
-                yield f"            {self.one(slot, 'v')}"
-            yield "else:"
-            for field, slot in plain:
-                yield f"    v = [v for each in {name} if (v := each.{field}) is not None]"
-                yield from _indent(self.many(slot))
-        for field, nested, slot in section.observed_columns:
-            if nested:
-                yield f"v = [v for each in {name} for v in each.{field}]"
-                yield "if v:"
-                yield from _indent(self.many(slot))
-        for field, assignment in section.code_fields:
-            codes = f"[each.{field} for each in {name}]"
-            yield f"count_codes(engine, assignments[{assignment.row.name!r}], {codes})"
-
-    def before(self, slot: int) -> Iterator[str]:
-        """Yield lines that precede direct observations in ``slot``."""
-        del slot
-        return iter(())
-
-    def one(self, slot: int, value: str) -> str:
-        """Return the line that observes ``value``."""
-        return f"refused += {_histogram(slot)}.observe({value})"
-
-    def many(self, slot: int) -> Iterator[str]:
-        """Yield lines that observe the list in variable ``v``."""
-        yield f"refused += {_histogram(slot)}.observe_many(v)"
+def _section(section: StructFields, name: str) -> Iterator[str]:
+    """Yield lines that read the struct in variable ``name``."""
+    yield from _start_families(section)
+    if section.gauges:
+        yield "if fresh:"
+        yield from _indent(f"values[{s}] = {name}.{field}" for field, s in section.gauges)
+    for field, slot in section.counters:
+        yield f"if n := {name}.{field}:"
+        yield f"    values[{slot}] = (values[{slot}] or 0) + n"
+    for field, slot in section.observed_lists:
+        yield f"if v := {name}.{field}:"
+        yield f"    {_many(slot)}"
+    for field, slot in section.observed_runs:
+        yield f"if v := {name}.{field}:"
+        yield "    for run in v:"
+        yield f"        refused += {_histogram(slot)}.observe_run(run.value, run.count)"
+    for field, slot in section.observed:
+        yield _one(slot, f"{name}.{field}")
+    for field, assignment in section.labelled_counts:
+        yield f"if {'fresh and ' if assignment.row.closed else ''}(v := {name}.{field}):"
+        if assignment.row.closed:
+            closed = zip(assignment.slots, assignment.row.closed, strict=False)
+            yield from _indent(f"values[{slot}] = v.get({own!r}, 0)" for slot, own in closed)
+        else:
+            yield f"    tally(engine, assignments[{assignment.row.name!r}], v)"
+    for part in section.nested.values():
+        field = part.name.removesuffix("[]")
+        below = f"{name}_{field}"
+        yield f"{below} = {name}.{field}"
+        if part.name.endswith("[]"):
+            yield f"if {below}:"
+            yield from _indent(_column(part, below))
+        else:
+            yield f"if {below} is not None:"
+            yield from _indent(_section(part, below))
 
 
-class _BufferedWriter(_Writer):
-    """Writes a function that buffers observations."""
-
-    arguments = f"{_Writer.arguments}, buffer"
-    preparation = ("    columns = buffer.columns",)
-
-    def before(self, slot: int) -> Iterator[str]:
-        """Yield lines that first observe the buffered values of ``slot``, to preserve their order."""
-        yield f"if columns[{slot}]:"
-        yield f"    refused += buffer.observe({slot})"
-
-    def one(self, slot: int, value: str) -> str:
-        """Return the line that buffers ``value``."""
-        return f"columns[{slot}].append({value})"
-
-    def many(self, slot: int) -> Iterator[str]:
-        """Yield lines that buffer the list in variable ``v`` if it is short, and observe it otherwise."""
-        yield f"if len(v) < {SORT_FROM}:"
-        yield f"    columns[{slot}] += v"
+def _column(section: StructFields, name: str) -> Iterator[str]:
+    """Yield lines that read the list of structs in variable ``name``."""
+    yield from _start_families(section)
+    plain = [(field, slot) for field, nested, slot in section.observed_columns if not nested]
+    if plain:
+        yield f"if len({name}) < {COLUMNS_FROM}:"
+        yield f"    for each in {name}:"
+        for field, slot in plain:
+            yield f"        if (v := each.{field}) is not None:"
+            yield f"            {_one(slot, 'v')}"
         yield "else:"
-        yield from _indent((*self.before(slot), *super().many(slot)))
+        for field, slot in plain:
+            yield f"    v = [v for each in {name} if (v := each.{field}) is not None]"
+            yield f"    {_many(slot)}"
+    for field, nested, slot in section.observed_columns:
+        if nested:
+            yield f"v = [v for each in {name} for v in each.{field}]"
+            yield "if v:"
+            yield f"    {_many(slot)}"
+    for field, assignment in section.code_fields:
+        codes = f"[each.{field} for each in {name}]"
+        yield f"count_codes(engine, assignments[{assignment.row.name!r}], {codes})"
+
+
+def _one(slot: int, value: str) -> str:
+    """Return the line that observes ``value``."""
+    return f"refused += {_histogram(slot)}.observe({value})"
+
+
+def _many(slot: int) -> str:
+    """Return the line that observes the list in variable ``v``."""
+    return f"refused += {_histogram(slot)}.observe_many(v)"
 
 
 def _start_families(section: StructFields) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
@@ -15,10 +14,6 @@ from sidestep.protocol.records import Buckets
 
 SORT_FROM = 5
 """Values from which on sorting is cheaper than one bisection per value (measured)."""
-
-
-State = tuple[Bounds, Sequence[int], float, Exemplars]
-"""A copy of the exposed state of a histogram: bounds, counts, sum and exemplars."""
 
 
 class Histogram:
@@ -88,21 +83,6 @@ class Histogram:
         self.sum += total
         self._count_sorted(values)
         return refused
-
-    def observe_in_order(self, values: list[float]) -> int:
-        """Count ``values`` in their order; return how many were refused.
-
-        The sum is the same, to the last digit, as after observing each value by itself.
-        """
-        total = self.sum
-        for value in values:
-            total += value
-        ordered = sorted(values)
-        if ordered and math.isfinite(total) and ordered[0] >= 0.0 and ordered[-1] <= VALUE_LIMIT:
-            self.sum = total
-            self._count_sorted(ordered)
-            return 0
-        return sum(map(self.observe, values))
 
     def _count_sorted(self, values: list[float]) -> None:
         """Add ``values``, sorted and valid and at least one, to the counts but not to the sum."""

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
-from sidestep.metrics.exemplars import Exemplar
 from sidestep.metrics.exponential_buckets import (
     MAX_BUCKETS,
     ZERO_THRESHOLD,
@@ -51,11 +50,9 @@ class NativeHistogram(Histogram):
         zeros: Observations of at most ``ZERO_THRESHOLD``.
         buckets: Counts of all other observations, by bucket index.
         created: Unix time at which the counts began; 0.0 where that is unknown.
-        encoded: The protobuf encoding of this state, or the copy from which a renderer makes it;
-            None after every change.
     """
 
-    __slots__ = ("buckets", "created", "encoded", "schema", "zeros")
+    __slots__ = ("buckets", "created", "schema", "zeros")
 
     def __init__(self, bounds: Bounds, schema: int = SCHEMA, created: float = 0.0) -> None:
         super().__init__(bounds)
@@ -63,18 +60,9 @@ class NativeHistogram(Histogram):
         self.created = created
         self.zeros = 0
         self.buckets: dict[int, int] = {}
-        self.encoded: bytes | NativeHistogram | None = None
-
-    def exemplify(self, one: Exemplar) -> None:
-        """Keep the exemplar of an observation, unless its bucket has a newer one."""
-        if self.encoded is not None:
-            self._before_change()
-        super().exemplify(one)
 
     def observe(self, value: float) -> int:
         """Count one value; return 1 if it was refused, else 0."""
-        if self.encoded is not None:
-            self._before_change()
         if super().observe(value):
             return 1
         self._count_native(value, 1)
@@ -82,16 +70,12 @@ class NativeHistogram(Histogram):
 
     def observe_run(self, value: float, count: int) -> int:
         """Count the same value ``count`` times; return how many observations were refused."""
-        if self.encoded is not None:
-            self._before_change()
         refused = super().observe_run(value, count)
         if not refused:
             self._count_native(value, count)
         return refused
 
     def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
-        if self.encoded is not None:
-            self._before_change()
         refused = super()._observe_weights(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
@@ -107,8 +91,6 @@ class NativeHistogram(Histogram):
             native: The same observations in native buckets. Without it, each observation counts
                 at the upper bound of its classic bucket.
         """
-        if self.encoded is not None:
-            self._before_change()
         super().add(counts, total)
         if native is None:
             # The values above the highest bound are unknown: they count just above it.
@@ -162,34 +144,11 @@ class NativeHistogram(Histogram):
 
     def copy(self) -> NativeHistogram:
         """Return a copy of the current state."""
-        found = self._shallow_copy()
-        found.counts, found.buckets = self.counts.copy(), self.buckets.copy()
-        return found
-
-    def copy_on_write(self) -> NativeHistogram:
-        """Return the current state for later encoding; the counts are copied only if they change.
-
-        Callers share one copy until the state changes or is encoded. After encoding, the renderer
-        sets ``encoded`` of both histograms, and nothing else of the copy is valid any more.
-        """
-        if not isinstance(self.encoded, NativeHistogram):
-            self.encoded = self._shallow_copy()
-        return self.encoded
-
-    def _shallow_copy(self) -> NativeHistogram:
-        """Return a plain native histogram that shares its counts with this one."""
         found = NativeHistogram.__new__(NativeHistogram)
-        found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
+        found.bounds, found.counts, found.sum = self.bounds, self.counts.copy(), self.sum
         found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
-        found.buckets, found.exemplars = self.buckets, self.exemplars
-        found.encoded = None
+        found.buckets, found.exemplars = self.buckets.copy(), self.exemplars
         return found
-
-    def _before_change(self) -> None:
-        """Detach the copy that ``copy_on_write`` returned, if it is not encoded yet."""
-        if isinstance(self.encoded, NativeHistogram):
-            self.counts, self.buckets = self.counts.copy(), self.buckets.copy()
-        self.encoded = None
 
     def _native(self) -> NativeBuckets:
         counts: list[int | str] = [*self.buckets.values()]
@@ -208,8 +167,6 @@ class NativeHistogram(Histogram):
 
     def _count_sorted(self, values: list[float]) -> None:
         """Count ``values``, sorted and valid and at least one, a bucket at a time."""
-        if self.encoded is not None:
-            self._before_change()
         super()._count_sorted(values)
         start, end = 0, len(values)
         if values[0] <= ZERO_THRESHOLD:

@@ -282,8 +282,9 @@ class Registry:
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""
-        self.version += 1
         self.sampling.rate = rate
+        for engine in self:
+            self.touch(engine)
 
     def requests_of(self, engine: Engine) -> RequestTracker:
         """Return the request tracker of ``engine``; create it if there is none."""
@@ -320,6 +321,10 @@ class Registry:
         share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
         for tracker in trackers:
             tracker.resize(min(capacity, share))
+        for engine in self.engines.values():
+            # Pages have the number of tracked blocks.
+            if engine.blocks is not None:
+                self.touch(engine)
 
     def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
         """Add ``count`` to the child of a counter whose own label is ``value``."""

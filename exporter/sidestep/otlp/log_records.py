@@ -4,61 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.exposition.proto_format import sized
-from sidestep.otlp.attributes import LOG_RECORD, encoded
-from sidestep.otlp.envelope import Piece
-from sidestep.otlp.messages import AnyValue, LogRecord, SeverityNumber
-from sidestep.otlp.spans import SAMPLED, error_type, ids
-from sidestep.otlp.timeline import MAX_NANOS, nanos
-from sidestep.requests.record import RequestRecord
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
-SERVED = "INFO"
-SEVERITIES: Mapping[str, str] = {
-    "abort": "WARN",
-    "refused": "WARN",
-    "error": "ERROR",
-    "engine_died": "ERROR",
-    "expired": "ERROR",
+from sidestep.otlp.resource import SCOPE, Resource
+from sidestep.otlp.spans import contexts, error_type, present
+from sidestep.requests.record import RequestRecord
+from sidestep.requests.timeline import MAX_NANOS, nanos
+
+SEVERITIES: Mapping[str, SeverityNumber] = {
+    "abort": SeverityNumber.WARN,
+    "refused": SeverityNumber.WARN,
+    "error": SeverityNumber.ERROR,
+    "engine_died": SeverityNumber.ERROR,
+    "expired": SeverityNumber.ERROR,
 }
 """Severity by reason, where a request was not served."""
-NUMBERS: Mapping[str, SeverityNumber.ValueType] = {
-    "INFO": SeverityNumber.SEVERITY_NUMBER_INFO,
-    "WARN": SeverityNumber.SEVERITY_NUMBER_WARN,
-    "ERROR": SeverityNumber.SEVERITY_NUMBER_ERROR,
-}
 
 
-def log_record(record: RequestRecord, line: bytes) -> Piece:
-    """Encode the log record of a request.
+def log_records(record: RequestRecord, line: bytes, resource: Resource) -> list[ReadableLogRecord]:
+    """Return the log record of a request.
 
     Args:
         record: The request.
         line: Its line of JSON, which is the body.
+        resource: Resource of the log record.
     """
-    own = ids(record)
-    severity = SEVERITIES.get(record.reason, SERVED)
+    own, _ = contexts(record)
+    severity = SEVERITIES.get(record.reason, SeverityNumber.INFO)
     end = min(nanos(record.time), MAX_NANOS)
+    attributes = {
+        "sidestep.request.key": record.key,
+        "sidestep.request.reason": record.reason,
+        "sidestep.engine": record.engine,
+        "sidestep.tenant": record.tenant,
+        "gen_ai.provider.name": record.dialect,
+        "gen_ai.request.model": record.adapter or record.model,
+        "gen_ai.response.id": record.id,
+        "error.type": error_type(record),
+    }
     found = LogRecord(
-        time_unix_nano=end,
-        observed_time_unix_nano=end,
-        severity_number=NUMBERS[severity],
-        severity_text=severity,
-        body=AnyValue(string_value=line.decode().rstrip("\n")),
-        flags=record.trace_flags if own.parent else SAMPLED,
-        trace_id=own.trace,
-        span_id=own.span,
+        timestamp=end,
+        observed_timestamp=end,
+        context=set_span_in_context(NonRecordingSpan(own)),
+        severity_text=severity.name,
+        severity_number=severity,
+        body=line.decode().rstrip("\n"),
+        attributes=present(attributes),
     )
-    attributes = encoded(
-        LOG_RECORD,
-        (
-            ("sidestep.request.key", record.key),
-            ("sidestep.request.reason", record.reason),
-            ("sidestep.engine", record.engine),
-            ("sidestep.tenant", record.tenant),
-            ("gen_ai.provider.name", record.dialect),
-            ("gen_ai.request.model", record.adapter or record.model),
-            ("gen_ai.response.id", record.id),
-            ("error.type", error_type(record)),
-        ),
-    )
-    return Piece(1, sized(b"\x12", found.SerializeToString() + attributes))
+    return [ReadableLogRecord(found, resource, SCOPE)]

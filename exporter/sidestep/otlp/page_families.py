@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+import msgspec
+
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import aggregate_histograms, aggregate_states, rebucketed
-from sidestep.exposition.aggregated_series import AggregatedSeries
-from sidestep.exposition.families import Family, families, is_shared, series_labels
-from sidestep.exposition.family_snapshot import EngineSnapshot, histogram_state, snapshot_family
+from sidestep.exposition.aggregated_series import (
+    AggregatedSeries,
+    aggregate_histograms,
+    aggregate_native,
+    rebucketed,
+)
+from sidestep.exposition.engine_values import RegistryValues
+from sidestep.exposition.families import Family, families, series_labels
+from sidestep.exposition.own_families import OwnValues
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
-    SampledSeries,
     SampleFamily,
-    collected_families,
-    passthrough_families,
+    collected,
+    passed_on,
     series_of,
     whole,
 )
 from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number
-from sidestep.metrics.histogram import Histogram, State
+from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import OwnRegistry
@@ -33,18 +39,18 @@ from sidestep.telemetry.self_metrics import OwnRegistry
 NANOS = 1_000_000_000
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Summary:
-    """The value of a summary: count, sum, and values by quantile."""
+class Exponential(msgspec.Struct, frozen=True):
+    """The value of a histogram with native buckets: counts by index of schema ``scale``."""
 
-    count: int
+    scale: int
+    zeros: int
+    buckets: dict[int, int]
     total: float
-    quantiles: Sequence[tuple[float, float]] = ()
 
 
-Classic = tuple[Bounds, Sequence[int], float]
-"""Bounds, counts and sum of a histogram."""
-Value = Number | Classic | NativeHistogram | Summary
+Classic = tuple[Bounds, list[int], float]
+"""Bounds, counts and sum of a histogram; a summary has no bounds, and one count."""
+Value = Number | Classic | Exponential
 """Value of a series; the kind of the family says what a number is."""
 
 
@@ -52,24 +58,25 @@ class Series(NamedTuple):
     """A series to send.
 
     Attributes:
-        key: Equal in two pushes if labels, bucket bounds, quantiles and start are equal.
-        labels: Returns the labels.
         start: Unix time in nanoseconds at which counting began; 0 where unknown.
     """
 
-    key: Hashable
-    labels: Callable[[], Mapping[str, str]]
+    labels: Mapping[str, str]
     value: Value
     start: int = 0
 
 
 class SeriesFamily(NamedTuple):
-    """A family and its series; None among them asks to yield to the event loop."""
+    """A family and its series.
+
+    Their values are those of the moment at which the family was copied. The rest of the work is done
+    when ``series`` is read, which a thread may do.
+    """
 
     name: str
     kind: str
     help: str
-    series: Iterator[Series | None]
+    series: Iterable[Series]
 
 
 class PageFamilies:
@@ -92,154 +99,99 @@ class PageFamilies:
         *,
         exponential: bool,
     ) -> None:
-        self._registry = registry
-        self._passthrough = passthrough
-        self._own = own
+        self._copier = PageCopier(registry, passthrough, own)
+        self._began = int(own.metrics.created * NANOS)
         self._filter = series_filter
         self._exponential = exponential
-        self._aggregated = AggregatedSeries(registry, series_filter.dropped_labels)
+        self._aggregated = AggregatedSeries(series_filter.dropped_labels)
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
-    def __iter__(self) -> Iterator[SeriesFamily | None]:
-        """Yield the families; each is of the moment at which it is yielded.
+    def copy(self) -> Iterator[SeriesFamily]:
+        """Copy the values of all families at this moment, and return the families."""
+        values = self._copier.copy(with_gone=bool(self._filter.dropped_labels))
+        passthrough = chain.from_iterable(_sampled(passed_on(each)) for each in values.passthrough)
+        return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 
-        None asks to yield to the event loop.
-        """
-        return chain(self._of_engines(), self._of_samples(), self._of_exporter())
-
-    def _of_engines(self) -> Iterator[SeriesFamily]:
-        self._aggregated.refresh()
-        created = [engine.created for engine in self._registry.engines.values()]
+    def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
+        self._aggregated.retain(values)
+        created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        for family in list(families(self._registry)):
-            if self._filter.dropped_labels or is_shared(family):
-                series = self._aggregate(family)
-            elif self._exponential:
-                series = self._single(
-                    family, snapshot_family(self._registry, family, _copy_histogram)
-                )
-            else:
-                series = self._single(
-                    family, snapshot_family(self._registry, family, histogram_state)
-                )
-            yield SeriesFamily(family.name, family.kind, family.help, series)
+        for family in families(values):
+            is_aggregated = self._filter.dropped_labels or family.is_shared
+            read = self._aggregate if is_aggregated else self._single
+            kind = "histogram" if family.kind == "summary" else family.kind
+            yield SeriesFamily(family.name, kind, family.help, read(values, family))
 
-    def _single(
-        self, family: Family, found: Iterator[EngineSnapshot[State | Histogram]]
-    ) -> Iterator[Series | None]:
-        for engine, names, children in found:
-            version, start = engine.label_version, int(engine.created * NANOS)
+    def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        """Yield series of one engine each."""
+        for engine in family.engines(values):
+            names, children = family.children(engine)
+            start = int(engine.created * NANOS)
             for key, value in children:
-                labels = functools.partial(series_labels, engine, family, names, key)
-                if isinstance(value, int | float):
-                    yield Series((version, key, start), labels, value, start)
-                else:
-                    read, bounds = self._observed(family, value)
-                    began = _start(read) or start
-                    yield Series((version, key, began, bounds), labels, read, began)
-            yield None
+                labels = series_labels(engine, family, names, key)
+                yield self._series(family, labels, value, start)
 
-    def _aggregate(self, family: Family) -> Iterator[Series | None]:
-        if self._exponential:
-            copies = self._aggregated.series(family, Histogram.copy, aggregate_histograms)
-            return self._series(family, copies)
-        states = self._aggregated.series(family, histogram_state, aggregate_states)
-        return self._series(family, states)
+    def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
+        """Yield series of several engines each."""
+        aggregate = aggregate_native if self._exponential else aggregate_histograms
+        start = int(self._oldest * NANOS)
+        for labels, value in self._aggregated.series(values, family, aggregate):
+            yield self._series(family, dict(labels), value, start)
 
     def _series(
-        self,
-        family: Family,
-        found: Iterable[tuple[tuple[tuple[str, str], ...], Number | State | Histogram] | None],
-    ) -> Iterator[Series | None]:
-        start = int(self._oldest * NANOS)
-        for one in found:
-            if one is None:
-                yield None
-                continue
-            labels, value = one
-            make = functools.partial(dict[str, str], labels)
-            if isinstance(value, int | float):
-                yield Series((labels, start), make, value, start)
-            else:
-                read, bounds = self._observed(family, value)
-                began = _start(read) or start
-                yield Series((labels, began, bounds), make, read, began)
-
-    def _observed(self, family: Family, value: State | Histogram) -> tuple[Value, Bounds | None]:
-        """Return the value of a histogram or summary, and the bounds that are sent with it."""
-        if isinstance(value, NativeHistogram):
-            return value, None
-        if isinstance(value, Histogram):
-            value = histogram_state(value)
-        bounds, counts, total, _ = value
+        self, family: Family, labels: Mapping[str, str], value: Number | Histogram, start: int
+    ) -> Series:
+        if not isinstance(value, Histogram):
+            return Series(labels, value, start)
+        if self._exponential and isinstance(value, NativeHistogram):
+            exponential = Exponential(value.schema, value.zeros, value.buckets, value.sum)
+            return Series(labels, exponential, int(value.created * NANOS) or start)
+        bounds, counts = value.bounds, [*value.counts]
         if family.kind == "summary":
-            return Summary(sum(counts), total), None
+            bounds, counts = (), [sum(counts)]
         places = self._filter.shown_bounds(family.name, bounds) if bounds else None
         if places is not None:
             shown = tuple(bounds[place] for place in places)
             bounds, counts = shown, rebucketed(bounds, counts, shown)
-        return (bounds, counts, total), bounds
+        return Series(labels, (bounds, counts, value.sum), start)
 
-    def _of_samples(self) -> Iterator[SeriesFamily | None]:
-        for family in passthrough_families(self._passthrough):
-            yield None if family is None else _sampled(family)
-
-    def _of_exporter(self) -> Iterator[SeriesFamily | None]:
-        metrics = self._own.metrics
-        start = int(metrics.created * NANOS)
-        for found in metrics.samples():
-            if found is None:
-                yield None
-                continue
-            row, samples = found
-            series = (
-                Series(
-                    (labels, start),
-                    functools.partial(_zipped, row.labels, labels),
-                    value,
-                    start,
-                )
+    def _of_exporter(self, values: OwnValues) -> Iterator[SeriesFamily]:
+        for row, samples in values.families:
+            series = [
+                Series(dict(zip(row.labels, labels, strict=True)), value, self._began)
                 for labels, value in samples
-            )
+            ]
             yield SeriesFamily(row.name, row.kind, row.help, series)
-        for family in collected_families(self._own.others):
-            yield _sampled(family)
+        for metric in values.others:
+            for family in collected(metric):
+                yield from _sampled(family)
 
 
-def _copy_histogram(histogram: Histogram) -> State | Histogram:
-    """Copy the native buckets of a histogram that has them, else the classic ones."""
-    if isinstance(histogram, NativeHistogram):
-        return histogram.copy()
-    return histogram_state(histogram)
+def _sampled(family: SampleFamily) -> Iterator[SeriesFamily]:
+    """Yield a family of samples; the quantiles of a summary, which OTLP's SDK lacks, are gauges."""
+    kind = "histogram" if family.kind == "summary" else family.kind
+    yield SeriesFamily(family.name, kind, family.help, _sampled_series(family))
+    quantiles = [
+        Series({**dict(found.labels), "quantile": bound_text(quantile)}, value)
+        for found in series_of(family)
+        if family.kind == "summary" and isinstance(found.value, Observed)
+        for quantile, value in found.value.bounded
+    ]
+    if quantiles:
+        yield SeriesFamily(family.name, "gauge", family.help, quantiles)
 
 
-def _start(value: Value) -> int:
-    """Return when a native histogram began, in nanoseconds; 0 where only its engine has that."""
-    return int(value.created * NANOS) if isinstance(value, NativeHistogram) else 0
-
-
-def _zipped(names: tuple[str, ...], values: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(names, values, strict=True))
-
-
-def _sampled(family: SampleFamily) -> SeriesFamily:
-    series = map(functools.partial(_sampled_series, family.kind), series_of(family))
-    return SeriesFamily(family.name, family.kind, family.help, series)
-
-
-def _sampled_series(kind: str, found: SampledSeries) -> Series:
-    start = int(found.created * NANOS)
-    make = functools.partial(dict[str, str], found.labels)
-    value = found.value
-    if not isinstance(value, Observed):
-        return Series((found.labels, start), make, value, start)
-    if kind == "summary":
-        quantiles = tuple(quantile for quantile, _ in value.bounded)
-        summary = Summary(value.count, value.total, value.bounded)
-        return Series((found.labels, start, quantiles), make, summary, start)
-    bounds = tuple(bound for bound, _ in value.bounded if bound != float("inf"))
-    upto = [0, *(whole(count) for _, count in value.bounded[: len(bounds)]), value.count]
-    # A page may have any counts; those of a bucket cannot be negative.
-    counts = [max(count - before, 0) for before, count in pairwise(upto)]
-    return Series((found.labels, start, bounds), make, (bounds, counts, value.total), start)
+def _sampled_series(family: SampleFamily) -> Iterator[Series]:
+    for found in series_of(family):
+        value, start = found.value, int(found.created * NANOS)
+        if not isinstance(value, Observed):
+            yield Series(dict(found.labels), value, start)
+            continue
+        bounds: Bounds = ()
+        if family.kind == "histogram":
+            bounds = tuple(bound for bound, _ in value.bounded if bound != float("inf"))
+        upto = [0, *(whole(count) for _, count in value.bounded[: len(bounds)]), value.count]
+        # A page may have any counts; those of a bucket cannot be negative.
+        counts = [max(count - before, 0) for before, count in pairwise(upto)]
+        yield Series(dict(found.labels), (bounds, counts, value.total), start)

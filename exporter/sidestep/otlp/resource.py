@@ -1,10 +1,19 @@
-"""Resource attributes of what the exporter sends by OTLP."""
+"""Resource and scope of what the exporter sends by OTLP."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from sidestep import __version__
+
+__all__ = ["SCOPE", "Resource", "resource"]
+
+SCOPE = InstrumentationScope("sidestep", __version__)
 VARIABLES: Mapping[str, str] = {
     "k8s.pod.name": "POD_NAME",
     "k8s.namespace.name": "POD_NAMESPACE",
@@ -15,16 +24,16 @@ VARIABLES: Mapping[str, str] = {
 """Environment variables, as the downward API usually fills them, by attribute."""
 
 
-def resource(environ: Mapping[str, str], port: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the resource attributes of this exporter.
+def resource(port: int) -> Resource:
+    """Return the resource of this exporter.
+
+    OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME replace attributes; an empty value removes one.
 
     Args:
-        environ: Environment variables.
         port: Port of its page, which distinguishes exporters of a host; 0: none.
-        given: Attributes of --otlp.resource, which replace others; an empty value removes one.
     """
     host = socket.gethostname()
-    pod = {name: environ.get(variable, "") for name, variable in VARIABLES.items()}
+    pod = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
     instance = pod["k8s.pod.name"] or host
     found = {
         "service.name": "sidestep",
@@ -32,6 +41,6 @@ def resource(environ: Mapping[str, str], port: int, given: Mapping[str, str]) ->
         "service.instance.id": f"{instance}:{port}" if port else instance,
         "host.name": host,
         **pod,
-        **given,
+        **OTELResourceDetector().detect().attributes,
     }
-    return {name: value for name, value in found.items() if value}
+    return Resource({name: value for name, value in found.items() if value})

@@ -1,41 +1,117 @@
-"""The senders of one exporter as a whole; this module does not load the messages."""
+"""All that one exporter sends by OTLP, from its configuration and OpenTelemetry's variables."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-if TYPE_CHECKING:
-    from sidestep.otlp.record_sender import RecordSender
-    from sidestep.otlp.sender import OtlpSender
+from opentelemetry.sdk import environment_variables as variables
+
+from sidestep.config.settings import Config
+from sidestep.errors import ConfigError
+from sidestep.exposition.pages import Hold
+from sidestep.otlp.destination import LOGS, METRICS, TRACES, Destination, Signal
+from sidestep.otlp.increments import Increments
+from sidestep.otlp.log_records import log_records
+from sidestep.otlp.metric_sender import MetricSender
+from sidestep.otlp.page_families import PageFamilies
+from sidestep.otlp.record_output import Convert, record_output
+from sidestep.otlp.resource import resource
+from sidestep.otlp.spans import spans
+from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_writer import RecordWriter
+from sidestep.snapshot.schedule import Snapshots
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+TEMPORALITY = variables.OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE
+DELTA: Mapping[str, Collection[str]] = {
+    "delta": {"counter", "histogram"},
+    "lowmemory": {"histogram"},
+}
+"""Kinds of families with delta temporality by preference; of any other, all are cumulative."""
+AGGREGATION = variables.OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION
+EXPONENTIAL = "base2_exponential_bucket_histogram"
+MAX_PAUSE = 30.0
+"""Most seconds before records are sent again."""
+PERIOD = 1.0
+"""Least seconds between two batches: records are collected in between."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Senders:
     """The senders of one exporter.
 
+    Args:
+        config: All settings.
+        port: Port of the exporter's page; 0: none.
+        families: Makes what reads the families of the page, given whether to read native buckets.
+        queues: Records by output; those of other outputs than OTLP's are ignored.
+        metrics: Self-metrics.
+        hold: Pauses all changes for a block, so that a push is of one moment.
+        snapshots: Snapshots that pushes wait for.
+
     Attributes:
-        metrics: Sender of the page's families; None: they are not pushed.
-        records: Senders of the records of requests.
+        metrics: Sender of the page's families; None: they are not sent.
+        records: Writers of the records of requests.
+
+    Raises:
+        ConfigError: A variable of OpenTelemetry's is invalid.
     """
 
-    metrics: OtlpSender | None = None
-    records: Sequence[RecordSender] = ()
+    def __init__(
+        self,
+        config: Config,
+        port: int,
+        families: Callable[..., PageFamilies],
+        queues: Sequence[RecordQueue],
+        metrics: SelfMetrics,
+        *,
+        hold: Hold,
+        snapshots: Snapshots | None,
+    ) -> None:
+        source = resource(port)
+        self.metrics: MetricSender | None = None
+        if config.otlp_endpoint:
+            preference = os.environ.get(TEMPORALITY, "").strip().lower()
+            directory = None if snapshots is None else snapshots.directory
+            self.metrics = MetricSender(
+                families(exponential=_is_exponential(config)),
+                Increments(DELTA.get(preference, ()), directory),
+                source,
+                Destination(METRICS, config.otlp_endpoint, metrics),
+                metrics,
+                hold=hold,
+                snapshots=snapshots,
+            )
+        outputs: Mapping[str, tuple[Signal, str, Convert]] = {
+            "traces": (TRACES, config.otlp_traces_endpoint, spans),
+            "logs": (LOGS, config.otlp_logs_endpoint, log_records),
+        }
+        self._destinations: list[Destination] = []
+        self.records: list[RecordWriter] = []
+        for queue in queues:
+            if queue.output in outputs:
+                signal, url, convert = outputs[queue.output]
+                destination = Destination(signal, url, metrics)
+                output = record_output(queue, convert, source, destination)
+                self._destinations.append(destination)
+                self.records.append(RecordWriter(queue, output, MAX_PAUSE, PERIOD))
 
-    def work(self, interval: float) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what runs until it is cancelled; ``interval`` is that of pushes, in seconds."""
-        if self.metrics is not None:
-            yield self.metrics.run(interval)
-        for sender in self.records:
-            yield sender.run()
+    async def close_records(self) -> None:
+        """Send the last records of requests, for a few seconds, and close the connections."""
+        await asyncio.gather(*(asyncio.to_thread(writer.close) for writer in self.records))
+        for destination in self._destinations:
+            destination.close()
 
-    async def finish_records(self) -> None:
-        """Send the last records of requests."""
-        await asyncio.gather(*(sender.finish() for sender in self.records))
 
-    async def finish_metrics(self) -> None:
-        """Push the page's families a last time."""
-        if self.metrics is not None:
-            await self.metrics.finish()
+def _is_exponential(config: Config) -> bool:
+    """Return whether histograms are sent with their native buckets.
+
+    Raises:
+        ConfigError: They have none.
+    """
+    if os.environ.get(AGGREGATION) != EXPONENTIAL:
+        return False
+    if config.histograms == "classic":
+        raise ConfigError(f"{AGGREGATION}={EXPONENTIAL}: requires --histograms native or both")
+    return True

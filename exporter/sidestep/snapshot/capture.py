@@ -1,18 +1,20 @@
 """Content of a snapshot: streams with their seqs, engines with their series, requests in flight.
 
-A snapshot is consistent: nothing is applied between its first piece and its last. It does not
-include sampled KV block lifetimes, whose tracking starts again after a restart.
+A snapshot is consistent: nothing is applied while it is encoded. It does not include
+sampled KV block lifetimes, whose tracking starts again after a restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from sidestep import __version__
 from sidestep.errors import WireError
 from sidestep.ingest.intake import Intake
+from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
@@ -91,6 +93,20 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
 
+class Begun(NamedTuple):
+    """A snapshot that has begun.
+
+    Attributes:
+        streams: Encoded streams.
+        engines: All engines, which are not encoded yet.
+        rest: Other encoded pieces.
+    """
+
+    streams: list[bytes]
+    engines: list[Engine]
+    rest: list[bytes]
+
+
 class Capture:
     """Encoder of snapshots of an intake; unchanged engines are not encoded again.
 
@@ -117,40 +133,53 @@ class Capture:
         self.saved = self._taken
         self._intake.receiver.mark_durable(self._marks)
 
-    def pieces(self) -> Iterator[bytes]:
-        """Encode a snapshot; the caller must apply nothing until the last piece is read."""
+    def pieces(self) -> list[bytes]:
+        """Encode a snapshot of this moment."""
+        return self.encode(self.begin())
+
+    def begin(self) -> Begun:
+        """Begin a snapshot: encode what tasks besides the intake change."""
         intake = self._intake
         registry = intake.registry
         self._taken, self._marks = self.state, intake.receiver.cursors()
-        for stream in intake.receiver.streams.values():
-            yield _encoder.encode(_saved_stream(stream))
-        known, self._pieces = self._pieces, {}
         for engine in registry:
-            version, pieces = known.get(engine.id, (-1, []))
-            if version != engine.version:
-                pieces = []
-                for piece in self._engine_pieces(engine):
-                    pieces.append(piece)
-                    yield piece
-            else:
-                yield from pieces
-            self._pieces[engine.id] = engine.version, pieces
-        groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
-        yield from map(_encoder.encode, groups)
-        if intake.request_log is not None:
-            for queue in intake.request_log.queues:
-                for lines in queue.chunks():
-                    yield _encoder.encode(SavedRecords(lines, queue.output))
-        counters = list(intake.metrics.counters())
+            # Pages do this, too: it adds counters, which must not happen while they are encoded.
+            update_availability(engine)
+        streams = [
+            _encoder.encode(_saved_stream(each)) for each in intake.receiver.streams.values()
+        ]
+        records = [] if intake.request_log is None else intake.request_log.queues
+        rest = [
+            _encoder.encode(SavedRecords(lines, queue.output))
+            for queue in records
+            for lines in queue.chunks()
+        ]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(
             __version__,
             intake.items,
             limited,
-            counters,
+            list(intake.metrics.counters()),
             created=intake.metrics.created,
         )
-        yield _encoder.encode(process)
+        return Begun(streams, [*registry], [*rest, _encoder.encode(process)])
+
+    def encode(self, begun: Begun) -> list[bytes]:
+        """Encode the whole snapshot; the caller applies nothing until this returns.
+
+        It may run in another thread.
+        """
+        known, self._pieces = self._pieces, {}
+        found = begun.streams
+        for engine in begun.engines:
+            version, pieces = known.get(engine.id, (-1, []))
+            if version != engine.version:
+                version, pieces = engine.version, [*self._engine_pieces(engine)]
+            self._pieces[engine.id] = version, pieces
+            found += pieces
+        samples = self._intake.registry.sample_groups
+        groups = inflight_state.capture_groups(samples, _siblings(begun.engines))
+        return [*found, *map(_encoder.encode, groups), *begun.rest]
 
     def _engine_pieces(self, engine: Engine) -> Iterator[bytes]:
         is_exposed = engine.id in self._intake.registry.engines
@@ -229,13 +258,9 @@ def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
     inflight_state.restore_groups(registry.sample_groups, groups, trackers)
 
 
-def _siblings(registry: Registry) -> dict[str, EngineSamples]:
+def _siblings(engines: Iterable[Engine]) -> dict[str, EngineSamples]:
     """Return the parallel samples by engine, for engines with tracked requests."""
-    return {
-        engine.id: engine.requests.samples
-        for engine in registry.engines.values()
-        if engine.requests is not None
-    }
+    return {engine.id: engine.requests.samples for engine in engines if engine.requests is not None}
 
 
 def _saved_stream(stream: Stream) -> SavedStream:

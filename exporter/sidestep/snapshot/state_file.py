@@ -1,6 +1,6 @@
-"""The snapshot file, which is replaced and read atomically.
+"""The files of the state directory, which are replaced and read atomically.
 
-It survives a killed process, not a power loss: nothing is synced to disk. A memory-backed
+They survive a killed process, not a power loss: nothing is synced to disk. A memory-backed
 directory is sufficient, and takes only microseconds.
 """
 
@@ -25,7 +25,6 @@ HEADER = struct.Struct("<8sIQI")
 of 5,000 flipped bits."""
 LENGTH = struct.Struct("<I")
 SNAPSHOT = "snapshot"
-TEMPORARY = f"{SNAPSHOT}.new"
 DAMAGED = "snapshot.damaged"
 MAX_DAMAGED = 9
 """Most names of damaged snapshots."""
@@ -54,33 +53,34 @@ class StateDirectory:
                 f"--state.dir {path}: another exporter uses it; give each one its own"
             ) from None
 
-    def write(self, pieces: Sequence[bytes]) -> int:
-        """Replace the snapshot and return its size in bytes.
+    def write(self, pieces: Sequence[bytes], name: str = SNAPSHOT) -> int:
+        """Replace the snapshot, or another file, and return its size in bytes.
 
         Raises:
-            OSError: Writing failed; the previous snapshot is unchanged.
+            OSError: Writing failed; the previous file is unchanged.
         """
+        temporary = f"{name}.new"
         payload = b"".join(part for piece in pieces for part in (LENGTH.pack(len(piece)), piece))
         data = HEADER.pack(MAGIC, FORMAT, len(payload), zlib.crc32(payload)) + payload
         with open_directory(self.path) as directory:
-            _remove(TEMPORARY, directory)
+            _remove(temporary, directory)
             try:
-                _write(TEMPORARY, data, directory)
-                os.rename(TEMPORARY, SNAPSHOT, src_dir_fd=directory, dst_dir_fd=directory)
+                _write(temporary, data, directory)
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             except OSError:
-                _remove(TEMPORARY, directory)
+                _remove(temporary, directory)
                 raise
         return len(data)
 
-    def read(self) -> list[bytes] | None:
-        """Return the pieces of the snapshot, or None if there is none.
+    def read(self, name: str = SNAPSHOT) -> list[bytes] | None:
+        """Return the pieces of the snapshot, or of another file, or None if there is none.
 
         Raises:
-            WireError: The snapshot is damaged or cannot be read.
+            WireError: The file is damaged or cannot be read.
         """
         try:
             with open_directory(self.path) as directory:
-                data = _read(SNAPSHOT, directory)
+                data = _read(name, directory)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,1 +1,1 @@
-"""The exporter's own metrics, its log lines, and slices of work on the event loop."""
+"""The exporter's own metrics, and its log lines."""

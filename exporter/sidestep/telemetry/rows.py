@@ -269,8 +269,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_otlp_requests_total",
         "counter",
-        "Requests sent to OTLP receivers, by signal (metrics, traces or logs) and by status: that of HTTP,"
-        " or timeout or connection.",
+        "Requests sent to OTLP receivers, by signal (metrics, traces or logs) and by their last status: that of"
+        " HTTP, or timeout, connection or unsent; success or failure over gRPC.",
         ("signal", "status"),
     ),
     SelfRow(
@@ -282,7 +282,7 @@ ROWS: tuple[SelfRow, ...] = (
         "sidestep_otlp_rejected_points_total",
         "counter",
         "Data points that the OTLP receiver rejected: as a part of a request, or a whole request with"
-        " a status that no repetition changes.",
+        " a status that no repetition changes. Over gRPC it is not known.",
     ),
     SelfRow(
         "sidestep_otlp_last_success_timestamp_seconds",
@@ -299,7 +299,7 @@ ROWS: tuple[SelfRow, ...] = (
         "sidestep_otlp_rejected_spans_total",
         "counter",
         "Spans that the OTLP receiver rejected: as a part of a request, or a whole request with a status"
-        " after which it is not repeated.",
+        " after which it is not repeated. Over gRPC it is not known.",
     ),
     SelfRow(
         "sidestep_otlp_log_records_total",

@@ -17,15 +17,15 @@ from sidestep.telemetry.rows import BY_NAME, SelfRow
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
-Reading = Callable[[], Iterable[Sample | None]]
-"""Returns samples; None asks to yield to the event loop."""
+Reading = Callable[[], Iterable[Sample]]
+"""Returns samples."""
 
 
 class SelfMetrics(Collector):
     """Counters and gauges of ``rows``.
 
     Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
-    page is rendered.
+    page is rendered. A thread may do so if no other one changes the same sample.
 
     Attributes:
         created: Unix time at which the counters began.
@@ -62,7 +62,7 @@ class SelfMetrics(Collector):
         """Yield the counters that a snapshot holds."""
         for name, row in BY_NAME.items():
             if row.kind == "counter":
-                yield from ((name, labels, n) for labels, n in self._values[name].items() if n)
+                yield from ((name, labels, n) for labels, n in [*self._values[name].items()] if n)
 
     def restore(self, counters: Iterable[tuple[str, Labels, float]], created: float) -> None:
         """Set counters from a snapshot; ignore those that this release does not have.
@@ -82,37 +82,27 @@ class SelfMetrics(Collector):
         for row in BY_NAME.values():
             yield _family(row)
 
-    def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[Sample]] | None]:
+    def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[Sample]]]:
         """Yield the families that have samples, in the order of the page.
 
         Args:
             names: Families to yield; empty for all.
-
-        Yields:
-            A family, or None to yield to the event loop.
         """
         for name, row in BY_NAME.items():
             if names and name not in names:
                 continue
             reading = self._readings.get(name)
-            found: list[Sample] = []
-            for one in self._values[name].items() if reading is None else reading():
-                if one is None:
-                    yield None
-                else:
-                    found.append(one)
+            found = [*(self._values[name].items() if reading is None else reading())]
             if found:
                 yield row, found
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families for prometheus_client."""
-        for found in self.samples():
-            if found is not None:
-                row, samples = found
-                family = _family(row)
-                for labels, value in samples:
-                    family.add_metric(labels, value)
-                yield family
+        for row, samples in self.samples():
+            family = _family(row)
+            for labels, value in samples:
+                family.add_metric(labels, value)
+            yield family
 
 
 def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:

@@ -368,29 +368,6 @@ async def test_targets_are_independent(start: Start) -> None:
         assert len(dead.heads) == 1
 
 
-async def test_the_event_loop_is_not_blocked(start: Start) -> None:
-    """Pages of 4,000 samples, all changed, arrive twenty times a second."""
-    count = 0
-
-    async def moving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        count += 1
-        text = "".join(
-            f'a_total{{number="{n}",model="some-model"}} {n + count}\n' for n in range(4000)
-        )
-        await page(text)(reader, writer)
-
-    async with polled(moving) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
-        await until(lambda: number(exporter, "ok", server) >= 3)
-        lags = []
-        for _ in range(100):
-            since = time.perf_counter()
-            await asyncio.sleep(0.005)
-            lags.append(time.perf_counter() - since - 0.005)
-        # The server, in the same loop, takes some of it.
-        assert sorted(lags)[50] < 0.01
-
-
 async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
     """A target is scraped with a private CA, a client certificate and a token."""
     authority = Authority(tmp_path)
@@ -428,11 +405,12 @@ async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
     """Unchanged responses are not parsed again."""
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
         await scraped(exporter, server)
-        before = [family.parts for family in exporter.passthrough.families()]
+        before = exporter.passthrough.families()
         polls = number(exporter, "ok", server)
         await until(lambda: number(exporter, "ok", server) > polls + 3)
 
-        assert [family.parts for family in exporter.passthrough.families()] == before
+        after = exporter.passthrough.families()
+        assert all(one is other for one, other in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("option", ["header.a=@/none", "ca=/none", "cert=/none"])

@@ -445,7 +445,7 @@ def test_a_snapshot_has_where_a_stream_stopped() -> None:
     after = Stream("kv-events=tcp://h:1,model=m", fed)
     assert (after.feed.seq, list(after.feed.mark)) == (41, [7, 8])
     fed.advance(1)
-    assert next(Capture(fed.intake).pieces()) == pieces[0]
+    assert Capture(fed.intake).pieces()[0] == pieces[0]
     after.feed.mark_seen(fed.now)
     after.take(batch(2.0, removed(1)))
     assert after.sample(RESIDENT) == 2

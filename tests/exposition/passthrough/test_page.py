@@ -7,7 +7,6 @@ import gc
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +17,7 @@ from exporters import page_of_engine
 from scraped import Passing, openmetrics_samples, samples, shown
 from sidestep.errors import PollError
 from sidestep.exposition.passthrough import page as pages
-from sidestep.exposition.passthrough_text import pieces
+from sidestep.exposition.text_page import write_passed_on
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
 ENGINES = (*TRITON, "page_main", "page_sglang_dp")
@@ -205,7 +204,7 @@ def test_the_number_of_families_is_limited() -> None:
 
 
 def test_an_unchanged_page_is_not_parsed_again() -> None:
-    """Its text is cached until a value changes."""
+    """Until a value changes."""
     page = page_of_engine("page_triton")
     passing = Passing()
     passing.take(page)
@@ -216,25 +215,24 @@ def test_an_unchanged_page_is_not_parsed_again() -> None:
     assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
 
 
-def parts(passing: Passing) -> list[pages.Part]:
-    """Return the parts of all families."""
-    return [part for family in passing.passed.families() for part in family.parts]
+def parts(passing: Passing) -> list[object]:
+    """Return the samples of all families."""
+    return [sample for family in passing.passed.families() for sample in family.samples]
 
 
 def test_a_rendered_page_is_of_one_poll() -> None:
-    """A response that arrives during a render is on the next page."""
+    """A response that arrives before it is written is on the next page."""
     passing = Passing()
     lines = [f'a{{b="{number}"}}' for number in range(3000)]
     passing.take("".join(f"{line} 1\n" for line in lines))
-    from_first = passing_pieces(passing)
-    begun = next(from_first)
+    first = passing.passed.families()
     passing.take("".join(f"{line} 2\n" for line in lines))
-    from_second = passing_pieces(passing)
-    begun_second = next(from_second)
+    second = passing.passed.families()
     passing.take("b 3\n" + "".join(f"{line} 3\n" for line in lines[::-1]))
 
-    assert {line[-1] for line in (begun + "".join(from_first)).splitlines()[2:]} == {"1"}
-    assert {line[-1] for line in (begun_second + "".join(from_second)).splitlines()[2:]} == {"2"}
+    for found, value in ((first, "1"), (second, "2")):
+        text = b"".join(write_passed_on(found)).decode()
+        assert {line[-1] for line in text.splitlines()[2:]} == {value}
     assert "b 3\n" in passing.show()
 
 
@@ -289,11 +287,6 @@ def test_an_invalid_value_of_openmetrics_is_left_out(text: str) -> None:
 
     assert passing.show().endswith("untyped\ngood 1\n")
     assert passing.left_out() == {"bad_line": 1}
-
-
-def passing_pieces(passing: Passing) -> Iterator[str]:
-    """Return an unfinished render."""
-    return (b"".join(some).decode() for some in pieces(passing.passed))
 
 
 def test_timestamps_pass_through() -> None:
@@ -458,18 +451,6 @@ def test_a_damaged_page_loses_only_damaged_lines(data: st.DataObject) -> None:
     readable(passing.show())
 
 
-def big_page(number: int) -> str:
-    """Return 4,000 samples of a Triton with many models, which change with ``number``."""
-    return "".join(
-        f"# HELP nv_{family} Help.\n# TYPE nv_{family} counter\n"
-        + "".join(
-            f'nv_{family}{{model="model_{model}",version="1"}} {number + model}\n'
-            for model in range(500)
-        )
-        for family in "abcdefgh"
-    )
-
-
 @pytest.fixture
 def no_garbage() -> Iterator[None]:
     """Disable the garbage collector, whose heap is that of all tests."""
@@ -477,24 +458,3 @@ def no_garbage() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage")
-def test_a_page_is_read_in_small_slices() -> None:
-    """A new page, a changed one and an unchanged one."""
-    passing = Passing((("pod", "a"),))
-    longest = 0.0
-    for number, whole in ((1, 0.5), (2, 0.1), (2, 0.05)):
-        data = big_page(number).encode()
-        reading = passing.page().update(
-            [data[at : at + 65536] for at in range(0, len(data), 65536)]
-        )
-        began = started = time.thread_time()
-        for _ in reading:
-            longest = max(longest, time.thread_time() - started)
-            started = time.thread_time()
-        # Ten times what it takes.
-        assert time.thread_time() - began < whole
-
-    assert passing.page().parsed is not None
-    assert longest < 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -17,9 +18,10 @@ from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
 from sidestep.engines.triton.rows import FROM_STATISTICS
+from sidestep.exposition.json_format import json_samples
 from sidestep.exposition.passthrough.parser import Labels
-from sidestep.exposition.passthrough_text import json_families
-from sidestep.exposition.protobuf_samples import passthrough_pieces
+from sidestep.exposition.protobuf_page import encode_samples
+from sidestep.exposition.sample_families import passed_on
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
@@ -111,8 +113,7 @@ def test_a_source_can_exclude_families() -> None:
     passing = Passing()
     page = passing.passed.page((), {"nv_inference_count", "my_lat_seconds"})
     text = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
-    for _ in page.update([text.encode()]):
-        pass
+    page.update([text.encode()])
 
     assert "nv_inference_count" not in passing.show()
     assert "my_lat" not in passing.show()
@@ -120,15 +121,12 @@ def test_a_source_can_exclude_families() -> None:
     assert passing.passed.left_out(page) == {"excluded": 7 + 6}
 
 
-def test_pages_are_read_concurrently() -> None:
+async def test_pages_are_read_concurrently() -> None:
     """Both are exposed."""
     passing = Passing(A, B)
     page = page_of_engine("page_triton_custom")
-    readings = [passing.page(at).update([page.encode()]) for at in (0, 1)]
-    while readings:
-        for reading in list(readings):
-            if next(reading, "end") == "end":
-                readings.remove(reading)
+    reads = [asyncio.to_thread(passing.page(at).update, [page.encode()]) for at in (0, 1)]
+    await asyncio.gather(*reads)
 
     assert len(samples(passing.show())) == 2 * len(samples(page))
 
@@ -136,21 +134,22 @@ def test_pages_are_read_concurrently() -> None:
 def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
     """The response arrived after the page was hidden."""
     passing = Passing()
-    for slices, text in ((1, "a 1"), (1, "a 2"), (2, "a 3")):
+    page = passing.page()
+    for text in ("a 1", "a 2"):
         passing.take("a 1\n")
-        reading = passing.page().update([f"{text}\n".encode()])
-        for _ in range(slices):
-            next(reading)
-        passing.page().hide()
-        for _ in reading:
-            pass
+        parsed = page.read([f"{text}\n".encode()])
+        page.hide()
+        page.parsed = parsed
+        page.merge()
         assert lines(passing.show()) == [text]
 
 
 def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the families in the form of JSON."""
-    found = json_families(passing.passed, names)
-    return [{**head, "samples": [one for one in reported if one]} for head, reported in found]
+    return [
+        {"name": each.name, "type": each.kind, "help": each.help, "samples": json_samples(each)}
+        for each in passing.passed.families(names)
+    ]
 
 
 def test_families_as_json() -> None:
@@ -275,6 +274,12 @@ def _as_numbers(labels: Labels) -> Labels:
     )
 
 
+def encoded(passing: Passing, names: Collection[str] = ()) -> bytes:
+    """Return the families in protobuf."""
+    shown = passing.passed.families(names)
+    return b"".join(part for family in shown for part in encode_samples(passed_on(family)))
+
+
 @pytest.mark.parametrize(
     "name",
     ["page_triton", "page_triton_custom", "page_triton_responses", "page_sglang", "page_main"],
@@ -283,7 +288,7 @@ def test_protobuf_has_the_same_samples(name: str) -> None:
     """Protobuf has the samples of all kinds that real exporters have; histograms stay classic."""
     passing = Passing(A)
     passing.take(page_of_engine(name))
-    made = b"".join(part for piece in passthrough_pieces(passing.passed) for part in piece)
+    made = encoded(passing)
     found, text = parsed(made), parse(passing.show())
 
     assert numbers(found) == pytest.approx(numbers(text), nan_ok=True, rel=0)
@@ -295,10 +300,10 @@ def test_protobuf_has_timestamps_and_unescaped_labels() -> None:
     """Timestamps are in milliseconds."""
     passing = Passing()
     passing.take('# TYPE a gauge\na{x="1\\n\\"\\\\"} NaN 1234\na 2\n')
-    (family,) = families(b"".join(p for piece in passthrough_pieces(passing.passed) for p in piece))
+    (family,) = families(encoded(passing))
     (first, second) = family.metric
 
     assert labels_of(first) == (("x", '1\n"\\'),)
     assert (math.isnan(first.gauge.value), first.timestamp_ms) == (True, 1234)
     assert (second.gauge.value, second.HasField("timestamp_ms")) == (2.0, False)
-    assert list(passthrough_pieces(passing.passed, ["b"])) == []
+    assert encoded(passing, ["b"]) == b""

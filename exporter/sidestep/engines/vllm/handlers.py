@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.items import Item
 from sidestep.engines.vllm.event_handlers import EventHandlers
 from sidestep.engines.vllm.stats_handlers import StatsHandlers
 from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmSleep, VllmStep
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.field_readers import compile_buffered_reader, compile_reader
-from sidestep.metrics.observation_buffer import ObservationBuffer
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 
@@ -25,8 +23,6 @@ class VllmHandlers(EventHandlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read_step = compile_reader(layout, registry, VllmStep)
-        self._gather_step = compile_buffered_reader(layout, registry, VllmStep)
-        self._buffers: dict[Engine, ObservationBuffer] = {}
         self._stats = StatsHandlers(layout, registry)
         self.appliers = {
             **self.appliers,
@@ -34,25 +30,6 @@ class VllmHandlers(EventHandlers):
             VllmSleep: self._stats.sleep,
             VllmRejection: self._stats.reject,
         }
-
-    def apply_buffered(self, engine: Engine, item: Item) -> bool:
-        """Add a step; its observations are made by ``flush``. Return False for other items."""
-        if not isinstance(item, VllmStep):
-            return False
-        buffer = self._buffers.get(engine)
-        if buffer is None:
-            buffer = self._buffers[engine] = ObservationBuffer(engine)
-        self._step(engine, item, buffer)
-        return True
-
-    def flush(self) -> Iterator[Engine]:
-        """Make the buffered observations; yield their engines."""
-        while self._buffers:
-            engine, buffer = self._buffers.popitem()
-            if refused := buffer.flush():
-                self._stats.omit(engine, refused)
-            engine.drop_missing()
-            yield engine
 
     def _observe_scaled_evictions(self, engine: Engine, stats: SchedulerStats) -> None:
         """Observe blocks that the engine sampled itself, scaled by its sampling rate."""
@@ -62,9 +39,7 @@ class VllmHandlers(EventHandlers):
             self.observe_blocks(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
-    def _step(
-        self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None = None
-    ) -> None:
+    def _step(self, engine: Engine, item: VllmStep) -> None:
         stats = item.scheduler
         if stats is not None and self.registry.sampling.scale:
             self._observe_scaled_evictions(engine, stats)
@@ -73,12 +48,9 @@ class VllmHandlers(EventHandlers):
         if item.front_end is not None:
             # Before they are observed, which sorts them.
             self.observe_front_end(engine, item.front_end)
-        if buffer is None:
-            self._read_step(engine, item, fresh)
-        else:
-            self._gather_step(engine, item, fresh, buffer)
+        self._read_step(engine, item, fresh)
         if not item.more:
-            self._stats.step(engine, item, buffer, fresh=fresh)
+            self._stats.step(engine, item, fresh=fresh)
         if fresh and stats is not None:
             engine.gauge_stamp = item.stamp
             self.update_states(

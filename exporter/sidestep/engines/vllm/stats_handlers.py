@@ -16,7 +16,6 @@ from sidestep.engines.vllm.wire import (
 )
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX, HitWindow
-from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
@@ -45,18 +44,10 @@ class StatsHandlers:
         self.lora_requests = layout.handler_slot("lora_requests")
         self.lora = layout.handler_slot("lora")
 
-    def step(
-        self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None, *, fresh: bool
-    ) -> None:
-        """Apply a step after its plain fields; ``buffer``, if given, takes the observations."""
+    def step(self, engine: Engine, item: VllmStep, *, fresh: bool) -> None:
+        """Apply a step after its plain fields."""
         if item.iteration is not None:
-            is_last = item.scheduler is not None
-            if buffer is not None and is_last and not engine.held_tokens:
-                buffer.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
-            else:
-                if buffer is not None and (refused := buffer.observe(self.iteration_tokens)):
-                    self.omit(engine, refused)
-                self.count_tokens(engine, item.iteration, last=is_last)
+            self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
         if item.mm_cache is not None:
             _observe_hits(engine.hit_windows[MULTIMODAL], item.mm_cache)
         if item.scheduler is not None:

@@ -93,6 +93,12 @@ class Point(NamedTuple):
     counts: Sequence[Counts]
 
 
+def charts(samples: Sequence[Sample]) -> tuple[list[Point], list[HeatMap]]:
+    """Return the intervals between ``samples``, and their heat maps."""
+    found = [*points(samples)]
+    return found, [*heatmaps(samples, found)]
+
+
 def points(samples: Sequence[Sample]) -> Iterator[Point]:
     """Yield the intervals between ``samples``; percentiles are those of the minute before."""
     start = 0

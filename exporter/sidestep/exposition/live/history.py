@@ -11,7 +11,7 @@ from itertools import islice
 from operator import add
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregate import common_bounds, rebucketed
+from sidestep.exposition.aggregated_series import common_bounds, rebucketed
 from sidestep.exposition.live.rows import WINDOW
 from sidestep.exposition.live.samples import (
     COUNTERS,

@@ -6,27 +6,24 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from sidestep import __version__
-from sidestep.exposition.compression import Body
-from sidestep.exposition.live.charts import SERIES, Point, heatmaps, points
+from sidestep.exposition.live.charts import SERIES, charts
 from sidestep.exposition.live.details import detail
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHistory, merged_gauges
 from sidestep.exposition.live.recent_warnings import RecentWarnings
-from sidestep.exposition.live.rows import WINDOW, EngineRow, ExporterHealth, Live
+from sidestep.exposition.live.rows import WINDOW, ExporterHealth, Live
 from sidestep.exposition.live.rows import History as HistoryAnswer
 from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
-from sidestep.exposition.shared_renders import SharedRenders
+from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
-from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.tracking.health.states import LEVELS
 from sidestep.transport.process import resident
 
@@ -82,7 +79,7 @@ class LiveView:
         self._renders_of_history: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
 
     async def run(self) -> None:
-        """Sample engines until cancelled, in slices of the event loop's time."""
+        """Sample engines until cancelled."""
         with self.warnings.installed():
             while True:
                 await self.sample()
@@ -92,22 +89,22 @@ class LiveView:
         """Sample all engines if a sample is due, and in any case those that have none yet."""
         now = self._clock()
         if now < self._next_round:
-            await collect_in_slices(self._sample_new())
+            await self._sample_new()
             return
         # A round that is late does not shift the next ones.
         behind = now - self._next_round
         self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
         self._note_items(now)
-        await collect_in_slices(self._sample_all())
+        await self._sample_all()
 
-    def _sample_new(self) -> Iterator[None]:
+    async def _sample_new(self) -> None:
         self._shown.refresh()
         for engine in self._shown.engines:
             if self._history(engine) is None:
                 self._start(engine).append(read(engine, self._clock()))
-                yield
+                await asyncio.sleep(0)
 
-    def _sample_all(self) -> Iterator[None]:
+    async def _sample_all(self) -> None:
         self._shown.refresh()
         engines, summed = self._shown.engines, self._shown.summed
         self.histories = {engine.id: self._history(engine) or History(engine) for engine in engines}
@@ -123,7 +120,8 @@ class LiveView:
                 samples.append(sample)
                 if before is not None and (added := increase([before, sample])) is not None:
                     merged.add(added)
-            yield
+            # A sample takes a tenth of a millisecond: other tasks run in between.
+            await asyncio.sleep(0)
         self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
     def _history(self, engine: Engine) -> History | None:
@@ -146,26 +144,25 @@ class LiveView:
 
     async def evaluation(self) -> Evaluation:
         """Return all engines as they are now, and the verdict on them."""
-        return evaluate(await collect_in_slices(self._rows(Rows())))
+        return evaluate((await self._rows()).rows)
 
     async def _answer(self) -> Body:
-        found = Rows()
-        engines, verdict = evaluate(await collect_in_slices(self._rows(found)))
-        raws = await collect_in_slices(msgspec.Raw(msgspec.json.encode(row)) for row in engines)
+        found = await self._rows()
+        engines, verdict = evaluate(found.rows)
         live = Live(
             version=__version__,
             time=self._wall(),
             verdict=verdict,
             total=found.total(),
-            # Encoded in slices.
-            engines=cast("list[EngineRow]", raws),
-            exporter=await self._exporter(),
+            engines=engines,
+            exporter=self._exporter(),
             warnings=self.warnings.latest,
         )
         return Body([msgspec.json.encode(live)])
 
-    def _rows(self, found: Rows) -> Iterator[EngineRow]:
-        """Add the row of each engine to ``found``, and yield it."""
+    async def _rows(self) -> Rows:
+        """Return the rows of all engines."""
+        found = Rows()
         self._shown.refresh()
         shown = [*self._shown.engines, *self._hidden_problems()]
         names = Counter(engine.name for engine in shown)
@@ -180,7 +177,9 @@ class LiveView:
                 found.summed.append(row)
                 if counted is not None:
                     found.merged.add(counted)
-            yield row
+            # A row takes a tenth of a millisecond: other tasks run in between.
+            await asyncio.sleep(0)
+        return found
 
     def _hidden_problems(self) -> list[Engine]:
         """Return engines that have no numbers to show, and need attention."""
@@ -196,11 +195,8 @@ class LiveView:
         found = increase([*window, sample], LATENCIES)
         return None if found is None or found.seconds < MIN_SECONDS else found
 
-    async def _exporter(self) -> ExporterHealth:
-        numbers: dict[str, float] = {}
-        for family in await collect_in_slices(self._intake.metrics.samples(OWN)):
-            if family is not None:
-                numbers[family[0].name] = family[1][0][1]
+    def _exporter(self) -> ExporterHealth:
+        numbers = {row.name: found[0][1] for row, found in self._intake.metrics.samples(OWN)}
         now, scraped = self._clock(), self._scraped_at()
         since, items = self._items[0] if self._items else (now, 0)
         return ExporterHealth(
@@ -233,8 +229,7 @@ class LiveView:
         if identity is not None:
             found = None if engine is None else self._history(engine)
         samples: Sequence[Sample] = [] if found is None else [*found.samples]
-        charted: list[Point] = await collect_in_slices(points(samples))
-        maps = await collect_in_slices(heatmaps(samples, charted))
+        charted, maps = await asyncio.to_thread(charts, samples)
         offset = self._wall() - self._clock()
         columns = zip(*(point.numbers for point in charted), strict=True)
         series = dict(zip(SERIES, map(list, columns), strict=True)) if charted else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.model import OBSERVED
@@ -13,8 +13,6 @@ from sidestep.errors import WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
 
-SLICE = 200
-"""Series to sort before yielding to the event loop."""
 MAX_FAMILIES = 1000
 MAX_SORTED = 1000
 _SUFFIXES: dict[PageKind, tuple[str, ...]] = {
@@ -102,14 +100,11 @@ class FamilySorter:
         self._kinds = {counters.get(name, name): kind for name, kind in self._kinds.items()}
         self._helps = {counters.get(name, name): text for name, text in self._helps.items()}
 
-    def sorted(self, samples: Iterable[Sample]) -> Generator[None, None, list[PageFamily]]:
+    def sorted(self, samples: Iterable[Sample]) -> list[PageFamily]:
         """Return the families of ``samples``: those with a TYPE first."""
-        by_family = yield from self._by_family(samples)
         families: list[PageFamily] = []
         taken: set[str] = set()
-        for number, (name, found) in enumerate(by_family.items()):
-            if not number % SLICE:
-                yield
+        for name, found in self._by_family(samples).items():
             kind, text = self._kinds.get(name, "untyped"), self._helps.get(name, "")
             family = PageFamily(name, kind, text, found)
             reason = ""
@@ -122,23 +117,19 @@ class FamilySorter:
             elif found:
                 taken |= family.names
                 if kind in OBSERVED:
-                    family.samples = yield from self._ordered(family)
+                    family.samples = self._ordered(family)
                 families.append(family)
             if reason:
                 self.left_out[reason] += len(found)
         return [family for family in families if family.samples]
 
-    def _by_family(
-        self, samples: Iterable[Sample]
-    ) -> Generator[None, None, dict[str, list[Sample]]]:
+    def _by_family(self, samples: Iterable[Sample]) -> dict[str, list[Sample]]:
         """Return the samples by family, without duplicate series."""
         found: dict[str, list[Sample]] = {name: [] for name in self._kinds}
         known: dict[str, list[Sample]] = {}
         """The same lists by sample name."""
         seen: set[bytes] = set()
-        for number, sample in enumerate(samples):
-            if not number % (SLICE * 5):
-                yield
+        for sample in samples:
             series, _ = sample
             if series.key in seen:
                 self.left_out["duplicate"] += 1
@@ -159,7 +150,7 @@ class FamilySorter:
                     return base
         return sample
 
-    def _ordered(self, family: PageFamily) -> Generator[None, None, list[Sample]]:
+    def _ordered(self, family: PageFamily) -> list[Sample]:
         """Return the samples in exposition order: one histogram or summary after the other."""
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
         for number, (series, _) in enumerate(family.samples):
@@ -169,15 +160,12 @@ class FamilySorter:
             else:
                 labels = group_labels(family.kind, series.labels)
                 groups.setdefault(labels, []).append((*rank, number))
-            if not number % SLICE:
-                yield
         found: list[Sample] = []
         for group in groups.values():
             # No real histogram has more, and sorting a malicious one would take long.
             if len(group) <= MAX_SORTED:
                 group.sort()
             found += [family.samples[number] for *_, number in group]
-            yield
         return found
 
 

@@ -47,6 +47,8 @@ _LONG = re.compile(
 _OPENMETRICS = re.compile(rb"(\S+)(?: (\d{1,15})(?:\.(\d*))?)?(?: # \{.*)?", re.DOTALL)
 """A value of OpenMetrics: with a timestamp in seconds and an exemplar, or without."""
 _COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
+ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+"""Escapes of a label value."""
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
 _HELP_ESCAPE = re.compile(r"\\[\\n]")
@@ -178,7 +180,7 @@ def unescape_labels(labels: Labels) -> dict[str, str]:
 
 def escape(text: str) -> str:
     """Escape a label value, as both formats do."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return text.translate(ESCAPES)
 
 
 def _unescape(text: str, escaped: re.Pattern[str]) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
 from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.passthrough.families import PageFamily, Sample, group_labels
-from sidestep.exposition.passthrough.page import PART, Page, ParsedPage, Part, make_parts
+from sidestep.exposition.passthrough.page import Page, ParsedPage
 from sidestep.exposition.passthrough.parser import Labels, PageKind
-
-SLICE = 50
-"""Families to merge before yielding to the event loop."""
 
 Key = bytes | Labels
 
@@ -25,6 +22,7 @@ class PassthroughFamily:
 
     Attributes:
         names: All sample names that it takes, as ``layout.taken`` returns them.
+        of_pages: Samples by page.
         is_common: Whether it is a copy under a common name.
         is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
             families, as ``x_created`` is a part of ``x``.
@@ -34,9 +32,14 @@ class PassthroughFamily:
     kind: PageKind
     help: str
     names: frozenset[str]
-    parts: list[Part]
+    of_pages: list[tuple[Page, list[Sample]]]
     is_openmetrics: bool = True
     is_common: bool = False
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Return the samples of all pages."""
+        return [sample for _, samples in self.of_pages for sample in samples]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -82,7 +85,7 @@ class PassthroughRegistry:
 
     def page(self, labels: Labels = (), excluded: Collection[str] = (), name: str = "") -> Page:
         """Add a page; see ``Page``."""
-        page = Page(name, labels, excluded, self._merge, self._forget, common=self._common)
+        page = Page(name, labels, excluded, self.merge, self._forget, common=self._common)
         overlapping = [
             i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
         ]
@@ -100,16 +103,17 @@ class PassthroughRegistry:
             for family in self._merged.families
             if (not names or not family.names.isdisjoint(names))
             and not _is_own(family, own_names)
-            and family.parts
+            and family.of_pages
         ]
 
     def texts(self, names: Collection[str]) -> dict[str, str]:
         """Return, by the name of the page, its exposed families with one of the sample ``names``."""
         found: dict[str, list[bytes]] = {}
         for family in self.families(names):
-            for part in family.parts:
-                if part.page.name:
-                    found.setdefault(part.page.name, []).append(part.text(openmetrics=False))
+            for page, samples in family.of_pages:
+                if page.name:
+                    lines = [b"%b %b\n" % (series.text, value) for series, value in samples]
+                    found.setdefault(page.name, []).extend(lines)
         return {name: b"".join(texts).decode() for name, texts in found.items()}
 
     def left_out(self, page: Page) -> Counter[str]:
@@ -118,10 +122,10 @@ class PassthroughRegistry:
             return Counter()
         own_names = list(self._own_names())
         lost = sum(
-            len(part.samples)
+            len(samples)
             for family in self._merged.families
-            for part in family.parts
-            if part.page is page and _is_own(family, own_names)
+            for owner, samples in family.of_pages
+            if owner is page and _is_own(family, own_names)
         )
         others = self._merged.left_out.get(self._pages.index(page), Counter())
         return page.parsed.left_out + others + Counter(ours=lost)
@@ -129,19 +133,22 @@ class PassthroughRegistry:
     def _forget(self, page: Page) -> None:
         """Drop ``page``; after its next poll, another page exposes a sample it shared."""
         self._merged_contents = []
-        for family in self._merged.families:
-            family.parts = [part for part in family.parts if part.page is not page]
+        # Pages that are being written go on with the former ones.
+        self._merged.families = [
+            dataclasses.replace(
+                one, of_pages=[each for each in one.of_pages if each[0] is not page]
+            )
+            for one in self._merged.families
+        ]
 
-    def _merge(self) -> Iterator[None]:
-        """Merge all pages until the result is up to date."""
+    def merge(self) -> None:
+        """Merge all pages until the result is up to date; the event loop may change pages meanwhile."""
         while (contents := [page.parsed for page in self._pages]) != self._merged_contents:
-            merged = yield from self._merge_pages(contents)
+            merged = self._merge_pages(contents)
             if contents == [page.parsed for page in self._pages]:
                 self._merged, self._merged_contents = merged, contents
 
-    def _merge_pages(
-        self, contents: Sequence[ParsedPage | None]
-    ) -> Generator[None, None, _MergedPages]:
+    def _merge_pages(self, contents: Sequence[ParsedPage | None]) -> _MergedPages:
         """Merge families by name; in a conflict the first page's stays."""
         claims: dict[str, _Claim] = {}
         owners: dict[str, str] = {}
@@ -150,7 +157,7 @@ class PassthroughRegistry:
             if parsed is None:
                 continue
             left_out = merged.left_out[at] = Counter()
-            for number, (found, parts) in enumerate(parsed.families):
+            for found in parsed.families:
                 claim = claims.get(found.name)
                 has_owner = any(owners.get(name, found.name) != found.name for name in found.names)
                 if has_owner or (claim is not None and claim.family.kind != found.kind):
@@ -159,50 +166,36 @@ class PassthroughRegistry:
                 if claim is None:
                     claim = claims[found.name] = _Claim(_family(found), {})
                     owners.update(dict.fromkeys(found.names, found.name))
-                visible = yield from self._visible(at, found, parts, claim)
+                visible = self._visible(at, found, claim)
                 claim.pages[at] = found
-                claim.family.parts += visible
-                shown = sum(len(part.samples) for part in visible)
-                left_out["other_target"] += len(found.samples) - shown
-                if not number % SLICE:
-                    yield
+                if visible:
+                    claim.family.of_pages.append((self._pages[at], visible))
+                left_out["other_target"] += len(found.samples) - len(visible)
         merged.families = [claim.family for claim in claims.values()]
         _mark_openmetrics(merged.families)
         return merged
 
-    def _visible(
-        self, at: int, found: PageFamily, parts: list[Part], claim: _Claim
-    ) -> Generator[None, None, list[Part]]:
+    def _visible(self, at: int, found: PageFamily, claim: _Claim) -> list[Sample]:
         """Return the samples of ``found`` that no earlier page exposes."""
         overlapping = self._overlapping[at] & claim.pages.keys()
         if not overlapping:
-            return parts
+            return found.samples
         known: set[Key] = set()
         for rival in overlapping:
-            for keys in _keys(claim.pages[rival]):
-                known.update(keys)
-                yield
-        left: list[Sample] = []
-        samples = iter(found.samples)
-        for keys in _keys(found):
-            left += [one for key, one in zip(keys, samples, strict=False) if key not in known]
-            yield
-        if len(left) == len(found.samples):
-            return parts
-        return (yield from make_parts(self._pages[at], left))
+            known.update(_keys(claim.pages[rival]))
+        return [
+            one for key, one in zip(_keys(found), found.samples, strict=True) if key not in known
+        ]
 
 
-def _keys(found: PageFamily) -> Iterator[list[Key]]:
-    """Yield the keys of the samples in ``found``, in order, some at a time.
+def _keys(found: PageFamily) -> Iterator[Key]:
+    """Yield the keys of the samples in ``found``, in order.
 
     All samples of a histogram have the same key, so that one cannot come from several pages.
     """
-    for start in range(0, len(found.samples), PART):
-        some = [series for series, _ in found.samples[start : start + PART]]
-        if found.kind in OBSERVED:
-            yield [group_labels(found.kind, series.labels) for series in some]
-        else:
-            yield [series.key for series in some]
+    if found.kind in OBSERVED:
+        return (group_labels(found.kind, series.labels) for series, _ in found.samples)
+    return (series.key for series, _ in found.samples)
 
 
 def _family(found: PageFamily) -> PassthroughFamily:

@@ -1,4 +1,4 @@
-"""Parts of the exporter made from its configuration."""
+"""What the configuration alone determines: the filter of pages, access rules, settings of engines."""
 
 from __future__ import annotations
 

@@ -1,0 +1,204 @@
+"""Metrics pages: values are copied on the event loop, and written in a thread.
+
+Concurrent and closely following requests share a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol, TypeVar
+
+from sidestep.exposition import own_families
+from sidestep.exposition.engine_values import EngineCopier, RegistryValues
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.own_families import OwnValues, own_values
+from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
+from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples
+from sidestep.exposition.renders import Body, SharedRenders
+from sidestep.exposition.sample_families import passed_on
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage, write_passed_on
+from sidestep.ingest.final_scrape import FinalScrape
+from sidestep.metrics.registry import Registry
+from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+
+
+class PageValues(NamedTuple):
+    """What a page shows, at one moment: engines, families passed on, and the exporter's own."""
+
+    engines: RegistryValues
+    passthrough: list[PassthroughFamily]
+    own: OwnValues
+
+
+class PageCopier:
+    """Copies what a page shows, on the event loop; another thread can write what is copied."""
+
+    def __init__(
+        self, registry: Registry, passthrough: PassthroughRegistry, own: OwnRegistry
+    ) -> None:
+        self._engines = EngineCopier(registry)
+        self._passthrough = passthrough
+        self._own = own
+
+    def copy(self, names: Collection[str] = (), *, with_gone: bool = False) -> PageValues:
+        """Return the values of this moment.
+
+        Args:
+            names: Samples whose families are wanted, of those that are not engines'; empty for all.
+            with_gone: Whether to include engines that are gone, which only sums need.
+        """
+        return PageValues(
+            self._engines.copy(with_gone=with_gone),
+            self._passthrough.families(names),
+            own_values(self._own, names),
+        )
+
+
+CACHE_SECONDS = 0.1
+"""How long a rendered page answers further requests."""
+
+Key = tuple[str, Format]
+"""View and format."""
+Hold = Callable[[], AbstractAsyncContextManager[None]]
+"""Pauses the changes of the registry for a block."""
+Result = TypeVar("Result")
+
+
+class Durable(Protocol):
+    """Snapshots of what pages expose."""
+
+    async def settled(self) -> None:
+        """Return once a snapshot holds all items applied before this call."""
+
+
+class Pages:
+    """Renders pages, once for all concurrent requests of the same view and format.
+
+    Args:
+        snapshots: If given, a page is returned only once a snapshot holds what it shows, so
+            that no counter that Prometheus has seen decreases after a crash.
+        final_scrape: If given, records the requests for whole pages.
+        series_filter: Labels, families and buckets to leave out.
+        hold: Pauses the intake between two frames, so that sums by tenant are those of the engines.
+
+    Attributes:
+        scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        passthrough: PassthroughRegistry,
+        own: OwnRegistry,
+        metrics: SelfMetrics,
+        *,
+        snapshots: Durable | None = None,
+        final_scrape: FinalScrape | None = None,
+        series_filter: SeriesFilter | None = None,
+        hold: Hold = contextlib.nullcontext,
+    ) -> None:
+        shown = series_filter or SeriesFilter()
+        self.registry = registry
+        self.metrics = metrics
+        self._copier = PageCopier(registry, passthrough, own)
+        self._snapshots = snapshots
+        self._final_scrape = final_scrape
+        self._hold = hold
+        filters = {"engine": shown, "pod": shown.for_pod}
+        self.views = {view: TextPage(each) for view, each in filters.items()}
+        self._with_exemplars = {
+            view: TextPage(each, exemplars=True) for view, each in filters.items()
+        }
+        native = registry.native
+        self._protobuf = ProtobufPage(classic_buckets=native is None or native.both)
+        # The filter on labels and bounds applies to text formats only.
+        self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
+        self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
+        # One thread: pages keep what they have written of engines that do not change.
+        self._thread = ThreadPoolExecutor(1, "sidestep-pages")
+        self.scraped_at: float | None = None
+
+    async def page(
+        self,
+        view: str,
+        form: Format,
+        names: frozenset[str] = frozenset(),
+        *,
+        packed: bool = False,
+        by_prometheus: bool = False,
+    ) -> Sequence[bytes]:
+        """Return the parts of a page, or of its gzip if ``packed``.
+
+        The engines' families come first, then passthrough families, then the exporter's own.
+
+        Args:
+            view: ``engine``, or ``pod``, which has no protobuf.
+            form: The format.
+            names: Samples whose families to include, on a page that is not cached; empty for all.
+            packed: Whether to compress it.
+            by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
+        """
+        if by_prometheus:
+            self.scraped_at = time.monotonic()
+        if names:
+            body = await self._render(view, form, names)
+        else:
+            body = await self._renders.get((view, form), lambda: self._render(view, form))
+            if self._final_scrape is not None:
+                self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
+        return await body.packed() if packed else body.parts
+
+    async def written(
+        self,
+        write: Callable[[PageValues], Result],
+        names: Collection[str] = (),
+        *,
+        with_gone: bool = False,
+    ) -> Result:
+        """Return what ``write`` makes of the present values, in a thread, once a snapshot holds them.
+
+        Args:
+            write: Writes the values.
+            names: Samples whose families are wanted; empty for all.
+            with_gone: Whether values include engines that are gone, which only sums need.
+        """
+        async with self._hold():
+            values = self._copier.copy(names, with_gone=with_gone)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, write, values)
+        if self._snapshots is not None:
+            await self._snapshots.settled()
+        return found
+
+    async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
+        started = time.perf_counter()
+        stamp = self._final_scrape.stamp() if self._final_scrape is not None else 0.0
+        parts = await self.written(
+            lambda values: self._written(values, view, form, names),
+            names,
+            with_gone=bool(self.views[view].series_filter.dropped_labels),
+        )
+        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        return Body(parts, stamp)
+
+    def _written(
+        self, values: PageValues, view: str, form: Format, names: Collection[str]
+    ) -> list[bytes]:
+        engines, passthrough, own = values
+        if form == "protobuf":
+            parts = self._protobuf.write(engines, names)
+            for family in passthrough:
+                parts += encode_samples(passed_on(family))
+        else:
+            openmetrics = form == "openmetrics"
+            has_exemplars = openmetrics and engines.has_exemplars
+            page = (self._with_exemplars if has_exemplars else self.views)[view]
+            parts = page.write(engines, openmetrics=openmetrics, names=names)
+            parts += write_passed_on(passthrough, openmetrics=openmetrics)
+        return [*parts, *own_families.write(own, form)]

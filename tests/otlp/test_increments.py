@@ -1,0 +1,244 @@
+"""Delta temporality: increments add up to the totals, over refusals, restarts and resets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import Start, recorded_run, until
+from otlp_receiver import Receiver, attributes, metrics_of, points_of, receiver
+from pages import get, parse
+from sidestep.metrics.native_histogram import NativeHistogram
+from sidestep.otlp.increments import FILE, Increments
+from sidestep.otlp.page_families import Exponential, Series, SeriesFamily, Value
+from sidestep.snapshot.state_file import StateDirectory
+from sidestep_adapters.recording.replay import Replay
+from web_servers import server
+
+PREFERENCE = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
+TOKENS = "vllm:generation_tokens"
+KINDS = {"counter", "histogram"}
+START = 5
+CLASSIC: Value = ((1.0, 2.0), [1, 2, 3], 9.0)
+
+
+def increment(
+    increments: Increments, value: Value, stamp: int, start: int = START, kind: str = "counter"
+) -> Series | None:
+    """Return what is sent of a series."""
+    family = SeriesFamily("f", kind, "", [Series({"a": "b"}, value, start)])
+    (found,) = increments.of([family], stamp)
+    return next(iter(found.series), None)
+
+
+def test_an_increment_begins_where_the_last_one_ended() -> None:
+    """The first one begins with the counter; one that was not accepted is part of the next one."""
+    found = Increments(KINDS, None)
+    assert increment(found, 10.0, 100) == Series({"a": "b"}, 10.0, START)
+    found.discard()
+    assert increment(found, 12.0, 200) == Series({"a": "b"}, 12.0, START)
+    found.commit()
+    assert increment(found, 15.0, 300) == Series({"a": "b"}, 3.0, 200)
+    found.discard()
+    assert increment(found, 16.0, 400) == Series({"a": "b"}, 4.0, 200)
+
+
+def test_other_kinds_are_sent_as_they_are() -> None:
+    """A gauge has no increment."""
+    found = Increments(KINDS, None)
+    for stamp in (1, 2):
+        assert increment(found, 10.0, stamp, kind="gauge") == Series({"a": "b"}, 10.0, START)
+        found.commit()
+
+
+def test_a_counter_of_unknown_age_begins_with_its_next_increment() -> None:
+    """Another exporter may have counted for years."""
+    found = Increments(KINDS, None)
+    assert increment(found, 1e9, 100, start=0) is None
+    found.commit()
+    assert increment(found, 1e9 + 1, 200, start=0) == Series({"a": "b"}, 1.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (3.0, 2.0),
+        (CLASSIC, ((1.0, 2.0), [0, 9, 9], 9.0)),
+        (CLASSIC, ((1.0,), [9, 9], 9.0)),
+        (CLASSIC, Exponential(1, 0, {}, 0.0)),
+        (Exponential(1, 0, {4: 2}, 1.0), Exponential(2, 9, {8: 9}, 9.0)),
+        (Exponential(1, 0, {4: 2}, 1.0), Exponential(1, 9, {4: 1}, 9.0)),
+        (Exponential(1, 1, {}, 1.0), Exponential(1, 0, {}, 0.0)),
+        (Exponential(1, 1, {}, 1.0), CLASSIC),
+    ],
+)
+def test_a_counter_that_begins_again_is_sent_whole(before: Value, now: Value) -> None:
+    """It decreases, or has other buckets."""
+    found = Increments(KINDS, None)
+    increment(found, before, 100)
+    found.commit()
+    assert increment(found, now, 200) == Series({"a": "b"}, now, 100)
+
+
+def test_a_later_start_is_a_counter_that_begins_again() -> None:
+    """Its value may be higher than the former one."""
+    found = Increments(KINDS, None)
+    increment(found, 3.0, 100)
+    found.commit()
+    assert increment(found, 4.0, 200, start=150) == Series({"a": "b"}, 4.0, 150)
+
+
+@given(st.lists(st.lists(st.floats(0.0, 1e9), max_size=20), max_size=5), st.integers(-2, 6))
+def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int) -> None:
+    """Classic and exponential ones, whose resolution may decrease."""
+    classic, exponential = Increments(KINDS, None), Increments(KINDS, None)
+    histogram = NativeHistogram((1.0, 10.0), schema, 3.0)
+    counts, count = [0, 0, 0], 0
+    for stamp, batch in enumerate(batches, 100):
+        for value in batch:
+            histogram.observe(value)
+        total = histogram.sum
+        sent = increment(classic, (histogram.bounds, [*histogram.counts], total), stamp)
+        assert sent is not None
+        assert isinstance(sent.value, tuple)
+        counts = [a + b for a, b in zip(counts, sent.value[1], strict=True)]
+        native = Exponential(histogram.schema, histogram.zeros, dict(histogram.buckets), total)
+        sent = increment(exponential, native, stamp)
+        assert sent is not None
+        assert isinstance(sent.value, Exponential)
+        count += sent.value.zeros + sum(sent.value.buckets.values())
+        classic.commit()
+        exponential.commit()
+    assert counts == histogram.counts
+    assert count == sum(counts)
+
+
+def test_a_resolution_that_decreases_loses_nothing() -> None:
+    """What was sent is compared in the wider buckets."""
+    found = Increments(KINDS, None)
+    increment(found, Exponential(2, 1, {7: 2, 8: 1, 9: 1}, 5.0), 100)
+    found.commit()
+    sent = increment(found, Exponential(1, 3, {4: 5, 5: 1, 6: 2}, 9.0), 200)
+    assert sent == Series({"a": "b"}, Exponential(1, 2, {4: 2, 6: 2}, 4.0), 100)
+
+
+def test_totals_outlive_the_process(tmp_path: Path) -> None:
+    """Those of all kinds; a damaged file is none."""
+    values = [10.0, CLASSIC, Exponential(1, 2, {3: 4}, 9.0)]
+    directory = StateDirectory(tmp_path)
+    for value in values:
+        found = Increments(KINDS, directory)
+        increment(found, value, 100)
+        found.commit()
+        found.save(100)
+        found = Increments(KINDS, directory)
+        sent = increment(found, value, 200)
+        assert sent is not None
+        assert sent.start == 100
+    (tmp_path / FILE).write_bytes(b"torn")
+    found = Increments(KINDS, directory)
+    assert increment(found, 12.0, 200) == Series({"a": "b"}, 12.0, START)
+    directory.release()
+
+
+def sums(found: Receiver) -> dict[tuple[str, str], float]:
+    """Return the sum of all increments of vLLM's counters and counts, by family and engine."""
+    total: dict[tuple[str, str], float] = defaultdict(float)
+    for request in found.requests:
+        for metric in metrics_of(request):
+            form: Any = metric.WhichOneof("data")
+            if form in ("sum", "histogram"):
+                assert getattr(metric, form).aggregation_temporality == 1
+                for point in points_of(metric):
+                    engine = attributes(point.attributes).get("engine", "")
+                    name = metric.name.removesuffix("_total") if form == "sum" else metric.name
+                    total[name, engine] += point.count if form == "histogram" else point.as_double
+    return {key: value for key, value in total.items() if key[0].startswith("vllm:") and value}
+
+
+async def another(found: Sequence[object]) -> None:
+    """Return when two more have been added."""
+    count = len(found)
+    await until(lambda: len(found) >= count + 2)
+
+
+async def replay(exporter: Any, run: str) -> None:
+    """Replay a recorded run."""
+    player = Replay(recorded_run(run), exporter.endpoints[0], realtime=False, namespace=run)
+    await asyncio.to_thread(player.run)
+
+
+async def test_increments_add_up_to_the_page(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Over refused requests, an outage and restarts with a state directory."""
+    monkeypatch.setenv(PREFERENCE, "delta")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    async with receiver() as found:
+        flags = {"otlp_endpoint": found.url, "otlp_interval": "1", "state_dir": str(tmp_path)}
+        for run in ("core_dp", "core_aborts"):
+            found.answer = None
+            async with start(**flags) as exporter:
+                await another(found.requests)
+                found.answer = refuse
+                await replay(exporter, run)
+                await another(found.headers)
+                # After the first run, a successor sends what this exporter could not.
+                if run == "core_aborts":
+                    found.answer = None
+                    await another(found.requests)
+                page = parse(await get(exporter.url))
+    expected: dict[tuple[str, str], float] = defaultdict(float)
+    for name, family in page.items():
+        for (sample, labels), value in family.samples.items():
+            counted = family.kind in KINDS and sample in (f"{name}_total", f"{name}_count")
+            if name.startswith("vllm:") and value and counted:
+                expected[name, dict(labels).get("engine", "")] += value
+    assert len(expected) > 20
+    found_sums = sums(found)
+    assert found_sums.keys() ^ expected.keys() == set()
+    assert found_sums == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("preference", "first", "last"), [("delta", 0.0, 5.0), ("lowmemory", 1e9, 1e9 + 5)]
+)
+async def test_scraped_counters_begin_with_their_next_increment(
+    start: Start, monkeypatch: pytest.MonkeyPatch, preference: str, first: float, last: float
+) -> None:
+    """Low memory means that counters stay cumulative."""
+    monkeypatch.setenv(PREFERENCE, preference)
+    value = 1e9
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=f"# TYPE other_total counter\nother_total {value}\n")
+
+    async with receiver() as found, server(page) as url:
+
+        def values() -> set[float]:
+            return {
+                point.as_double
+                for request in found.requests
+                for metric in metrics_of(request)
+                if metric.name == "other_total"
+                for point in points_of(metric)
+            }
+
+        flags = {"otlp_endpoint": found.url, "otlp_interval": "1"}
+        async with start(scrape=(f"{url}/metrics",), **flags):
+            await until(lambda: first in values())
+            value += 5
+            await until(lambda: last in values())
+        assert values() <= {0.0, first, last}
