@@ -70,7 +70,6 @@ def adapter(**changes: Any) -> dict[str, Any]:
 
 
 TRIGGERS: dict[str, dict[str, str | None]] = {
-    "SD570": {"serverAddress": None},
     "SD571": {"ignoreNullValues": None},
     "SD405": {"query": "sum(vllm_num_requests_waiting)"},
     "SD421": {"query": "avg(vllm:gpu_cache_usage_perc)"},
@@ -97,16 +96,13 @@ def test_values_of_labels_are_those_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_chart", [False, True])
-def test_an_hpa_uses_names_that_the_rules_give(*, is_chart: bool, tmp_path: Path) -> None:
-    """Of names that a rule makes, others are errors; so is a rule for a name that no engine has."""
+def test_rules_of_the_adapter(*, is_chart: bool, tmp_path: Path) -> None:
+    """A rule for a name that no engine has is an error; a name that a rule makes is none."""
     rules = {"rules": {"default": False, "custom": [RULE]}} if is_chart else adapter()
 
     assert found(tmp_path, rules, hpa("vllm_num_requests_waiting"), page=True) == {}
     assert found(tmp_path, rules, hpa("s0-prometheus")) == {}  # KEDA's own
-    assert list(found(tmp_path, rules, hpa("vllm_num_requests_running"))) == ["SD572"]
     assert list(found(tmp_path, adapter(seriesQuery="vllm_num_requests_waiting"))) == ["SD405"]
-    pattern = adapter(seriesQuery='{__name__=~"vllm:.*"}')
-    assert found(tmp_path, pattern, hpa("vllm_num_requests_running")) == {}
 
 
 def test_an_hpa_with_a_former_name(tmp_path: Path) -> None:

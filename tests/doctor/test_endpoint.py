@@ -150,14 +150,6 @@ async def test_own_permissions(tmp_path: Path) -> None:
     assert codes(await found(f"ipc://{tmp_path}/own/ingest.ipc")) == ["SD162"]
 
 
-async def test_a_directory_that_all_may_write_to(start: Start, tmp_path: Path) -> None:
-    """An exporter that is started again refuses it."""
-    address = f"ipc://{tmp_path}/own/ingest.ipc"
-    async with start(ingest_endpoint=(address,)):
-        (tmp_path / "own").chmod(0o777)
-        assert codes(await found(address)) == ["SD169"]
-
-
 async def test_an_unknown_host() -> None:
     """Beyond this host records should be encrypted, too."""
     assert codes(await found("tcp://sidestep.invalid:5557")) == ["SD168", "SD164"]

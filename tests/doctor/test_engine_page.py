@@ -122,12 +122,7 @@ FAULTS: dict[str, list[Callable[[], str]]] = {
     "SD213": [
         lambda: edited(r"\Z", "# TYPE vllm:gpu_cache_usage_perc gauge\n"),
     ],
-    "SD214": [lambda: edited('enable_prefix_caching="True"', 'enable_prefix_caching="False"')],
     "SD215": [lambda: edited(r"^vllm:cache_config_info.*\n")],
-    "SD216": [lambda: edited(r"^(# .... )?process_.*\n")],
-    "SD217": [
-        lambda: edited(r'^(vllm:generation_tokens_total{)engine="\d",', r"\1", "page_dp"),
-    ],
     "SD218": [
         lambda: edited(r"^(# .... )?vllm:time_to_first_token_seconds.*\n"),
         lambda: edited(r"^(# .... )?sglang:time_to_first.*\n", name="page_sglang"),
@@ -136,13 +131,6 @@ FAULTS: dict[str, list[Callable[[], str]]] = {
         lambda: edited("vllm:", "ray_vllm_"),
         lambda: edited("sglang:", "sglang_", "page_sglang"),
     ],
-    "SD220": [
-        lambda: edited(
-            r"\Z",
-            "".join(f'http_paths_total{{handler="/{number}"}} 1\n' for number in range(10_001)),
-        ),
-    ],
-    "SD221": [lambda: edited(r"^(# .... )?nv_inference_.*\n", name="page_triton")],
 }
 
 
@@ -151,10 +139,10 @@ FAULTS: dict[str, list[Callable[[], str]]] = {
 )
 def test_faults(code: str, page: Callable[[], str]) -> None:
     """A fault of a page has its code; some bring others along."""
-    also = {"SD217": {"SD208"}, "SD208": {"SD209"}}
+    also = {"SD208": {"SD209"}}
     text = page()
     assert code in codes(text)
-    assert codes(text) - {code} <= also.get(code, set()) | {"SD216"}
+    assert codes(text) - {code} <= also.get(code, set())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from exporters import Start
 from sidestep.diagnosis.finding import Finding
 from sidestep_tools.doctor.environment import packages
 from sidestep_tools.doctor.environment.check import check_own, check_process
-from sidestep_tools.doctor.environment.packages import ENGINES, Packages
+from sidestep_tools.doctor.environment.packages import ENGINES
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 NO_EXPORTER = {"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc", "SIDESTEP_VLLM_MODE": "instead"}
@@ -28,7 +26,6 @@ SYSTEM = [
     for place in ("/usr", "/usr/local")
     for path in Path(place).glob("lib/python3*/*-packages")
 ]
-LIBRARIES = {"msgspec": "0.19.0", "pyzmq": "27.0.0"}
 
 
 def codes(findings: list[Finding]) -> set[str]:
@@ -62,15 +59,12 @@ async def test_a_good_engine(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("versions", "code"),
     [
-        ({"vllm": "0.32.0", **LIBRARIES}, "SD001"),
-        ({"vllm": "0.11.0", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
-        ({"sglang": "0.5.10.post1", "sidestep": "0.1.0", **LIBRARIES}, "SD004"),
-        ({"vllm": "0.34.0rc1", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
-        ({"sglang": "0.6.0", "sidestep": "0.1.0", **LIBRARIES}, "SD005"),
+        ({"vllm": "0.32.0"}, "SD001"),
+        ({"vllm": "0.11.0", "sidestep": "0.1.0"}, "SD004"),
+        ({"sglang": "0.5.10.post1", "sidestep": "0.1.0"}, "SD004"),
+        ({"vllm": "0.34.0rc1", "sidestep": "0.1.0"}, "SD005"),
+        ({"sglang": "0.6.0", "sidestep": "0.1.0"}, "SD005"),
         ({"torch": "2.14.1"}, "SD006"),
-        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.19.0"}, "SD008"),
-        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.18.5", "pyzmq": "26.4"}, "SD008"),
-        ({"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.19.0", "pyzmq": "24.0.1"}, "SD008"),
     ],
 )
 def test_packages(versions: dict[str, str], code: str, tmp_path: Path) -> None:
@@ -82,7 +76,7 @@ def test_packages(versions: dict[str, str], code: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["0.11.1", "0.33.1", "0.33.0+cu129", "0.1.dev9+g1a2b3c"])
 def test_supported_releases(version: str, tmp_path: Path) -> None:
     """Builds from a checkout have versions that say nothing."""
-    made = EngineEnvironment(tmp_path, vllm=version, sidestep="0.1.0", **LIBRARIES)
+    made = EngineEnvironment(tmp_path, vllm=version, sidestep="0.1.0")
     assert list(packages.check(made.packages)) == []
 
 
@@ -96,27 +90,21 @@ def test_the_documents_name_the_supported_releases() -> None:
 
 def test_sources_without_metadata(tmp_path: Path) -> None:
     """A checkout on PYTHONPATH can be imported, but names no plugin."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    made = EngineEnvironment(tmp_path, vllm="0.32.0")
     (made.site / "sidestep_adapters").mkdir()
     assert codes(list(packages.check(made.packages))) == {"SD002"}
 
 
 def test_a_release_without_the_plugin(tmp_path: Path) -> None:
     """Its metadata have other entry points only."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    made = EngineEnvironment(tmp_path, vllm="0.32.0")
     made.install("sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.cli:main\n")
     assert codes(list(packages.check(made.packages))) == {"SD002"}
 
 
-def test_an_old_python() -> None:
-    """The process is recognised by the directory of its packages."""
-    found = packages.check(Packages("old", ["/opt/venv/lib/python3.9/site-packages"]))
-    assert "SD007" in codes(list(found))
-
-
 def test_packages_of_the_running_engine(tmp_path: Path) -> None:
     """The process's own environment and PYTHONPATH count, not those of this command."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0", **LIBRARIES)
+    made = EngineEnvironment(tmp_path, vllm="0.32.0")
     elsewhere = EngineEnvironment(tmp_path / "plugin", sidestep="0.1.0")
     with made.vllm(**NO_EXPORTER) as process:
         assert codes(list(check_process(process))) == NOTHING | {"SD001"}
@@ -167,7 +155,6 @@ def test_packages_of_the_system(tmp_path: Path) -> None:
         (("--api-server-count", "4"), {}, "SD025"),
         (("--data-parallel-size=2",), {}, "SD025"),
         (("--scheduler-cls", TAP), {}, "SD025"),
-        ((), {"PROMETHEUS_MULTIPROC_DIR": "/nowhere"}, "SD030"),
     ],
 )
 def test_vllm(options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path) -> None:
@@ -191,7 +178,7 @@ def test_sglang(
     options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path
 ) -> None:
     """Each fault of a server that runs has its code."""
-    made = EngineEnvironment(tmp_path, sglang="0.5.23", sidestep="0.1.0", **LIBRARIES)
+    made = EngineEnvironment(tmp_path, sglang="0.5.23", sidestep="0.1.0")
     given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", **environ}
     with made.sglang(*options, **given) as process:
         assert codes(list(check_process(process))) - NOTHING == {code}
@@ -232,32 +219,17 @@ def test_variables_that_cannot_be_read(tmp_path: Path) -> None:
     assert [each.code for each in found] == ["SD020", "SD025"]
 
 
-def test_files_of_ended_processes(tmp_path: Path) -> None:
-    """Those of running processes are in order."""
-    made, directory = EngineEnvironment(tmp_path), tmp_path / "metrics"
-    directory.mkdir()
-    (directory / f"counter_{os.getpid()}.db").touch()
-    given = {**NO_EXPORTER, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
-    with made.vllm(**given) as process:
-        assert codes(list(check_process(process))) == NOTHING
-        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-            pass
-        (directory / f"gauge_livesum_{ended.pid}.db").touch()
-        (finding,) = (each for each in check_process(process) if each.code == "SD032")
-    assert finding.text.endswith(f"has files of 1 ended processes: {ended.pid}")
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may start processes of other users")
 def test_an_engine_of_another_user() -> None:
     """What it may not do is found by its user and groups, not by those of this command."""
     with tempfile.TemporaryDirectory() as root:
         Path(root).chmod(0o755)
-        made, directory = EngineEnvironment(Path(root)), Path(root) / "metrics"
-        directory.mkdir()
-        given = {**NO_EXPORTER, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+        made, directory = EngineEnvironment(Path(root)), Path(root) / "closed"
+        directory.mkdir(mode=0o700)
+        given = {**NO_EXPORTER, "SIDESTEP_ENDPOINT": f"ipc://{directory}/ingest.ipc"}
         vllm = (str(made.root / "bin" / "vllm"), "serve", "MODEL")
         with made.running(*vllm, user=65534, **given) as process:
-            assert codes(list(check_process(process))) == NOTHING | {"SD031"}
+            assert codes(list(check_process(process))) == {"SD162"}
 
 
 def test_command_lines_that_start_no_server(tmp_path: Path) -> None:
@@ -291,7 +263,6 @@ def test_this_environment() -> None:
     """Where no engine runs, the variables of this process count."""
     assert "SD160" in own(SIDESTEP_ENDPOINT="/run/ingest.ipc")
     assert "SD011" in own(SIDESTEP_VLLM_MODE="x")
-    assert "SD030" in own(PROMETHEUS_MULTIPROC_DIR="/nowhere")
 
 
 def test_where_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:

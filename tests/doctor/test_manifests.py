@@ -21,8 +21,7 @@ from command_line import ENVIRON, one_line, sidestep
 from injection import built
 from manifests import KUSTOMIZE, ROOT, Resource, defaults, kustomized, named, resources
 from sidestep.diagnosis.finding import Finding
-from sidestep_tools.doctor.manifests.check import check
-from sidestep_tools.doctor.manifests.codes import CODES
+from sidestep_tools.doctor.manifests.checks import CODES, check
 from sidestep_tools.doctor.manifests.pods import IMAGE_DEFAULTS
 from sidestep_tools.doctor.manifests.reading import read_all
 
@@ -103,24 +102,6 @@ def not_in(name: str) -> Resource:
     return {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [name]}]}
 
 
-def host_network(spec: Resource) -> Resource:
-    """Put two replicas on their nodes' network."""
-    pod = {**spec["template"]["spec"], "hostNetwork": True}
-    return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
-
-
-def shared_claim(spec: Resource) -> Resource:
-    """Give two replicas one claim for their state."""
-    volumes = [
-        {"name": one["name"], "persistentVolumeClaim": {"claimName": "state"}}
-        if one["name"] == "sidestep-state"
-        else one
-        for one in spec["template"]["spec"]["volumes"]
-    ]
-    pod = {**spec["template"]["spec"], "volumes": volumes}
-    return {**spec, "replicas": 2, "template": {**spec["template"], "spec": pod}}
-
-
 FAULTS = [
     Fault("SD501", f"{ENGINE}.env.0.value", 8000),
     Fault("SD501", f"{ENGINE}.volumeMounts", {}),
@@ -190,21 +171,6 @@ FAULTS = [
     Fault("SD544", "ServiceMonitor: spec.endpoints.0.port", "sidestep", "service"),
     Fault("SD544", "Service: spec.ports.0.targetPort", "sidecar", "service"),
     Fault("SD545", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/engine", "monitored"),
-    Fault("SD546", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored"),
-    Fault(
-        "SD546",
-        "PodMonitor: spec.podMetricsEndpoints",
-        more({"port": "sidestep", "path": "/metrics/pod"}),
-        "monitored",
-    ),
-    Fault("SD546", METADATA, annotated(8000), "monitored"),
-    Fault("SD546", METADATA, annotated(9857), "monitored"),
-    Fault("SD548", "PodMonitor: spec.podMetricsEndpoints.0.honorLabels", True, "monitored"),
-    Fault("SD549", METADATA, annotated(8000)),
-    Fault("SD550", "NetworkPolicy: spec.ingress.0", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress.1", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress", GONE, "monitored"),
-    Fault("SD550", "NetworkPolicy: spec.ingress.0.ports.0.protocol", "UDP", "monitored"),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
     Fault("SD555", f"{SIDECAR}.startupProbe.httpGet.port", "http"),
     Fault("SD555", f"{ENGINE}.readinessProbe.httpGet", {"path": "/health", "port": 9857}),
@@ -216,24 +182,9 @@ FAULTS = [
     Fault("SD561", f"{SIDECAR}.args.[--limits.memory-hard=192]", GONE),
     Fault("SD561", f"{SIDECAR}.resources.limits.memory", "128Mi"),
     Fault("SD562", f"{TEMPLATE}.volumes.[sidestep-state].emptyDir", {}),
-    Fault("SD564", "Deployment: spec", shared_claim),
-    Fault("SD566", "Deployment: spec", host_network),
 ]  # fmt: skip
 
 
-POLICY = """
-kind: NetworkPolicy
-metadata: {name: engines, namespace: llm}
-spec:
-  podSelector: {}
-  policyTypes: [Ingress]
-  ingress:
-    - from: [{namespaceSelector: {}}]
-      ports: [{port: sidestep}]
-    - ports:
-        - {port: 1, endPort: 9856}
-        - {port: 9858, endPort: 65535}
-"""
 SERVICE = """
 kind: Service
 metadata: {name: vllm, namespace: llm, labels: {for: sidestep}}
@@ -256,7 +207,7 @@ def good(name: str) -> list[Resource]:
     if name in OVERLAYS:
         return kustomized(KUSTOMIZE / "overlays" / name)
     podmonitor = (EXAMPLES / "podmonitor.yaml").read_text()
-    added = {"monitored": f"{podmonitor}\n---{POLICY}", "service": SERVICE}[name]
+    added = {"monitored": podmonitor, "service": SERVICE}[name]
     found = copy.deepcopy([*good("vllm"), *resources(added)])
     for each in found:
         each["metadata"].setdefault("namespace", "llm")
@@ -344,10 +295,6 @@ HARMLESS = [
     Fault("", "PodMonitor: spec.namespaceSelector", {"any": True}, "monitored"),
     Fault("", "ServiceMonitor: spec.endpoints.0", {"targetPort": "sidestep"}, "service"),
     Fault("", METADATA, annotated(9857)),
-    Fault("", "NetworkPolicy: spec.ingress", [{}], "monitored"),
-    Fault("", "NetworkPolicy: spec.policyTypes", ["Egress"], "monitored"),
-    Fault("", "NetworkPolicy: spec.podSelector", not_in("vllm"), "monitored"),
-    Fault("", "NetworkPolicy: metadata.namespace", "other", "monitored"),
 ]
 
 
@@ -355,20 +302,6 @@ HARMLESS = [
 def test_harmless_changes_are_no_findings(change: Fault, tmp_path: Path) -> None:
     """Manifests that work in a cluster have no finding."""
     assert found_in(tmp_path / "all.yaml", changed(change)) == []
-
-
-@pytest.mark.parametrize("mode", ["instead", "beside"])
-def test_a_page_without_what_the_plugin_sends_may_be_scraped(mode: str, tmp_path: Path) -> None:
-    """In the mode instead both pages may be scraped."""
-    given = changed(
-        Fault("", "PodMonitor: spec.podMetricsEndpoints", more({"port": "http"}), "monitored")
-    )
-    (deployment,) = (each for each in given if each["kind"] == "Deployment")
-    engine = deployment["spec"]["template"]["spec"]["containers"][0]
-    engine["env"].append({"name": "SIDESTEP_VLLM_MODE", "value": mode})
-    found = {each.code for each in found_in(tmp_path / "all.yaml", given)}
-
-    assert found == ({"SD546"} if mode == "beside" else set())
 
 
 def check_manifests(file: Path) -> list[Finding]:
@@ -415,8 +348,6 @@ def test_injected_deployments_are_good(file: Path, tmp_path: Path) -> None:
     expected = {
         "two_engines": {"SD520"},
         "other_kinds": {"SD510"},
-        # Its annotation names the engine's port.
-        "init_containers": {"SD549"},
     }.get(file.stem, set())
 
     assert {each.code for each in found if each.severity != "info"} == expected

@@ -123,24 +123,6 @@ async def test_a_good_setup(start: Start, tmp_path: Path, binary: str) -> None:
         await asyncio.to_thread(check)
 
 
-async def test_native_histograms_that_are_not_scraped(
-    start: Start, tmp_path: Path, binary: str
-) -> None:
-    """The exporter has them, and Prometheus lacks the feature."""
-    async with start(histograms="native") as exporter:
-        await play(exporter)
-
-        def check() -> None:
-            with running(binary, tmp_path, {"url": exporter.url}) as one:
-                assert codes(one) == ["SD307", "SD308"]
-            again = tmp_path / "again"
-            again.mkdir()
-            with running(binary, again, {"url": exporter.url}, flags=(NATIVE,)) as one:
-                assert codes(one) == ["SD308"]
-
-        await asyncio.to_thread(check)
-
-
 async def test_both_views_in_one_job(start: Start, tmp_path: Path, binary: str) -> None:
     """Every sum is doubled."""
     async with start() as exporter:
@@ -259,16 +241,10 @@ def test_labels_and_clocks(tmp_path: Path, binary: str) -> None:
 
 
 async def test_other_servers() -> None:
-    """A server that is no Prometheus, an old one, and none are each named."""
+    """A server that is no Prometheus, and none, are each named."""
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="hello")
-
-    async def old(request: web.Request) -> web.Response:
-        data: object = {"version": "2.30.1"} if "buildinfo" in request.path else {}
-        if request.path.endswith("/query"):
-            data = {"resultType": "scalar", "result": [0, "0"]}
-        return web.json_response({"status": "success", "data": data})
 
     nobody = f"http://127.0.0.1:{free_port()}"
     found = await asyncio.to_thread(doctor, "--prometheus", nobody)
@@ -278,9 +254,6 @@ async def test_other_servers() -> None:
     assert [(code, text[:40]) for code, _, text in found] == [
         ("SD301", "/api/v1/query is no answer of Prometheus")
     ]
-    async with server(old, "/{path:.*}") as url:
-        found = await asyncio.to_thread(doctor, "--prometheus", url)
-    assert ("SD313", "warning", "its version is 2.30.1") in found
 
 
 QUERIES: dict[str, list[str]] = {

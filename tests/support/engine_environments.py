@@ -48,7 +48,7 @@ class EngineEnvironment:
             file.write_text(SCRIPT)
         for program in ("vllm", "sglang"):
             (self.root / "bin" / program).write_text(SCRIPT)
-        good = {"vllm": "0.32.0", "sidestep": "0.1.0", "msgspec": "0.19.0", "pyzmq": "27.0.0"}
+        good = {"vllm": "0.32.0", "sidestep": "0.1.0"}
         for name, version in (packages or good).items():
             self.install(name, version)
 
@@ -58,7 +58,6 @@ class EngineEnvironment:
         metadata.mkdir()
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         if name == "sidestep":
-            text += "Requires-Dist: aiohttp>=3.9\nRequires-Dist: msgspec>=0.18.6\nRequires-Dist: pyzmq>=25\n"
             (metadata / "entry_points.txt").write_text(entry_points)
         (metadata / "METADATA").write_text(text)
 

@@ -11,12 +11,11 @@ import aiohttp
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Finding, Severity, sort_findings
-from sidestep_tools.doctor import endpoint, engine_page, exporter
+from sidestep_tools.doctor import endpoint, engine_page, exporter, prometheus
 from sidestep_tools.doctor.environment import check as environment
 from sidestep_tools.doctor.manifests import autoscaling
-from sidestep_tools.doctor.manifests.check import check as check_manifests
+from sidestep_tools.doctor.manifests.checks import check as check_manifests
 from sidestep_tools.doctor.manifests.reading import Resource, read_all
-from sidestep_tools.doctor.prometheus import check as prometheus
 from sidestep_tools.doctor.queries import check as queries
 from sidestep_tools.doctor.report import Report, lines, status
 from sidestep_tools.web_client.access import Access

@@ -18,196 +18,60 @@ from sidestep.catalog.model import Row
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.engine import ORIGIN
 from sidestep_tools.doctor.queries.known_metrics import OPTIONS
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
-NO_ANSWER = Code(
-    "SD201",
-    "error",
-    "The page cannot be read",
+# fmt: off
+NO_ANSWER = Code("SD201", "error", "The page cannot be read",
     "The server does not answer at this address, or the file cannot be read.",
-    "Give the address that Prometheus scrapes, or the path of a file with the page.",
-)
-NOT_ALLOWED = Code(
-    "SD202",
-    "error",
-    "The server denies access to the page",
+    "Give the address that Prometheus scrapes, or the path of a file with the page.")
+NOT_ALLOWED = Code("SD202", "error", "The server denies access to the page",
     "The page needs a password, a header or a client certificate.",
-    "Give --user, --header, or --cert and --key, and Prometheus' job the same.",
-)
-NO_PAGE = Code(
-    "SD203",
-    "error",
-    "There is no metrics page at this path",
-    "The server answers, but not with a page: SGLang has one with --enable-metrics only, TensorRT-LLM at"
-    " /prometheus/metrics with `return_perf_metrics: true` only, and Triton at port 8002. vLLM answers"
-    " HTTP 500 if it cannot read PROMETHEUS_MULTIPROC_DIR, as on a network volume.",
-    "Correct the path, start the engine with its metrics, or put PROMETHEUS_MULTIPROC_DIR on a local disk.",
-)
-JSON = Code(
-    "SD204",
-    "error",
-    "The page is JSON",
-    "The address is that of another interface: TensorRT-LLM's /metrics has iteration statistics as JSON,"
-    " and each is given to one reader only.",
-    "Scrape /prometheus/metrics of TensorRT-LLM, with `return_perf_metrics: true`.",
-)
-NOT_A_PAGE = Code(
-    "SD205",
-    "error",
-    "The answer is no metrics page",
-    "The answer is not in Prometheus' text format, such as the HTML of a proxy, or it is empty, as"
-    " Triton's metrics port answers at other paths than /metrics, and vLLM with a PROMETHEUS_MULTIPROC_DIR"
-    " that its processes do not share.",
-    "Give the whole address of the metrics page.",
-)
-NO_ENGINE = Code(
-    "SD206",
-    "warning",
-    "The page is of no known engine",
-    "It has no family of vLLM, SGLang, Triton, TensorRT-LLM or llama.cpp. On an exporter's page no engine"
-    " has sent anything yet.",
-    "Give the page of an engine; for an exporter run `sidestep doctor URL`.",
-)
-METRICS_OFF = Code(
-    "SD207",
-    "warning",
-    "The engine's own metrics are off",
-    "The server has a page without the engine's own families: vLLM runs with --disable-log-stats, or"
-    " SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
-    "With `instead`, scrape the exporter's page; otherwise start the engine without --disable-log-stats.",
-)
-REPEATED = Code(
-    "SD208",
-    "error",
-    "A series is on the page twice",
-    "Two samples have the same name and labels. Prometheus takes one of them and counts the other in"
-    " `prometheus_target_scrapes_sample_duplicate_timestamp_total`.",
-    "Find what merges two pages into one: a proxy, or two engines with the same labels.",
-)
-SAME_ENGINE = Code(
-    "SD209",
-    "warning",
-    "An engine is on the page twice",
-    "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal"
-    " values it is one engine with two sources; otherwise two replicas have the same labels.",
-    "Remove one source, or give each replica a SIDESTEP_NAMESPACE.",
-)
-TWO_PAGES = Code(
-    "SD210",
-    "warning",
-    "An engine is on its own page and on an exporter's",
+    "Give --user, --header, or --cert and --key, and Prometheus' job the same.")
+NO_PAGE = Code("SD203", "error", "There is no metrics page at this path",
+    "The server answers, but not with a page: SGLang has one with --enable-metrics only, TensorRT-LLM at /prometheus/metrics with `return_perf_metrics: true` only, and Triton at port 8002. vLLM answers HTTP 500 if it cannot read PROMETHEUS_MULTIPROC_DIR, as on a network volume.",
+    "Correct the path, start the engine with its metrics, or put PROMETHEUS_MULTIPROC_DIR on a local disk.")
+JSON = Code("SD204", "error", "The page is JSON",
+    "The address is that of another interface: TensorRT-LLM's /metrics has iteration statistics as JSON, and each is given to one reader only.",
+    "Scrape /prometheus/metrics of TensorRT-LLM, with `return_perf_metrics: true`.")
+NOT_A_PAGE = Code("SD205", "error", "The answer is no metrics page",
+    "The answer is not in Prometheus' text format, such as the HTML of a proxy, or it is empty, as Triton's metrics port answers at other paths than /metrics, and vLLM with a PROMETHEUS_MULTIPROC_DIR that its processes do not share.",
+    "Give the whole address of the metrics page.")
+NO_ENGINE = Code("SD206", "warning", "The page is of no known engine",
+    "It has no family of vLLM, SGLang, Triton, TensorRT-LLM or llama.cpp. On an exporter's page no engine has sent anything yet.",
+    "Give the page of an engine; for an exporter run `sidestep doctor URL`.")
+METRICS_OFF = Code("SD207", "warning", "The engine's own metrics are off",
+    "The server has a page without the engine's own families: vLLM runs with --disable-log-stats, or SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
+    "With `instead`, scrape the exporter's page; otherwise start the engine without --disable-log-stats.")
+REPEATED = Code("SD208", "error", "A series is on the page twice",
+    "Two samples have the same name and labels. Prometheus takes one of them and counts the other in `prometheus_target_scrapes_sample_duplicate_timestamp_total`.",
+    "Find what merges two pages into one: a proxy, or two engines with the same labels.")
+SAME_ENGINE = Code("SD209", "warning", "An engine is on the page twice",
+    "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal values it is one engine with two sources; otherwise two replicas have the same labels.",
+    "Remove one source, or give each replica a SIDESTEP_NAMESPACE.")
+TWO_PAGES = Code("SD210", "warning", "An engine is on its own page and on an exporter's",
     "Where Prometheus scrapes both, all sums count the engine twice, and vLLM's loop pays for its page.",
-    "Scrape one of the two; SIDESTEP_VLLM_MODE=instead (SIDESTEP_SGLANG_MODE) turns the engine's own off.",
-)
-OPTIONAL = Code(
-    "SD211",
-    "info",
-    "Families are missing because the engine's options are off",
+    "Scrape one of the two; SIDESTEP_VLLM_MODE=instead (SIDESTEP_SGLANG_MODE) turns the engine's own off.")
+OPTIONAL = Code("SD211", "info", "Families are missing because the engine's options are off",
     "Panels and queries of these families are empty.",
-    "Start the engine with the named options if you need them.",
-)
-OLD_NAMES = Code(
-    "SD212",
-    "warning",
-    "The engine has old names only",
-    "The engine is of a release from before its families were renamed; queries for the new names are"
-    " empty.",
-    "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names.",
-)
-LEGACY = Code(
-    "SD213",
-    "info",
-    "The page has deprecated names",
-    "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM,"
-    " --metrics.legacy of the exporter); a later release does not have them.",
-    "Change dashboards and rules to the successors.",
-)
-NO_PREFIX_CACHE = Code(
-    "SD214",
-    "info",
-    "Prefix caching is off",
-    "vLLM runs with --no-enable-prefix-caching: hit rates are empty, and no lifetime of a KV block ends.",
-    "Start vLLM with --enable-prefix-caching if you need them.",
-)
-NO_CACHE_CONFIG = Code(
-    "SD215",
-    "warning",
-    "vllm:cache_config_info is missing",
-    "The sizes of the KV cache and its blocks are unknown, so panels in tokens or bytes are empty; a"
-    " scrape job drops the family, or the engine has not finished its start.",
-    "Check `metric_relabel_configs` of the job, and look again once the engine serves.",
-)
-SEVERAL_SERVERS = Code(
-    "SD216",
-    "info",
-    "The page is made by several processes",
-    "vLLM has several API servers, whose counts prometheus_client adds up: `vllm:iteration_tokens_total`"
-    " counts a step once for each of them, and there are no `process_*` families.",
-    "sidestep's page counts each step once, and has the processes as `sidestep_engine_process_*`.",
-)
-NO_ENGINE_LABEL = Code(
-    "SD217",
-    "warning",
-    "A family has lost the label `engine`",
-    "The page has several engines, and the samples of a family do not say of which they are: a proxy or"
-    " `labeldrop` removed the label.",
-    "Keep the label; sum by it in the query.",
-)
-NO_LATENCIES = Code(
-    "SD218",
-    "warning",
-    "Latencies are missing",
-    "The engine has generated tokens, and no TTFT has been observed: its front end has no metrics, or no"
-    " plugin, as with several tokenizer workers of SGLang.",
-    "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin.",
-)
-RENAMED = Code(
-    "SD219",
-    "warning",
-    "The names have an underscore for the colon",
-    "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and"
-    " `sglang:` find none of them.",
-    "Scrape the engine's own /metrics, or the exporter's page.",
-)
-MANY_SERIES = Code(
-    "SD220",
-    "warning",
-    "A family has very many series",
-    "A label has ever new values, such as the paths that clients ask for.",
-    "Drop the family in the scrape job's `metric_relabel_configs`, or have a proxy refuse unknown paths.",
-)
-NO_MODEL = Code(
-    "SD221",
-    "info",
-    "Triton has no model loaded",
-    "The page has the server's families, and none of a model.",
-    "Load a model, and look at Triton's log for why none is.",
-)
-CODES = (
-    NO_ANSWER,
-    NOT_ALLOWED,
-    NO_PAGE,
-    JSON,
-    NOT_A_PAGE,
-    NO_ENGINE,
-    METRICS_OFF,
-    REPEATED,
-    SAME_ENGINE,
-    TWO_PAGES,
-    OPTIONAL,
-    OLD_NAMES,
-    LEGACY,
-    NO_PREFIX_CACHE,
-    NO_CACHE_CONFIG,
-    SEVERAL_SERVERS,
-    NO_ENGINE_LABEL,
-    NO_LATENCIES,
-    RENAMED,
-    MANY_SERIES,
-    NO_MODEL,
-)
+    "Start the engine with the named options if you need them.")
+OLD_NAMES = Code("SD212", "warning", "The engine has old names only",
+    "The engine is of a release from before its families were renamed; queries for the new names are empty.",
+    "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names.")
+LEGACY = Code("SD213", "info", "The page has deprecated names",
+    "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM, --metrics.legacy of the exporter); a later release does not have them.",
+    "Change dashboards and rules to the successors.")
+NO_CACHE_CONFIG = Code("SD215", "warning", "vllm:cache_config_info is missing",
+    "The sizes of the KV cache and its blocks are unknown, so panels in tokens or bytes are empty; a scrape job drops the family, or the engine has not finished its start.",
+    "Check `metric_relabel_configs` of the job, and look again once the engine serves.")
+NO_LATENCIES = Code("SD218", "warning", "Latencies are missing",
+    "The engine has generated tokens, and no TTFT has been observed: its front end has no metrics, or no plugin, as with several tokenizer workers of SGLang.",
+    "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin.")
+RENAMED = Code("SD219", "warning", "The names have an underscore for the colon",
+    "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and `sglang:` find none of them.",
+    "Scrape the engine's own /metrics, or the exporter's page.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 VLLM, SGLANG, TRITON = "vllm:", "sglang:", "nv_"
 PREFIXES = (TRITON, *(page.prefix for page in PAGES))
@@ -230,7 +94,6 @@ GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
 """Tokens generated so far, and the latencies observed with the first of each request."""
 FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
 """Features of the catalogue's rows that many would like to have."""
-SERIES = 10_000
 LISTED = 4
 """Most names in a text."""
 
@@ -267,7 +130,7 @@ class Page(NamedTuple):
         for name in RUNNING.values():
             for sample in self.samples.get(name, ()):
                 own = sorted(sample.labels.items())
-                yield ", ".join(f"{label}={value}" for label, value in own if label != ORIGIN)
+                yield ", ".join(f"{label}={value}" for label, value in own if label != "origin")
 
 
 def parse(name: str, text: str) -> Page:
@@ -295,12 +158,13 @@ async def check(session: aiohttp.ClientSession, names: Sequence[str]) -> AsyncIt
     """
     pages = []
     for name in names:
-        read = await _read(session, name)
-        if isinstance(read, Finding):
-            yield read
+        text = await read(session, name)
+        page = text if isinstance(text, Finding) else _parsed(name, text)
+        if isinstance(page, Finding):
+            yield page
             continue
-        pages.append(read)
-        for each in check_page(read):
+        pages.append(page)
+        for each in check_page(page):
             yield each
     for each in _on_two_pages(pages):
         yield each
@@ -320,23 +184,26 @@ def check_page(page: Page) -> Iterator[Finding]:
     yield from _missing(page)
     yield from _names(page)
     yield from _same_engine(page)
-    if page.has(VLLM):
-        yield from _vllm(page)
-    if page.has(TRITON) and not page.has("nv_inference_"):
-        yield NO_MODEL.on(page.name, "it has no family nv_inference_*")
+    if RUNNING[VLLM] in page.samples and "vllm:cache_config_info" not in page.samples:
+        yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
 
 
-async def _read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
+async def read(session: aiohttp.ClientSession, name: str) -> str | Finding:
+    """Return the text of a page at an address or in a file, or why it cannot be read.
+
+    Raises:
+        ConfigError: It is neither a file nor the address of a web server.
+    """
     file = Path(name)
     try:
         if await asyncio.to_thread(file.is_file):
-            return _parsed(name, await asyncio.to_thread(file.read_text, "utf-8", "replace"))
+            return await asyncio.to_thread(file.read_text, "utf-8", "replace")
         address = parse_address(name)
         answer = await fetch(session, name if address.path else f"{address.root}/metrics")
     except (FetchError, OSError) as error:
         return NO_ANSWER.on(name, getattr(error, "strerror", None) or str(error))
     if answer.status == HTTPStatus.OK:
-        return _parsed(name, answer.text)
+        return answer.text
     return (NOT_ALLOWED if answer.status in DENIED else NO_PAGE).on(name, refusal(answer.status))
 
 
@@ -357,8 +224,6 @@ def _format(page: Page) -> Iterator[Finding]:
         repeated = sum(count > 1 for count in series.values())
         if repeated:
             yield REPEATED.on(page.name, f"{repeated} series of {name}")
-        if len(series) > SERIES:
-            yield MANY_SERIES.on(page.name, f"{name} has {len(series)} series")
 
 
 def _missing(page: Page) -> Iterator[Finding]:
@@ -396,27 +261,6 @@ def _same_engine(page: Page) -> Iterator[Finding]:
     for engine, count in Counter(page.engines()).items():
         if count > 1:
             yield SAME_ENGINE.on(page.name, f"{count} sets of series have the labels {engine}")
-
-
-def _vllm(page: Page) -> Iterator[Finding]:
-    if RUNNING[VLLM] not in page.samples:
-        return
-    config = page.samples.get("vllm:cache_config_info", ())
-    if not config:
-        yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
-    if any(each.labels.get("enable_prefix_caching") == "False" for each in config):
-        yield NO_PREFIX_CACHE.on(page.name, "enable_prefix_caching is False")
-    if not page.has("process_", "sidestep_"):
-        yield SEVERAL_SERVERS.on(page.name, "it has no family process_*")
-    if len({each.labels.get("engine") for each in page.samples.get(RUNNING[VLLM], ())}) > 1:
-        lost = [
-            row.name
-            for row in DIALECTS["vllm"].rows
-            if "engine" in row.labels
-            and any("engine" not in each.labels for each in page.samples.get(row.name, ()))
-        ]
-        if lost:
-            yield NO_ENGINE_LABEL.on(page.name, _listed(lost))
 
 
 def _on_two_pages(pages: Sequence[Page]) -> Iterator[Finding]:

@@ -16,43 +16,24 @@ from sidestep_tools.web_client.fetch import Answer, FetchError, fetch, parse_add
 SKEW_SECONDS = 5.0
 """Difference of clocks from which on it is a finding; Prometheus's own limit for samples is minutes."""
 
-NO_ANSWER = Code(
-    "SD150",
-    "error",
-    "The exporter does not answer",
+# fmt: off
+NO_ANSWER = Code("SD150", "error", "The exporter does not answer",
     "The exporter's web server cannot be reached at this address.",
-    "Start `sidestep serve`, or give the address that it prints as `metrics on`.",
-)
-NOT_ALLOWED = Code(
-    "SD151",
-    "error",
-    "The exporter denies access",
+    "Start `sidestep serve`, or give the address that it prints as `metrics on`.")
+NOT_ALLOWED = Code("SD151", "error", "The exporter denies access",
     "The exporter's --web.config.file requires a password or a client certificate.",
-    "Give --user, or --cert and --key.",
-)
-NO_EXPORTER = Code(
-    "SD152",
-    "error",
-    "The server is no exporter, or an older one",
-    "The address answers, but not with an exporter's findings: it is another program, an engine, or a"
-    " release of sidestep without `doctor`.",
-    "Give the exporter's address; an engine's own page is checked by --engine-page.",
-)
-CLOCK = Code(
-    "SD153",
-    "warning",
-    "The clocks differ",
+    "Give --user, or --cert and --key.")
+NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one",
+    "The address answers, but not with an exporter's findings: it is another program, an engine, or a release of sidestep without `doctor`.",
+    "Give the exporter's address; an engine's own page is checked by --engine-page.")
+CLOCK = Code("SD153", "warning", "The clocks differ",
     "The exporter's clock and this machine's differ, so times on pages and in logs do, too.",
-    "Synchronise both by NTP.",
-)
-OTHER_VERSION = Code(
-    "SD154",
-    "info",
-    "Exporter and command are different releases",
+    "Synchronise both by NTP.")
+OTHER_VERSION = Code("SD154", "info", "Exporter and command are different releases",
     "The exporter runs another release of sidestep than this command.",
-    "Use the same release where what the codes mean matters.",
-)
-CODES = (NO_ANSWER, NOT_ALLOWED, NO_EXPORTER, CLOCK, OTHER_VERSION)
+    "Use the same release where what the codes mean matters.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 
 async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Finding]:

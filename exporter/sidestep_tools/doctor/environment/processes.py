@@ -11,82 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sidestep.diagnosis.finding import Code, Finding
+from sidestep.config.yaml_reader import read_documents
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import read_documents
 from sidestep_tools.doctor.endpoint import User
-from sidestep_tools.doctor.environment.packages import (
-    OWN,
-    SGLANG,
-    VLLM,
-    Engine,
-    Packages,
-    allows_plugin,
-)
-
-NOT_READABLE = Code(
-    "SD020",
-    "info",
-    "An engine's variables cannot be read",
-    "The engine's process belongs to another user, so only its command line was checked.",
-    "Run the command as the engine's user, or as root.",
-)
-SCHEDULER = Code(
-    "SD021",
-    "error",
-    "The tap's path is wrong",
-    "vLLM's --scheduler-cls names a class of sidestep that does not exist, so vLLM does not start.",
-    "Write --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
-)
-NO_METRICS = Code(
-    "SD022",
-    "error",
-    "SGLang runs without --enable-metrics",
-    "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
-    "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs.",
-)
-RUST_FRONT_END = Code(
-    "SD023",
-    "error",
-    "vLLM's Rust front end loads no plugins",
-    "VLLM_USE_RUST_FRONTEND is set and the tap is not configured, so nothing is sent.",
-    "Add the tap: --scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler.",
-)
-NO_STATISTICS = Code(
-    "SD024",
-    "info",
-    "--disable-log-stats has no effect on the front end",
-    "vLLM computes statistics if a stat-logger plugin is installed, even with --disable-log-stats.",
-    "To save their cost, use the tap (--scheduler-cls) and set VLLM_PLUGINS to a list without sidestep.",
-)
-KILLED = Code(
-    "SD025",
-    "warning",
-    "vLLM kills its processes before they can send their last items",
-    "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills"
-    " them within milliseconds: items of the last moments are lost.",
-    "Start vLLM with --shutdown-timeout 30.",
-)
-WORKERS = Code(
-    "SD026",
-    "warning",
-    "SGLang's tokenizer workers do not load the plugin",
-    "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of"
-    " ended requests are on SGLang's own page only.",
-    "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape).",
-)
-CODES = (
-    NOT_READABLE,
-    SCHEDULER,
-    NO_METRICS,
-    RUST_FRONT_END,
-    NO_STATISTICS,
-    KILLED,
-    WORKERS,
-)
+from sidestep_tools.doctor.environment.packages import OWN, SGLANG, VLLM, Engine, Packages
 
 PROC = Path("/proc")
-TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 _STARTS: Sequence[tuple[Engine, tuple[str, ...]]] = (
     (VLLM, ("vllm", "serve")),
     (VLLM, ("-m", "vllm.entrypoints.cli.main", "serve")),
@@ -129,49 +59,6 @@ def find() -> Iterator[Process]:
             engine = _engine(arguments)
             if engine is not None and _engine(_strings(_parent(directory) / "cmdline")) is None:
                 yield _process(directory, engine, arguments)
-
-
-def check(process: Process) -> Iterator[Finding]:
-    """Yield what is wrong with a process's command line."""
-    if process.environ is None:
-        yield NOT_READABLE.on(process.subject, f"user {process.user.uid} runs it")
-    environ = process.environ or {}
-    yield from check_options(process.engine, process.options, environ, process.subject)
-
-
-def check_options(
-    engine: Engine, options: Mapping[str, str], environ: Mapping[str, str], subject: str
-) -> Iterator[Finding]:
-    """Yield what is wrong with an engine's options."""
-    if engine is SGLANG:
-        yield from _sglang(options, subject)
-        return
-    chosen = options.get("--scheduler-cls", "")
-    if "sidestep" in chosen and not is_tapped(options):
-        yield SCHEDULER.on(subject, f"--scheduler-cls is {chosen}")
-    if environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not is_tapped(options):
-        yield RUST_FRONT_END.on(subject, "VLLM_USE_RUST_FRONTEND is 1")
-    if "--disable-log-stats" in options and allows_plugin(VLLM, environ):
-        yield NO_STATISTICS.on(subject, "--disable-log-stats is set, and the plugin is installed")
-    # Of data parallelism vLLM starts one API server for each rank.
-    servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
-    if (servers != "1" or is_tapped(options)) and options.get("--shutdown-timeout", "0") == "0":
-        what = "the tap is configured" if servers == "1" else f"it has {servers} API servers"
-        yield KILLED.on(subject, f"{what}, and --shutdown-timeout is 0")
-
-
-def is_tapped(options: Mapping[str, str]) -> bool:
-    """Return whether an engine with these options runs sidestep's scheduler."""
-    return options.get("--scheduler-cls") == TAP
-
-
-def _sglang(options: Mapping[str, str], subject: str) -> Iterator[Finding]:
-    # A file that cannot be read may have it.
-    if "--enable-metrics" not in options and "--config" not in options:
-        yield NO_METRICS.on(subject, "--enable-metrics is not set")
-    workers = options.get("--tokenizer-worker-num", "1")
-    if workers != "1":
-        yield WORKERS.on(subject, f"--tokenizer-worker-num is {workers}")
 
 
 def _engine(arguments: Sequence[str]) -> Engine | None:

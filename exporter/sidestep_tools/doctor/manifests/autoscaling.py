@@ -8,32 +8,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sidestep.config.yaml_reader import read_documents
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import read_documents
 from sidestep_tools.doctor.manifests.reading import Resource, mapping, mappings
 from sidestep_tools.doctor.queries.files import Query, fill
 from sidestep_tools.doctor.queries.known_metrics import catalogue, spellings
 from sidestep_tools.doctor.queries.promql import PromqlError, Selector, parse
 
 # fmt: off
-REFUSED = Code(
-    "SD570", "error", "KEDA refuses a trigger",
-    "A trigger of type prometheus needs `serverAddress`, `query` and `threshold`; KEDA makes no HPA without them.",
-    "Add the field to the trigger's `metadata`.",
-)
-NULLS = Code(
-    "SD571", "warning", "An empty result counts as 0",
+NULLS = Code("SD571", "warning", "An empty result counts as 0",
     'Without `ignoreNullValues: "false"` KEDA takes a query without a result for 0, and scales busy engines down to the minimum while their exporter is not scraped.',
-    'Set `ignoreNullValues: "false"` in the trigger\'s `metadata`, and `fallback` in the ScaledObject\'s `spec`.',
-)
-NO_RULE = Code(
-    "SD572", "error", "No rule of prometheus-adapter gives an HPA's metric",
-    "The manifests have the adapter's rules, and none gives a metric of this name: the HPA never scales.",
-    "Correct the name in the HPA, or `name.as` in the rule.",
-)
+    "Set `ignoreNullValues: \"false\"` in the trigger's `metadata`, and `fallback` in the ScaledObject's `spec`.")
 # fmt: on
-CODES = (REFUSED, NULLS, NO_RULE)
+CODES = (NULLS,)
 
 DEFAULT_QUERY = "sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
 """Query of a rule of prometheus-adapter that has none."""
@@ -42,19 +30,11 @@ _KEDA = re.compile(r"s\d+-")
 
 
 def check(resources: Sequence[Resource]) -> Iterator[Finding]:
-    """Yield which triggers KEDA refuses or reads as 0, and which metrics of HPAs nothing gives."""
-    given = [name for each in resources for rule in _rules(each) for name in _names(rule)]
+    """Yield which triggers read an empty result as 0."""
     for resource in resources:
         for place, trigger in _triggers(resource):
-            for field in ("serverAddress", "query", "threshold"):
-                if not trigger.get(field):
-                    yield REFUSED.on(resource.subject, f"{place} has no {field}")
             if str(trigger.get("ignoreNullValues", True)).lower() != "false":
                 yield NULLS.on(resource.subject, f"{place} has no ignoreNullValues: false")
-        for name, _ in _metrics(resource):
-            # An empty name is that of a rule for several series.
-            if given and "" not in given and name not in given:
-                yield NO_RULE.on(resource.subject, f"{name}: the rules give {', '.join(given)}")
 
 
 def queries(resources: Sequence[Resource]) -> dict[str, list[Query]]:
@@ -123,22 +103,6 @@ def _series(rule: Mapping[str, Any]) -> str:
     except PromqlError:
         return ""
     return node.name if isinstance(node, Selector) else ""
-
-
-def _names(rule: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name of a rule's metric; empty where it depends on the series that are there."""
-    naming, series = mapping(rule.get("name")), _series(rule)
-    matches, given = str(naming.get("matches") or ".*"), str(naming.get("as", ""))
-    try:
-        found = re.search(matches, series) if series else None
-    except re.error:
-        found = None
-    template = given or ("$1" if found is not None and found.groups() else "$0")
-    parts = re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", template)
-    try:
-        yield found.expand(parts) if found is not None else ""
-    except (re.error, IndexError):
-        yield ""
 
 
 def _filled(rule: Mapping[str, Any], series: str) -> str:

@@ -17,8 +17,7 @@ from sidestep.config.settings import CONFIG_FILE, SETTINGS, Config, read
 from sidestep.config.variables import PREFIX
 from sidestep.diagnosis.finding import Finding
 from sidestep.errors import ConfigError
-from sidestep_tools.doctor.manifests.codes import UNREADABLE
-from sidestep_tools.doctor.manifests.reading import Resource, mapping, mappings
+from sidestep_tools.doctor.manifests.reading import UNREADABLE, Resource, mapping, mappings
 
 IMAGE = "sidestep"
 IMAGE_DEFAULTS = {
@@ -162,7 +161,6 @@ class PodSpec(_Fields, frozen=True):
     init_containers: list[Container] = []
     volumes: list[Volume] = []
     security_context: SecurityContext = SecurityContext()
-    host_network: bool = False
     termination_grace_period_seconds: int = 30
 
 
@@ -230,7 +228,6 @@ class Pod:
         labels: Labels of the template.
         has_more_labels: Whether an operator adds labels.
         is_exempt: Whether a label says that it runs no engine.
-        replicas: How many there are; 1 if the manifest does not say.
     """
 
     subject: str
@@ -239,7 +236,6 @@ class Pod:
     annotations: Mapping[str, str]
     has_more_labels: bool
     is_exempt: bool
-    replicas: int
     spec: PodSpec
 
     @cached_property
@@ -317,7 +313,6 @@ def find(resources: Iterable[Resource]) -> Iterator[Pod | Finding]:
 
 
 def _pods(resource: Resource) -> list[Pod]:
-    replicas = resource.spec.get("replicas", 1)
     found = list(_specifications(resource.value, (), {}))
     return [
         Pod(
@@ -327,7 +322,6 @@ def _pods(resource: Resource) -> list[Pod]:
             annotations=msgspec.convert(metadata.get("annotations", {}), dict[str, str]),
             has_more_labels=resource.kind not in KINDS_OF_KUBERNETES,
             is_exempt=mapping(resource.metadata.get("labels")).get("sidestep/inject") == "false",
-            replicas=replicas if isinstance(replicas, int) else 1,
             spec=msgspec.convert(specification, PodSpec),
         )
         for path, specification, metadata in found

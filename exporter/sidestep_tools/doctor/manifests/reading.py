@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidestep.diagnosis.finding import Finding
+from sidestep.config.yaml_reader import MAX_BYTES, read_documents
+from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import MAX_BYTES, read_documents
-from sidestep_tools.doctor.manifests.codes import UNREADABLE
 
+UNREADABLE = Code("SD501", "error", "A manifest cannot be read",
+    "The file is not YAML, a field has a value that Kubernetes refuses, or it is the source of a chart or of a kustomization.",
+    "Correct the file; render charts by `helm template` and kustomizations by `kubectl kustomize`.")  # fmt: skip
 STANDARD_INPUT = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
 RENDERERS = {

@@ -1,14 +1,26 @@
-"""Check of what scrapes the exporters: monitors, annotations, and network policies in between."""
+"""Check of what scrapes the exporters: monitors and annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sidestep.diagnosis.finding import Finding
-from sidestep_tools.doctor.manifests import codes
+from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.manifests.pods import Pod
 from sidestep_tools.doctor.manifests.reading import Resource, items, mapping, mappings
+
+# fmt: off
+NOT_SELECTED = Code("SD542", "warning", "No monitor selects the pod",
+    "The manifests have a PodMonitor or ServiceMonitor for exporters, and its selector or its namespaces do not include this pod.",
+    "Correct the monitor's `selector` or `namespaceSelector`, or the pod's labels.")
+NO_SUCH_PORT = Code("SD544", "error", "A monitor names a port that the exporter does not have",
+    "The monitor selects the pod, and its port is none of the exporter's page: Prometheus has no such target.",
+    "Set the monitor's `port` to the name of the exporter's port (`sidestep`).")
+NO_SUCH_PATH = Code("SD545", "error", "A monitor scrapes a path that the exporter does not have",
+    "The exporter's pages are --web.telemetry-path, `/metrics` by default, and the same with `/pod`: others are answered by 404.",
+    "Remove `path`, or set it to one of these.")
+# fmt: on
+CODES = (NOT_SELECTED, NO_SUCH_PORT, NO_SUCH_PATH)
 
 
 class Endpoint(NamedTuple):
@@ -31,49 +43,26 @@ class Endpoint(NamedTuple):
 
 
 def check(pods: list[Pod], resources: list[Resource]) -> Iterator[Finding]:
-    """Yield why an exporter is not scraped, or is scraped twice."""
+    """Yield why an exporter is not scraped."""
     monitors = [each for each in resources if each.kind in ("PodMonitor", "ServiceMonitor")]
     endpoints = [found for each in monitors for found in _endpoints(each, pods, resources)]
     used = {each.monitor.subject for each in endpoints if each.ports & _pages(each.pod)}
     ours = used | {each.subject for each in monitors if "sidestep" in str(each.value)}
     for pod in pods:
-        yield from _closed(pod, resources)
         if not (pages := _pages(pod)):
             continue
         here = [each for each in endpoints if each.pod is pod]
         hits = [each for each in here if each.ports & pages]
         yield from _wrong(pod, hits)
-        annotated = _annotated(pod)
-        if hits or annotated in pages:
-            yield from _twice(pod, here, hits, annotated)
-            continue
-        if annotated is not None:
-            text = f"prometheus.io/port is {annotated}, the exporter's is {min(pages)}"
-            yield codes.ANNOTATION.on(pod.subject, text)
+        if hits or _annotated(pod) in pages:
             continue
         # A monitor of sidecars may select an exporter of its own, whose port has another name.
         missed = [e for e in here if e.monitor.subject in (ours if pod.engines else ours - used)]
         for each in missed:
             text = f"port {each.settings.get('port')} is not the exporter's in {pod.subject}"
-            yield codes.NO_SUCH_PORT.on(each.monitor.subject, text)
+            yield NO_SUCH_PORT.on(each.monitor.subject, text)
         if ours and pod.engines and not (missed or pod.has_more_labels):
-            yield codes.NOT_SELECTED.on(pod.subject, f"its labels are {dict(pod.labels)}")
-
-
-def _twice(
-    pod: Pod, here: list[Endpoint], hits: list[Endpoint], annotated: int | None
-) -> Iterator[Finding]:
-    engines = {port.container_port for each in pod.engines for port in each.container.ports}
-    modes = {
-        each.container.variables.get(f"SIDESTEP_{each.kind.upper()}_MODE") for each in pod.engines
-    }
-    others = [e.monitor.subject for e in here if e.ports & engines and e.path == "/metrics"]
-    others += ["its annotation"] if annotated in engines else []
-    count = len(hits) + (annotated in _pages(pod))
-    if count > 1:
-        yield codes.TWICE.on(pod.subject, f"{count} endpoints scrape the exporter")
-    elif others and modes != {"instead"}:
-        yield codes.TWICE.on(pod.subject, f"{others[0]} scrapes the engine's own page")
+            yield NOT_SELECTED.on(pod.subject, f"its labels are {dict(pod.labels)}")
 
 
 def _pages(pod: Pod) -> set[int]:
@@ -84,11 +73,8 @@ def _wrong(pod: Pod, hits: list[Endpoint]) -> Iterator[Finding]:
     pages = [e.settings.web_telemetry_path for e in pod.exporters if e.settings and e.page_ports]
     known = {*pages, *(f"{page.rstrip('/')}/pod" for page in pages)}
     for each in hits:
-        subject = each.monitor.subject
         if each.path not in known:
-            yield codes.NO_SUCH_PATH.on(subject, f"path {each.path} is not {pages[0]}")
-        if pod.engines and each.settings.get("honorLabels"):
-            yield codes.LABELS.on(subject, f"honorLabels is true for {pod.subject}")
+            yield NO_SUCH_PATH.on(each.monitor.subject, f"path {each.path} is not {pages[0]}")
 
 
 def _annotated(pod: Pod) -> int | None:
@@ -161,36 +147,3 @@ def _selects(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
         }.get(each.get("operator", ""), True)
         for each in mappings(selector.get("matchExpressions"))
     )
-
-
-def _closed(pod: Pod, resources: list[Resource]) -> Iterator[Finding]:
-    """Yield the needed ports of a pod that no rule of its network policies allows."""
-    policies = [
-        each
-        for each in resources
-        if each.kind == "NetworkPolicy"
-        and "Ingress" in (items(each.spec.get("policyTypes")) or ["Ingress"])
-        and _is_same(pod.namespace, each.namespace)
-        and _selects(mapping(each.spec.get("podSelector")), pod.labels)
-    ]
-    rules = [rule for each in policies for rule in mappings(each.spec.get("ingress"))]
-    needed = [{port} for each in pod.exporters for port in each.page_ports | each.ingest_ports]
-    # One port of an engine has to be open: others may be for its own processes.
-    needed += [{port.container_port for port in each.container.ports} for each in pod.engines]
-    for ports in needed if policies and pod.exporters else ():
-        if ports and not any(_allows(rule, port, pod) for rule in rules for port in ports):
-            text = f"port {', '.join(map(str, sorted(ports)))} of {pod.subject} is closed"
-            yield codes.BLOCKED.on(policies[0].subject, text)
-
-
-def _allows(rule: Mapping[str, Any], port: int, pod: Pod) -> bool:
-    """Return whether a rule allows a port, from any source."""
-    for each in mappings(rule.get("ports")):
-        low = each.get("port", port)
-        high = each.get("endPort", low)
-        is_range = isinstance(low, int) and isinstance(high, int)
-        if each.get("protocol", "TCP") == "TCP" and (
-            low <= port <= high if is_range else port in _numbers(pod, low)
-        ):
-            return True
-    return not rule.get("ports")

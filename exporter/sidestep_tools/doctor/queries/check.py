@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from http import HTTPStatus
-from pathlib import Path
-from typing import Any
 
 import aiohttp
 
 from sidestep.diagnosis.finding import Code, Finding
+from sidestep_tools.doctor import engine_page
 from sidestep_tools.doctor.prometheus_api import Api, RefusedError
 from sidestep_tools.doctor.queries import codes, rule_files
 from sidestep_tools.doctor.queries.files import FileError, Query, queries_of, read
@@ -21,7 +19,7 @@ from sidestep_tools.doctor.queries.known_metrics import PREFIXES
 from sidestep_tools.doctor.queries.live import LiveQueries
 from sidestep_tools.doctor.queries.problems import problems
 from sidestep_tools.doctor.queries.reasons import Problem, Reasons
-from sidestep_tools.web_client.fetch import FetchError, fetch, refusal
+from sidestep_tools.web_client.fetch import FetchError
 
 ENGINES = re.compile("|".join({*PREFIXES, "nv_inference_"} - {"sidestep_"}))
 """Matches a name of an engine's metric."""
@@ -46,16 +44,16 @@ async def check(
     """
     inventory = Inventory()
     for page in pages:
-        try:
-            inventory.add_page(await _read_page(session, page))
-        except (FetchError, OSError, ValueError) as error:
-            yield codes.NO_PAGE.on(page, getattr(error, "strerror", None) or str(error))
-    found = dict(scalers)
+        if unreadable := await _add(session, page, inventory):
+            yield unreadable
+    found, are_rules = dict(scalers), set[str]()
     for file in files:
         try:
             documents = await asyncio.to_thread(read, file)
-            for each in _rules(file, documents, is_run=bool(prometheus)):
-                yield each
+            rules = [*rule_files.rules_in(documents)]
+            for text in (each for one in rules for each in rule_files.mistakes(one)):
+                yield codes.REFUSED_RULES.on(file, text)
+            are_rules |= {file} if rules else set()
             found[file] = queries_of(documents)
         except FileError as error:
             yield codes.UNREADABLE.on(file, str(error))
@@ -69,7 +67,21 @@ async def check(
         )
     for file, some in checked:
         for finding in _findings(file, some):
-            yield finding
+            # Of rules it is an error that has been named.
+            if finding.code != codes.NOT_PROMQL.code or file not in are_rules:
+                yield finding
+
+
+async def _add(session: aiohttp.ClientSession, page: str, inventory: Inventory) -> Finding | None:
+    """Add a page's series, or return why it cannot be read."""
+    text = await engine_page.read(session, page)
+    if isinstance(text, Finding):
+        return text
+    try:
+        inventory.add_page(text)
+    except ValueError as error:
+        return engine_page.NOT_A_PAGE.on(page, str(error)[:100])
+    return None
 
 
 async def _run(
@@ -82,26 +94,6 @@ async def _run(
             live = await LiveQueries.of(Api(session, url))
             for file, queries in found.items():
                 yield file, [(query, await live.problems(query)) for query in queries]
-
-
-async def _read_page(session: aiohttp.ClientSession, page: str) -> str:
-    if "://" not in page:
-        return await asyncio.to_thread(Path(page).read_text, "utf-8")
-    answer = await fetch(session, page)
-    if answer.status != HTTPStatus.OK:
-        raise FetchError(refusal(answer.status))
-    return answer.text
-
-
-def _rules(file: str, documents: list[Any], *, is_run: bool) -> Iterator[Finding]:
-    """Yield what Prometheus refuses in a rule file, and that there may be more."""
-    for rules in rule_files.rules_in(documents):
-        wrong = [*rule_files.mistakes(rules)]
-        for text in wrong:
-            yield codes.REFUSED_RULES.on(file, text)
-        if not (wrong or is_run):
-            text = "types in PromQL and templates were not checked"
-            yield codes.NOT_CHECKED.on(file, text, f"Run `promtool check rules {file}`.")
 
 
 def _is_of_engines(query: Query) -> bool:

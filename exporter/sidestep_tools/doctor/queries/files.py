@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sidestep.config.yaml_reader import MAX_BYTES, read_documents
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import MAX_BYTES, read_documents
 
 _VARIABLE = re.compile(r"\$\{(\w+)[^}]*\}|\$([a-zA-Z_]\w*)|\[\[(\w+)[^\]]*\]\]")
-_V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*|\[\[\w+[^\]]*\]\]"
+_V = r"\$\{\w+[^}]*\}|\$[a-zA-Z_]\w*\b|\[\[\w+[^\]]*\]\]"
 _MATCHER = re.compile(
     rf"""(?:=~|!~|!=|=)\s*("(?:\\.|[^"\\])*?(?:{_V})(?:\\.|[^"\\])*"|'[^']*(?:{_V})[^']*')"""
 )

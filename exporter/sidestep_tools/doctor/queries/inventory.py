@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
-from sidestep.errors import WireError
-from sidestep.exposition.passthrough.parser import parse_comment, parse_head, unescape_labels
+from prometheus_client.parser import text_string_to_metric_families
+
 from sidestep_tools.doctor.queries.promql import Selector
+
+_NAME = re.compile(r"^[a-zA-Z_:][\w:]*", re.MULTILINE)
 
 
 @dataclasses.dataclass
@@ -27,20 +30,15 @@ class Inventory:
         Raises:
             ValueError: It is no such page.
         """
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                if line.startswith("#"):
-                    comment = parse_comment(line.encode())
-                    if comment is not None and comment.is_type:
-                        self.kinds[comment.name] = comment.text
-                elif line.strip():
-                    head = parse_head(line.encode())
-                    labels = self.names.setdefault(head.name, {})
-                    for label, value in unescape_labels(head.labels).items():
-                        labels.setdefault(label, set()).add(value)
-            except WireError as error:
-                if error.reason != "unknown_kind":  # OpenMetrics has more of them
-                    raise ValueError(f"line {number} is none of a metrics page") from None
+        written = set(_NAME.findall(text))
+        for metric in text_string_to_metric_families(text):
+            self.kinds[metric.name] = metric.type
+            for sample in metric.samples:
+                # The parser gives every counter the suffix _total.
+                name = sample.name if sample.name in written else metric.name
+                labels = self.names.setdefault(name, {})
+                for label, value in sample.labels.items():
+                    labels.setdefault(label, set()).add(value)
 
     def matching(self, selector: Selector) -> list[str]:
         """Return the names that the selector's conditions on the name accept."""

@@ -161,7 +161,7 @@ def _ratio(node: Node) -> str:
             return node.name if node.name.endswith(HIT_RATE) else ""
         case Call("histogram_quantile"):
             return next((each.name for each in selectors(node)), "")
-        case Operation("/", operands) if sum(map(_is_rate, operands)) > 1:
+        case Operation("/", operands) if all(map(_is_rate, operands)):
             return next(selectors(node)).name
         case Operation(operator, operands) if operator != "bool":
             below = operands[:1] if operator in ("and", "unless") else operands

@@ -1,36 +1,32 @@
-"""PromQL as far as the checks need it: selectors, calls, groupings, and which parts may be missing.
-
-Operators other than ``or``, ``and`` and ``unless`` are alike: a query needs both of their sides.
-"""
+"""PromQL as promql-parser reads it, reduced to what the checks need: selectors, calls, groupings and operators."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
-_TOKEN = re.compile(
-    r"""
-    (?P<blank>\s+|\#[^\n]*)
-    |(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
-    |(?P<number>(?:\d|\.\d)(?:[\w.]|(?<=\d[eE])[+-](?=\d))*)
-    |(?P<name>[a-zA-Z_:][\w:]*)
-    |(?P<sign>=~|!~|==|!=|>=|<=|[-+*/%^<>=(){}\[\],@])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_OPERATORS = frozenset(("+", "-", "*", "/", "%", "^", "==", "!=", ">", "<", ">=", "<=", "atan2"))
-_MATCHING = frozenset(("on", "ignoring", "group_left", "group_right"))
-_NUMBERS = frozenset(("inf", "nan"))
+from sidestep.errors import ConfigError
+
+try:
+    import promql_parser as library
+except ModuleNotFoundError:  # it is an extra
+    library = None  # type: ignore[assignment]
+
 AGGREGATIONS = frozenset(
     (
         "sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "topk", "bottomk",
         "quantile", "count_values", "limitk", "limit_ratio",
     )
 )  # fmt: skip
-MAX_DEPTH = 100
+EXPERIMENTAL = ("limitk", "limit_ratio", "first_over_time")
+"""Functions that Prometheus has with a feature flag only, and of which the library does not know it."""
+MAX_OPERATORS = 250
+"""Most operators and parentheses of a query: the library's stack overflows with thousands."""
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`', re.DOTALL)
+_OPERATOR = re.compile(r"[-+*/%^=<>(\[]|\b(?:and|or|unless|atan2)\b", re.IGNORECASE)
+_MATCH = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 
 
 class PromqlError(ValueError):
@@ -79,16 +75,18 @@ class Call(NamedTuple):
 
     Attributes:
         grouping: ``by`` or ``without``; empty for none.
+        is_experimental: Whether Prometheus has it with a feature flag only.
     """
 
     function: str
     arguments: tuple[Node, ...]
     grouping: str = ""
     labels: tuple[str, ...] = ()
+    is_experimental: bool = False
 
 
 class Operation(NamedTuple):
-    """Operands of ``or``, ``and``, ``unless``, of a chain with ``/`` or ``bool``, or of other operators, which are ``all``."""
+    """Two operands; the operator of a comparison with the modifier ``bool`` is ``bool``."""
 
     operator: str
     operands: tuple[Node, ...]
@@ -97,7 +95,7 @@ class Operation(NamedTuple):
 class Constant(NamedTuple):
     """A number or a text."""
 
-    text: str
+    value: float | str
 
 
 Node: TypeAlias = Selector | Call | Operation | Constant
@@ -107,208 +105,83 @@ def parse(query: str) -> Node:
     """Return the structure of ``query``, which has no variables.
 
     Raises:
-        PromqlError: It is no PromQL.
+        PromqlError: Prometheus 3 refuses the query, whatever is stored.
+        ConfigError: The library is not installed.
     """
-    reader = _Reader(list(_tokens(query)))
-    node = reader.alternatives()
-    reader.expect("end")
-    return node
+    if library is None:
+        raise ConfigError(
+            "queries need promql-parser, which is not here: pip install '.[doctor]' in a clone of"
+            " sidestep's repository"
+        )
+    if len(_OPERATOR.findall(_STRING.sub("", query))) > MAX_OPERATORS:
+        raise PromqlError(f"it has more than {MAX_OPERATORS} operators and parentheses")
+    try:
+        return _node(library.parse(query))
+    except ValueError as error:
+        raise PromqlError(" ".join(str(error).split())) from None
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """Yield a query and all of its parts."""
+    yield node
+    match node:
+        case Call(arguments=parts) | Operation(operands=parts):
+            for part in parts:
+                yield from nodes(part)
 
 
 def selectors(node: Node) -> Iterator[Selector]:
     """Yield all selectors of a query."""
-    match node:
-        case Selector():
-            yield node
-        case Call(arguments=parts) | Operation(operands=parts):
-            for part in parts:
-                yield from selectors(part)
+    return (each for each in nodes(node) if isinstance(each, Selector))
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
+def _node(found: Any) -> Node:
+    node: Node
+    match found:
+        case library.ParenExpr() | library.UnaryExpr() | library.SubqueryExpr():
+            node = _node(found.expr)
+        case library.MatrixSelector():
+            node = _selector(found.vector_selector)
+        case library.VectorSelector():
+            node = _selector(found)
+        case library.Call():
+            name, arguments = found.func.name, tuple(map(_node, found.args))
+            is_experimental = found.func.experimental or name in EXPERIMENTAL
+            node = Call(name, arguments, is_experimental=is_experimental)
+        case library.AggregateExpr():
+            node = _aggregation(found)
+        case library.BinaryExpr():
+            node = _operation(found)
+        case _:
+            node = Constant(found.val)
+    return node
 
 
-def _tokens(query: str) -> Iterator[_Token]:
-    at = 0
-    while at < len(query):
-        found = _TOKEN.match(query, at)
-        if found is None:
-            raise PromqlError(f"unexpected {query[at : at + 20]!r}")
-        kind = str(found.lastgroup)
-        if kind != "blank":
-            yield _Token(kind, found[0])
-        at = found.end()
-    yield _Token("end", "the end")
+def _aggregation(found: Any) -> Call:
+    name, by = str(found.op), found.modifier
+    arguments = tuple(_node(each) for each in (found.param, found.expr) if each is not None)
+    grouping = "" if by is None else str(by.type).rpartition(".")[2].lower()
+    labels = () if by is None else tuple(by.labels)
+    return Call(name, arguments, grouping, labels, name in EXPERIMENTAL)
 
 
-class _Reader:
-    """A recursive descent over the tokens."""
-
-    def __init__(self, tokens: Sequence[_Token]) -> None:
-        self._tokens = tokens
-        self._at = 0
-        self._depth = 0
-
-    def alternatives(self) -> Node:
-        """Read operands of ``or``."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise PromqlError(f"it is nested more than {MAX_DEPTH} deep")
-        operands = [self._conditions()]
-        while self._word() == "or":
-            self._next()
-            self._matching()
-            operands.append(self._conditions())
-        self._depth -= 1
-        return operands[0] if len(operands) == 1 else Operation("or", tuple(operands))
-
-    def expect(self, what: str) -> str:
-        """Read a token of this kind or with this text."""
-        token = self._next()
-        if what not in token:
-            raise PromqlError(f"unexpected {token.text!r}")
-        return token.text
-
-    def _conditions(self) -> Node:
-        left = self._arithmetic()
-        while (operator := self._word()) in ("and", "unless"):
-            self._next()
-            self._matching()
-            left = Operation(operator, (left, self._arithmetic()))
-        return left
-
-    def _arithmetic(self) -> Node:
-        operands, operator = [self._unary()], "all"
-        while self._word() in _OPERATORS:
-            operator = "/" if self._next().text == "/" else operator
-            if self._word() == "bool":
-                operator = self._next().text.lower()
-            self._matching()
-            operands.append(self._unary())
-        return operands[0] if len(operands) == 1 else Operation(operator, tuple(operands))
-
-    def _matching(self) -> None:
-        while self._word() in _MATCHING:
-            word = self._next().text.lower()
-            if word in ("on", "ignoring") or self._peek().text == "(":
-                self._names()
-
-    def _unary(self) -> Node:
-        while self._peek().text in ("+", "-"):
-            self._next()
-        node = self._operand()
-        while True:
-            word = self._word()
-            if word == "[":
-                while self._next().text != "]":
-                    if self._peek().kind == "end":
-                        raise PromqlError("a window has no ]")
-            elif word == "offset":
-                self._next()
-                if self._peek().text in ("+", "-"):
-                    self._next()
-                self.expect("number")
-            elif word == "@":
-                self._next()
-                self._unary()
-            else:
-                return node
-
-    def _operand(self) -> Node:
-        kind, text = self._peek()
-        if text == "(":
-            self._next()
-            node = self.alternatives()
-            self.expect(")")
-            return node
-        if text == "{":
-            return Selector(self._matchers())
-        if kind in ("number", "text") or text.lower() in _NUMBERS:
-            return Constant(self._next().text)
-        name = self.expect("name")
-        if name.lower() in AGGREGATIONS and self._word() in ("by", "without", "("):
-            return self._aggregation(name.lower())
-        if self._peek().text == "(":
-            return Call(name.lower(), self._arguments())
-        named = Matcher("__name__", "=", name)
-        return Selector((named, *(self._matchers() if self._peek().text == "{" else ())))
-
-    def _aggregation(self, function: str) -> Call:
-        grouping = ""
-        labels: tuple[str, ...] = ()
-        if self._word() in ("by", "without"):
-            grouping, labels = self._next().text.lower(), self._names()
-        arguments = self._arguments()
-        if self._word() in ("by", "without"):
-            grouping, labels = self._next().text.lower(), self._names()
-        return Call(function, arguments, grouping, labels)
-
-    def _arguments(self) -> tuple[Node, ...]:
-        self.expect("(")
-        found = []
-        while self._peek().text != ")":
-            found.append(self.alternatives())
-            if self._peek().text != ")":
-                self.expect(",")
-        self._next()
-        return tuple(found)
-
-    def _names(self) -> tuple[str, ...]:
-        self.expect("(")
-        found = []
-        while (token := self._next()).text != ")":
-            if token.kind not in ("name", "text") and token.text != ",":
-                raise PromqlError(f"unexpected {token.text!r}")
-            if token.text != ",":
-                found.append(_plain(token))
-        return tuple(found)
-
-    def _matchers(self) -> tuple[Matcher, ...]:
-        self.expect("{")
-        found = []
-        while self._peek().text != "}":
-            label = self._next()
-            if label.kind not in ("name", "text"):
-                raise PromqlError(f"unexpected {label.text!r}")
-            if label.kind == "text" and self._peek().text in (",", "}"):
-                found.append(Matcher("__name__", "=", _plain(label)))
-            else:
-                operator = self._next().text
-                if operator not in ("=", "!=", "=~", "!~"):
-                    raise PromqlError(f"unexpected {operator!r}")
-                value = self._next()
-                if value.kind != "text":
-                    raise PromqlError(f"unexpected {value.text!r}")
-                found.append(Matcher(_plain(label), operator, _plain(value)))
-            if self._peek().text != "}":
-                self.expect(",")
-        self._next()
-        return tuple(found)
-
-    def _peek(self) -> _Token:
-        return self._tokens[self._at]
-
-    def _word(self) -> str:
-        """Return the next token as operators and keywords are written; empty for a string."""
-        kind, text = self._peek()
-        return "" if kind == "text" else text.lower()
-
-    def _next(self) -> _Token:
-        token = self._tokens[self._at]
-        if token.kind != "end":
-            self._at += 1
-        return token
+def _operation(found: Any) -> Operation:
+    operator, modifier = str(found.op), found.modifier
+    if modifier is not None:
+        fills = modifier.fill_values
+        if fills is not None and not (fills.lhs is None and fills.rhs is None):
+            raise PromqlError("Prometheus has no fill modifier")
+        operator = "bool" if modifier.return_bool else operator
+    return Operation(operator, (_node(found.lhs), _node(found.rhs)))
 
 
-def _plain(token: _Token) -> str:
-    """Return a name, or what a string stands for."""
-    if token.kind != "text":
-        return token.text
-    inside = token.text[1:-1]
-    return inside if token.text[0] == "`" else _ESCAPED.sub(_character, inside)
-
-
-def _character(escaped: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t", "r": "\r"}.get(escaped[1], escaped[1])
+def _selector(found: Any) -> Selector:
+    if found.matchers.or_matchers:
+        raise PromqlError("Prometheus has no `or` between matchers")
+    matchers = [
+        Matcher(each.name, _MATCH[str(each.op).rpartition(".")[2]], each.value)
+        for each in found.matchers.matchers
+    ]
+    if found.name:
+        matchers.insert(0, Matcher("__name__", "=", found.name))
+    return Selector(tuple(matchers))

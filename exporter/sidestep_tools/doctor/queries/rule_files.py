@@ -1,7 +1,8 @@
-"""What Prometheus refuses in a rule file, queries aside."""
+"""What Prometheus refuses in a rule file."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
@@ -9,9 +10,29 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from sidestep_tools.doctor.queries.problems import short
+from sidestep_tools.doctor.queries.promql import Call, PromqlError, nodes, parse
+
 _DURATION = r"^(?=.)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?\Z|^0\Z"
 Duration: TypeAlias = Annotated[str, Meta(pattern=_DURATION)] | Annotated[int, Meta(ge=0, le=0)]
 Texts: TypeAlias = dict[str, str | int | float | bool | None]
+_ACTION = re.compile(r"\{\{(?!-?\s*/\*)(.*?)\}\}", re.DOTALL)
+_WORD = re.compile(
+    r'"(?:\\.|[^"\\])*"|`[^`]*`|\'(?:\\.|[^\'\\])*\'|[$.][\w.]*|\d[\w.]*|([A-Za-z_]\w*)', re.DOTALL
+)
+TEMPLATES = frozenset(
+    (
+        "if", "else", "end", "range", "with", "define", "template", "block", "break", "continue",
+        "nil", "true", "false", "and", "call", "html", "index", "slice", "js", "len", "not", "or",
+        "print", "printf", "println", "urlquery", "eq", "ne", "lt", "le", "gt", "ge",
+        "query", "first", "label", "value", "sortByLabel", "strvalue", "args", "safeHtml", "tmpl",
+        "reReplaceAll", "match", "title", "toUpper", "toLower", "graphLink", "tableLink",
+        "stripPort", "stripDomain", "humanize", "humanize1024", "humanizeDuration",
+        "humanizePercentage", "humanizeTimestamp", "toTime", "toDuration", "now", "pathPrefix",
+        "externalURL", "parseDuration", "urlQueryEscape",
+    )
+)  # fmt: skip
+"""Words and functions of the templates of labels and annotations, in Prometheus 3."""
 
 
 class Rule(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
@@ -78,6 +99,8 @@ def _mistakes(rule: Rule) -> Iterator[str]:
         yield "it needs one of record and alert"
     if rule.expr in (None, ""):
         yield "it has no expr"
+    else:
+        yield from _refused(str(rule.expr))
     if rule.record and (rule.for_ or rule.keep_firing_for or rule.annotations):
         yield "for, keep_firing_for and annotations are for alerts"
     if "__name__" in (rule.labels or {}):
@@ -85,3 +108,21 @@ def _mistakes(rule: Rule) -> Iterator[str]:
     for key, text in {**(rule.labels or {}), **(rule.annotations or {})}.items():
         if rule.alert and str(text).count("{{") != str(text).count("}}"):
             yield f"{key} has a template without its end"
+        elif rule.alert:
+            words = {
+                word for action in _ACTION.findall(str(text)) for word in _WORD.findall(action)
+            }
+            for word in sorted(words - TEMPLATES - {""}):
+                yield f"{key} has a template with {word}, which Prometheus does not have"
+
+
+def _refused(query: str) -> Iterator[str]:
+    """Yield why Prometheus refuses a query, whatever is stored."""
+    try:
+        parts = nodes(parse(query))
+    except PromqlError as error:
+        yield f"{short(query)}: {error}"
+        return
+    names = {each.function for each in parts if isinstance(each, Call) and each.is_experimental}
+    for name in sorted(names):
+        yield f"{name} needs Prometheus's --enable-feature=promql-experimental-functions"

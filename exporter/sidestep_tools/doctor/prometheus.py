@@ -12,14 +12,49 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from sidestep.catalog.engine_pages import PAGES as ENGINE_PAGES
-from sidestep.diagnosis.finding import Finding
-from sidestep.transport.http_response import BoundedResponse
+from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.exporter import SKEW_SECONDS
-from sidestep_tools.doctor.prometheus import codes
 from sidestep_tools.doctor.prometheus_api import Api, RefusedError
-from sidestep_tools.doctor.queries.known_metrics import catalogue, dialect_of
+from sidestep_tools.doctor.queries.known_metrics import dialect_of
 from sidestep_tools.doctor.queries.promql import PromqlError, parse, selectors
-from sidestep_tools.web_client.fetch import TIMEOUT, FetchError, explained
+from sidestep_tools.web_client.fetch import FetchError
+
+# fmt: off
+NO_ANSWER = Code("SD301", "error", "Prometheus does not answer",
+    "Nothing listens at the address, access is denied, or it is no Prometheus.",
+    "Give the address of Prometheus's own page, with its path prefix if it has one; --user and --header as to curl.")
+NOT_SCRAPED = Code("SD302", "error", "No exporter is scraped",
+    "Prometheus has no series of a sidestep exporter: no job has its address, or a PodMonitor or ServiceMonitor does not select it.",
+    "Add a job for the exporter's port, see deploy/prometheus.yml; in Kubernetes, run `sidestep doctor --manifest`.")
+DOWN = Code("SD303", "error", "A target is down",
+    "Prometheus cannot scrape an exporter or an engine; the text is Prometheus's own.",
+    "Mend what the error names: a refused connection is a wrong port or a process that has ended; a deadline needs a longer scrape_timeout; 401 needs basic_auth.")
+DOUBLED = Code("SD304", "error", "One job scrapes the same engines twice",
+    "Both pages have the same counters under one `job`, so that every sum is twice what it should be.",
+    "Scrape one of the two: the exporter's /metrics.")
+TWO_JOBS = Code("SD305", "warning", "Two jobs scrape the same engines",
+    "Sums that do not select a `job` are twice what they should be, as on most boards of engines.",
+    "Scrape one of the two, or select the job in every query.")
+WINDOW = Code("SD306", "warning", "A rule's window is too short for the scrape interval",
+    "A rate needs two samples in its window; with less than two intervals it has gaps or no result.",
+    "Scrape more often, or make the window at least twice the interval; four times is usual.")
+NO_RULES = Code("SD308", "info", "No rule reads the metrics of engines",
+    "Neither sidestep's recording rules and alerts nor others are loaded; boards that query recorded names are empty.",
+    "Load deploy/rules/*.yaml by `rule_files`; see alerting.md.")
+RULE_FAILS = Code("SD309", "error", "A rule cannot be evaluated",
+    "Prometheus reports an error for the rule; it records nothing, and its alert never fires.",
+    "Mend what the error names; two sources of one series are the usual cause.")
+NOT_RECORDED = Code("SD310", "error", "A rule reads what no rule records",
+    "The rule that records the name is not loaded, so this one never has a result.",
+    "Load recording.yaml, too, in the same Prometheus.")
+EXPORTED = Code("SD311", "warning", "Labels of the page clash with those of the target",
+    "Prometheus renames a label of the page to `exported_...` if the target has it, too; queries that select or group by it then see the target's.",
+    "Set `honor_labels: true` in the job, or remove the label from the target by relabel_configs.")
+CLOCK = Code("SD312", "warning", "Clocks differ",
+    "Ages and the times of restarts are computed from two clocks.",
+    "Synchronise the hosts by NTP.")
+# fmt: on
+CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 EXPORTER = "sidestep_build_info"
 COUNTERS = (
@@ -34,7 +69,7 @@ ENGINES = re.compile(
     rf"\b({'|'.join(page.prefix for page in ENGINE_PAGES)}|sidestep_|(engine|instance|model|model_le):)"
 )
 """Matches rules that read metrics of engines."""
-WINDOW = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")
+_WINDOW = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
 SAMPLES = 2
 """Fewest samples of a rate."""
@@ -42,9 +77,6 @@ ALIKE = 0.05
 """Relative difference up to which two counters are the same one, scraped at two moments."""
 PARTIAL = re.compile(r"[?&]name(\[\]|%5B%5D)=")
 """Matches addresses that select families."""
-OLDEST = (2, 42)
-PROTOBUF = "application/vnd.google.protobuf"
-ACCEPT = f"{PROTOBUF};proto=io.prometheus.client.MetricFamily;encoding=delimited"
 AHEAD = (
     "max by (job, instance) (sidestep_engine_last_seen_timestamp_seconds) - time()"
     f" >= {SKEW_SECONDS}"
@@ -88,7 +120,6 @@ class _Read(NamedTuple):
         ahead: Seconds by which clocks of exporters are ahead of Prometheus's, by instance.
     """
 
-    version: str
     skew: float
     targets: list[Target]
     exporters: dict[Key, float]
@@ -109,19 +140,13 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
         read = await _read(Api(session, url))
         found = [*_server(url, read), *_doubled(url, read), *_rules(url, read)]
     except (FetchError, RefusedError) as error:
-        yield codes.NO_ANSWER.on(url, str(error))
+        yield NO_ANSWER.on(url, str(error))
         return
     except (KeyError, TypeError, ValueError, AttributeError):
-        yield codes.NO_ANSWER.on(url, "its answers are none of Prometheus")
+        yield NO_ANSWER.on(url, "its answers are none of Prometheus")
         return
     for finding in found:
         yield finding
-    # The family's name is a native histogram's.
-    native = (m.name for m in catalogue().values() if m.kind == "histogram" and not m.suffix)
-    if read.names.isdisjoint(native):
-        for target in read.targets:
-            if target.is_up and target.key in read.exporters and await _serves_native(target.url):
-                yield codes.NO_NATIVE.on(url, f"{target.url} serves them")
 
 
 async def _read(api: Api) -> _Read:
@@ -140,7 +165,6 @@ async def _read(api: Api) -> _Read:
     active = (await api.optional("targets", {"state": "active"})).get("activeTargets", ())
     groups = (await api.optional("rules")).get("groups", ())
     return _Read(
-        (await api.optional("status/buildinfo")).get("version", ""),
         now,
         [
             target
@@ -165,22 +189,17 @@ async def _read(api: Api) -> _Read:
 def _server(url: str, read: _Read) -> Iterator[Finding]:
     """Yield what is wrong with the server and its configuration."""
     if abs(read.skew) >= SKEW_SECONDS:
-        yield codes.CLOCK.on(url, f"its clock is {read.skew:+.0f} s from this machine's")
+        yield CLOCK.on(url, f"its clock is {read.skew:+.0f} s from this machine's")
     for instance, seconds in read.ahead.items():
-        yield codes.CLOCK.on(
-            url, f"the clock of {instance} is {seconds:.0f} s ahead of Prometheus's"
-        )
-    version = re.match(r"(\d+)\.(\d+)", read.version)
-    if version and tuple(map(int, version.groups())) < OLDEST:
-        yield codes.OLD.on(url, f"its version is {read.version}")
+        yield CLOCK.on(url, f"the clock of {instance} is {seconds:.0f} s ahead of Prometheus's")
     if not read.exporters:
-        yield codes.NOT_SCRAPED.on(url, f"there is no {EXPORTER}")
+        yield NOT_SCRAPED.on(url, f"there is no {EXPORTER}")
     for each in read.targets:
         if not each.is_up:
-            yield codes.DOWN.on(url, f"{each.url} (job {each.job}): {each.error}")
+            yield DOWN.on(url, f"{each.url} (job {each.job}): {each.error}")
     for label in read.labels:
         if label.startswith("exported_"):
-            yield codes.EXPORTED.on(url, f"series have the label {label}")
+            yield EXPORTED.on(url, f"series have the label {label}")
 
 
 def _key(labels: Mapping[str, str]) -> Key:
@@ -229,7 +248,7 @@ def _doubled(url: str, read: _Read) -> Iterator[Finding]:
             why = "an exporter's page and its engine's own"
         else:
             continue
-        code = codes.DOUBLED if one.job == other.job else codes.TWO_JOBS
+        code = DOUBLED if one.job == other.job else TWO_JOBS
         jobs = ", ".join(sorted({one.job, other.job}))
         yield code.on(url, f"{one.url} and {other.url} (job {jobs}) are {why}")
 
@@ -247,24 +266,24 @@ def _rules(url: str, read: _Read) -> Iterator[Finding]:
     """Yield what is wrong with the rules that read metrics of engines."""
     rules = [rule for rule in read.rules if ENGINES.search(rule["query"])]
     if not rules:
-        yield codes.NO_RULES.on(url, "no rule queries them")
+        yield NO_RULES.on(url, "no rule queries them")
     recorded = {rule["name"] for rule in read.rules if rule["type"] == "recording"}
     interval = max((target.interval for target in read.targets if target.is_up), default=0.0)
     short: dict[str, list[str]] = {}
     for rule in rules:
         if rule["health"] == "err":
-            yield codes.RULE_FAILS.on(url, f"{rule['name']}: {rule.get('lastError', '')}")
+            yield RULE_FAILS.on(url, f"{rule['name']}: {rule.get('lastError', '')}")
         missing = sorted(_recorded_names(rule["query"]) - recorded - read.names)
         if missing:
-            yield codes.NOT_RECORDED.on(url, f"{rule['name']} reads {', '.join(missing)}")
-        for window in WINDOW.findall(rule["query"]):
+            yield NOT_RECORDED.on(url, f"{rule['name']} reads {', '.join(missing)}")
+        for window in _WINDOW.findall(rule["query"]):
             if _seconds(window) < SAMPLES * interval:
                 short.setdefault(window, []).append(rule["name"])
     for window, each in short.items():
         text = (
             f"[{window}] of {', '.join(dict.fromkeys(each))}, but scrapes are {interval:g} s apart"
         )
-        yield codes.WINDOW.on(url, text)
+        yield WINDOW.on(url, text)
 
 
 def _recorded_names(query: str) -> set[str]:
@@ -274,20 +293,3 @@ def _recorded_names(query: str) -> set[str]:
     except PromqlError:
         return set()
     return {name for name in names if ":" in name and not dialect_of(name)}
-
-
-async def _serves_native(url: str) -> bool:
-    """Return whether a page has native histograms.
-
-    The request goes to a target that Prometheus names, so it has no password of the user.
-    """
-    timeout = aiohttp.ClientTimeout(TIMEOUT)
-    try:
-        with explained():
-            async with (
-                aiohttp.ClientSession(timeout=timeout, response_class=BoundedResponse) as session,
-                session.get(url, headers={"Accept": ACCEPT}) as answer,
-            ):
-                return answer.content_type == PROTOBUF
-    except FetchError:
-        return False

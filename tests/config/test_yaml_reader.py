@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from sidestep.cli import cli
+from sidestep.config.yaml_reader import MAX_ALIASED, MAX_NESTED, read_documents
 from sidestep.errors import ConfigError
-from sidestep.http.yaml_reader import MAX_ALIASED, MAX_NESTED, read_documents
 
 MOST_BYTES = 16 << 20
 """Most memory that reading one of these files may take."""

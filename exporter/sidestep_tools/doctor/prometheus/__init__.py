@@ -1,1 +1,0 @@
-"""Checks of a Prometheus server: what it scrapes, which rules it evaluates, and its queries."""
