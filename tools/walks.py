@@ -33,8 +33,8 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat, Hello, encode
 
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
-INGEST, PERIODIC = {"Ingest._drain"}, {"Ingest._on_tick"}
-RECORD = {"ended", "RequestLog.add", "LogWriter._run"}
+INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
+RECORD = {"ended", "RequestLog.add", "RecordWriter._run"}
 """Functions that make an ended request, take it, and write its record."""
 PATIENCE = 60.0
 
@@ -131,21 +131,19 @@ async def walks(profile: Profile, folder: Path) -> None:
             await send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
             await send(Heartbeat(1, 0, 0))
             await count(1)
-            with profile.walk("A frame to its series", INGEST, PERIODIC):
+            with profile.walk("A frame to its series", INGEST, set()):
                 await count(2)
             await page()
             await count(3)
             # Scrapes share a page for a moment.
             await asyncio.sleep(2 * CACHE_SECONDS)
-            with profile.walk(
-                "A scrape to its bytes", set(), INGEST | PERIODIC, "exposition", "http"
-            ):
+            with profile.walk("A scrape to its bytes", set(), PERIODIC, "exposition", "http"):
                 await page()
         run = [sys.executable, "-m", "sidestep", "replay", "--connect", endpoint, "--speed", "max"]
         run += [str(recording("core_aborts.rec.gz")), "--namespace"]
         await asyncio.to_thread(subprocess.run, [*run, "one"], check=True, capture_output=True)
         size = log.stat().st_size
-        with profile.walk("Ended requests to their records", RECORD, PERIODIC):
+        with profile.walk("Ended requests to their records", RECORD, set()):
             await asyncio.to_thread(subprocess.run, [*run, "two"], check=True, capture_output=True)
             await until(lambda: log.stat().st_size > size)
 
