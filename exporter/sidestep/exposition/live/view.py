@@ -14,11 +14,16 @@ from sidestep import __version__
 from sidestep.exposition.live.charts import SERIES, charts
 from sidestep.exposition.live.details import detail
 from sidestep.exposition.live.engine_rows import Rows, engine_row
-from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHistory, merged_gauges
+from sidestep.exposition.live.history import (
+    INTERVAL,
+    Merged,
+    SampleHistory,
+    TotalHistory,
+    merged_gauges,
+)
 from sidestep.exposition.live.recent_warnings import RecentWarnings
-from sidestep.exposition.live.rows import WINDOW, ExporterHealth, Live
-from sidestep.exposition.live.rows import History as HistoryAnswer
-from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
+from sidestep.exposition.live.rows import WINDOW, ExporterHealth, HistoryAnswer, Live
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
@@ -62,7 +67,7 @@ class LiveView:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.warnings = RecentWarnings()
-        self.histories: dict[str, History] = {}
+        self.histories: dict[str, SampleHistory] = {}
         self.total = TotalHistory()
         self._intake = intake
         self._registry = intake.registry
@@ -107,7 +112,9 @@ class LiveView:
     async def _sample_all(self) -> None:
         self._shown.refresh()
         engines, summed = self._shown.engines, self._shown.summed
-        self.histories = {engine.id: self._history(engine) or History(engine) for engine in engines}
+        self.histories = {
+            engine.id: self._history(engine) or SampleHistory(engine) for engine in engines
+        }
         merged, samples = Merged(), []
         for engine in engines:
             history = self.histories.get(engine.id)
@@ -124,13 +131,13 @@ class LiveView:
             await asyncio.sleep(0)
         self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
-    def _history(self, engine: Engine) -> History | None:
+    def _history(self, engine: Engine) -> SampleHistory | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
         found = self.histories.get(engine.id)
         return found if found is not None and found.engine is engine else None
 
-    def _start(self, engine: Engine) -> History:
-        made = self.histories[engine.id] = History(engine)
+    def _start(self, engine: Engine) -> SampleHistory:
+        made = self.histories[engine.id] = SampleHistory(engine)
         return made
 
     def _note_items(self, now: float) -> None:
@@ -186,7 +193,7 @@ class LiveView:
         found = ((engine, self._intake.health.of(engine)) for engine in self._shown.hidden)
         return [e for e, health in found if health and LEVELS[health.state] not in ("ok", None)]
 
-    def _last_minute(self, engine: Engine, sample: Sample) -> Increase | None:
+    def _last_minute(self, engine: Engine, sample: EngineSample) -> Increase | None:
         """Return what an engine has counted until ``sample``; None: it has just come."""
         history = self._history(engine)
         window = [] if history is None else history.window(sample.at)
@@ -225,10 +232,10 @@ class LiveView:
 
     async def _charts(self, identity: str | None) -> Body:
         engine = None if identity is None else self._registry.engines.get(identity)
-        found: History | None = self.total
+        found: SampleHistory | None = self.total
         if identity is not None:
             found = None if engine is None else self._history(engine)
-        samples: Sequence[Sample] = [] if found is None else [*found.samples]
+        samples: Sequence[EngineSample] = [] if found is None else [*found.samples]
         charted, maps = await asyncio.to_thread(charts, samples)
         offset = self._wall() - self._clock()
         columns = zip(*(point.numbers for point in charted), strict=True)
