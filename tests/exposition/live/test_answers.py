@@ -28,9 +28,8 @@ from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import rows
 from sidestep.exposition.live.charts import SERIES
-from sidestep.exposition.live.recent_warnings import MAX_WARNINGS
 from sidestep.exposition.live.rows import HistoryAnswer, Live
-from sidestep.exposition.live.view import LiveView
+from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello

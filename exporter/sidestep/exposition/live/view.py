@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from sidestep import __version__
 from sidestep.exposition.live.charts import SERIES, charts
-from sidestep.exposition.live.details import detail
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.history import (
     INTERVAL,
@@ -21,16 +22,117 @@ from sidestep.exposition.live.history import (
     TotalHistory,
     merged_gauges,
 )
-from sidestep.exposition.live.recent_warnings import RecentWarnings
-from sidestep.exposition.live.rows import WINDOW, ExporterHealth, HistoryAnswer, Live
+from sidestep.exposition.live.rows import (
+    WINDOW,
+    EngineDetail,
+    ExporterHealth,
+    HistoryAnswer,
+    Live,
+    StreamRow,
+    Warned,
+)
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.stream import Stream, StreamState
+from sidestep.telemetry.logs import PACKAGES
 from sidestep.tracking.health.states import LEVELS
 from sidestep.transport.process import resident
+
+MAX_WARNINGS = 20
+MAX_CHARS = 500
+
+
+class RecentWarnings(logging.Handler):
+    """A log handler that keeps the last lines of level warning and above, without tracebacks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[Warned] = deque(maxlen=MAX_WARNINGS)
+
+    @property
+    def latest(self) -> list[Warned]:
+        """The lines, the newest first."""
+        return [*reversed(self._lines)]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        try:
+            self._lines.append(Warned(record.created, record.getMessage()[:MAX_CHARS]))
+        except Exception:  # noqa: BLE001 - as every handler of the standard library
+            self.handleError(record)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Keep the lines of this project's packages until the block ends."""
+        loggers = [logging.getLogger(name) for name in PACKAGES]
+        for logger in loggers:
+            logger.addHandler(self)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(self)
+
+
+INFO = "_info"
+"""End of the names of families whose labels are the information."""
+
+
+def detail(engine: Engine, intake: Intake, now: float) -> EngineDetail:
+    """Return the details of ``engine`` at ``now``, in monotonic seconds."""
+    health = intake.health.of(engine)
+    return EngineDetail(
+        id=engine.id,
+        labels=engine.labels,
+        features=sorted(engine.description.features),
+        restarts=engine.restarts,
+        info={**{name: {**labels} for name, labels in engine.info.items()}, **_current(engine)},
+        streams=[
+            _stream(stream, now)
+            for stream in intake.receiver.streams.values()
+            if any(info.id == engine.id for info in stream.engines)
+        ],
+        stack=[] if health is None else [*health.stack],
+    )
+
+
+def _current(engine: Engine) -> dict[str, dict[str, str]]:
+    """Return the labels of info metrics that change while the engine runs, such as its adapters."""
+    found: dict[str, dict[str, str]] = {}
+    for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
+        if row.kind == "gauge" and row.name.endswith(INFO) and children and engine.live:
+            # The value is the time of the last step with these labels.
+            latest = max(children, key=lambda key: children[key])
+            name = row.name.rpartition(":")[2].removesuffix(INFO)
+            found[name] = dict(zip(row.own_labels, latest, strict=True))
+    return found
+
+
+def _stream(stream: Stream, now: float) -> StreamRow:
+    beat = stream.beat
+    return StreamRow(
+        id=stream.id,
+        state=_state(stream),
+        applied=stream.seq,
+        lag=0 if beat is None else max(beat.head - stream.seq, 0),
+        lost=stream.dropped,
+        retransmitted=stream.duplicates,
+        folded=stream.folded,
+        errors=stream.errors,
+        last_seen=max(now - stream.seen_at, 0.0),
+    )
+
+
+def _state(stream: Stream) -> str:
+    if stream.state is StreamState.CLOSED:
+        return "closed"
+    is_silent = stream.silent or stream.unanswered or stream.state is StreamState.DETACHED
+    return "silent" if is_silent else "open"
+
 
 CACHE_SECONDS = 1.0
 """How long an answer is sent to further viewers."""
