@@ -29,8 +29,8 @@ try:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     from sidestep.otlp.log_records import log_records
-    from sidestep.otlp.record_output import Convert
     from sidestep.otlp.resource import Resource
+    from sidestep.otlp.senders import Convert
     from sidestep.otlp.spans import spans
 except ImportError:
     ABSENT = "absent: the extra otlp"

@@ -15,7 +15,7 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
@@ -84,7 +84,7 @@ def items() -> list[Item]:
         ),
         family("sglang:num_retracted_requests_total", "counter", [], Sample([], 2.0)),
     ]
-    stats = SchedulerStats(
+    stats = SglangSchedulerStats(
         num_running_reqs=QueueCount(3), num_queue_reqs=QueueCount(4), token_usage=0.5
     )
     return [

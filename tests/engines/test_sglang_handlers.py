@@ -15,7 +15,7 @@ from pages import parse
 from sglang_bench import SCHEDULER, Bench, family, stats
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
@@ -348,7 +348,7 @@ reports = st.builds(
     stamp=st.floats(0, 1e9),
     wall=st.floats(0, 1e15),
     stats=st.builds(
-        SchedulerStats,
+        SglangSchedulerStats,
         num_running_reqs=queues,
         num_queue_reqs=queues,
         num_decode_transfer_queue_reqs=queues,

@@ -18,7 +18,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows, request_rows
 from sidestep.engines.sglang import rows as sglang
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
@@ -156,7 +156,7 @@ def test_every_field_of_the_stats_has_its_row() -> None:
         elif isinstance(row.source, Handler):
             read.add(row.source.name.partition(":")[2])
 
-    assert set(SchedulerStats.__struct_fields__) == read
+    assert set(SglangSchedulerStats.__struct_fields__) == read
     for row in LIVE.values():
         if isinstance(row.source, str | Handler) and row.name.startswith("sglang:"):
             assert set(RANK) == set(row.shared)
@@ -215,7 +215,7 @@ def test_other_rows_are_self_described() -> None:
 
 def test_stats_are_encoded_and_decoded() -> None:
     """A field that the engine omits stays absent."""
-    stats = SchedulerStats(
+    stats = SglangSchedulerStats(
         num_running_reqs=QueueCount(3, {"0": 1, "7": 2}),
         gen_throughput=17.5,
         num_used_tokens=-6,
@@ -232,15 +232,15 @@ def test_stats_are_encoded_and_decoded() -> None:
 @pytest.mark.parametrize(
     "stats",
     [
-        SchedulerStats(fwd_occupancy=float("nan")),
-        SchedulerStats(gen_throughput=float("inf")),
-        SchedulerStats(num_grammar_queue_reqs=-1),
-        SchedulerStats(num_queue_reqs=QueueCount(-1)),
-        SchedulerStats(num_queue_reqs=QueueCount(1, {str(n): 1 for n in range(129)})),
-        SchedulerStats(routing_key_all_req_counts=[1] * 4097),
+        SglangSchedulerStats(fwd_occupancy=float("nan")),
+        SglangSchedulerStats(gen_throughput=float("inf")),
+        SglangSchedulerStats(num_grammar_queue_reqs=-1),
+        SglangSchedulerStats(num_queue_reqs=QueueCount(-1)),
+        SglangSchedulerStats(num_queue_reqs=QueueCount(1, {str(n): 1 for n in range(129)})),
+        SglangSchedulerStats(routing_key_all_req_counts=[1] * 4097),
     ],
 )
-def test_stats_out_of_bounds_are_refused(stats: SchedulerStats) -> None:
+def test_stats_out_of_bounds_are_refused(stats: SglangSchedulerStats) -> None:
     """Numbers must be finite and lists bounded."""
     with pytest.raises(WireError):
         DIALECTS.decode(encode_item(SglangStats(0, 1.0, 2.0, stats)))

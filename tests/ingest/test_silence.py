@@ -326,7 +326,7 @@ def test_a_silent_scheduler_of_sglang_counts_by_itself() -> None:
     tokenizer = EngineInfo("t", "sglang", {"model_name": "m", "engine_type": "unified"})
     made.send_hello("scheduler", [scheduler])
     made.send_hello("tokenizer", [tokenizer])
-    stats = sglang.SchedulerStats(num_used_tokens=5)
+    stats = sglang.SglangSchedulerStats(num_used_tokens=5)
     made.items("scheduler", [encode_item(sglang.SglangStats(0, 1.0, 1.0, stats))])
     assert "sglang:num_used_tokens{" in made.page
 

@@ -258,7 +258,8 @@ async def test_standard_output(tmp_path: Path) -> None:
         "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint,
         stdout=asyncio.subprocess.PIPE, env=ENVIRON,
     )  # fmt: skip
-    player = Replay(recorded_run("core_aborts"), endpoint, realtime=False, namespace="test")
+    run = recorded_run("core_aborts")
+    player = Replay(run, endpoint, realtime=False, namespace="test", connect_timeout=60.0)
     await asyncio.to_thread(player.run)
     exporter.terminate()
     printed, _ = await exporter.communicate()

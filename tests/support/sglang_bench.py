@@ -10,7 +10,7 @@ from collectors import RANK, seen
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
-from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import SglangSchedulerStats, SglangStats
 from sidestep.exposition import json_format
 from sidestep.exposition.engine_values import copied
 from sidestep.exposition.text_page import render
@@ -68,7 +68,7 @@ class Bench:
 
 def stats(stamp: float = 1.0, **fields: Any) -> SglangStats:
     """Return a report of a scheduler."""
-    return SglangStats(0, stamp, 1e9, SchedulerStats(**fields))
+    return SglangStats(0, stamp, 1e9, SglangSchedulerStats(**fields))
 
 
 def family(name: str, kind: Any, labels: Sequence[str], *samples: Sample, **more: Any) -> Samples:

@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import collectors
-from sidestep.engines.sglang.wire import SchedulerStats
+from sidestep.engines.sglang.wire import SglangSchedulerStats
 
 OBSERVABILITY = "sglang.srt.observability"
 HOOKS: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def main() -> None:
     labels = {**collectors.TOKENIZER, **own}
     tokenizer = collector(collectors.TokenizerMetricsCollector, "tokenizer", labels)
     report = collectors.SchedulerStats(token_usage=0.5)
-    for name in SchedulerStats.__struct_fields__:
+    for name in SglangSchedulerStats.__struct_fields__:
         vars(report).setdefault(name, None)
     while not ended.wait(0.05):
         scheduler.log_stats(report)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.rows import QUEUES
-from sidestep.engines.sglang.wire import SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import SglangSchedulerStats, SglangStats
 from sidestep_adapters.publisher.field_check import FieldCheck, Fields
 from sidestep_adapters.publisher.translate import to_wire
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
@@ -36,7 +36,7 @@ _SINCE = {
     ],
 }
 FIELDS = Fields(
-    parts={"stats": SchedulerStats},
+    parts={"stats": SglangSchedulerStats},
     since={f"stats.{name}": release for release, names in _SINCE.items() for name in names},
     unread={"stats.max_running_requests"},
 )
@@ -116,7 +116,7 @@ class StatsRecorder:
         if not fields.get("hicache_host_mamba_total_states"):
             fields["hicache_host_mamba_total_states"] = None
             fields["hicache_host_mamba_used_states"] = None
-        stats, dropped = to_wire(SimpleNamespace(**fields), SchedulerStats)
+        stats, dropped = to_wire(SimpleNamespace(**fields), SglangSchedulerStats)
         for _ in range(dropped):
             self._deferred.fail("a value of the scheduler's stats was left out")
         return [SglangStats(self._engine, now, time.time(), stats)]

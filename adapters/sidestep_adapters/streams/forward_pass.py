@@ -23,7 +23,7 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
 Skipped = msgspec.Raw
 
 
-class Record(NamedTuple):
+class ForwardPassReport(NamedTuple):
     """One record: its item and its rank."""
 
     item: ForwardPass
@@ -73,7 +73,7 @@ _decoders: Sequence[msgspec.msgpack.Decoder[Any]] = [
 ]
 
 
-def decode(payload: bytes, stamp: float) -> Record:
+def decode(payload: bytes, stamp: float) -> ForwardPassReport:
     """Decode the record in ``payload``, received at ``stamp``.
 
     Raises:
@@ -86,7 +86,7 @@ def decode(payload: bytes, stamp: float) -> Record:
             continue
         if found.version != VERSION:
             raise WireError("version", "forward-pass metrics of another version")
-        return Record(_item(found, stamp), found.dp_rank)
+        return ForwardPassReport(_item(found, stamp), found.dp_rank)
     raise WireError("bad_message", "no forward-pass metrics")
 
 

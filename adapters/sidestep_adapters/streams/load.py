@@ -25,7 +25,7 @@ class Totals(NamedTuple):
     prefill_busy_us: int = 0
 
 
-class Record(NamedTuple):
+class LoadReport(NamedTuple):
     """One record: its item, its rank, and its totals, which the item lacks."""
 
     item: LoadStat
@@ -49,7 +49,7 @@ class _Load(msgspec.Struct, array_like=True, gc=False, tag="LoadStat"):
 _decode = msgspec.msgpack.Decoder(_Load).decode
 
 
-def decode(payload: bytes, stamp: float) -> Record:
+def decode(payload: bytes, stamp: float) -> LoadReport:
     """Decode the record in ``payload``, received at ``stamp``.
 
     Raises:
@@ -71,7 +71,7 @@ def decode(payload: bytes, stamp: float) -> Record:
         found.max_running,
     )
     totals = Totals(found.total_prefill_uncached_tokens, found.total_prefill_busy_us)
-    return Record(item, found.dp_rank, totals)
+    return LoadReport(item, found.dp_rank, totals)
 
 
 def add_increase(item: LoadStat, totals: Totals, before: Totals | None) -> None:

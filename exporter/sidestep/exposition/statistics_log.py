@@ -21,7 +21,7 @@ from sidestep.exposition.key_numbers import has_requests, key_number, without_re
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.rows import EngineRow, Percentiles
-from sidestep.exposition.live.samples import LATENCIES, Sample, increase, read
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import evaluate, state_text
 from sidestep.metrics.engine import Engine
@@ -39,7 +39,7 @@ class _Totals(NamedTuple):
     """An engine's totals at its last line."""
 
     engine: Engine
-    sample: Sample
+    sample: EngineSample
     drafted: float
     accepted: float
 

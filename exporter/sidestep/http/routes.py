@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from sidestep import __version__
 from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
@@ -19,11 +21,29 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
 from sidestep.http.chunked_response import PartsResponse
-from sidestep.http.landing_page import landing_page
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import Health
+
+
+def landing_page(links: Iterable[tuple[str, str]], count: int) -> str:
+    """Return the page as HTML.
+
+    Args:
+        links: Path and text of each link.
+        count: Number of engines.
+    """
+    items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
+    engines = f"{count} engine{'' if count == 1 else 's'}"
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
+        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
+        f"<h1>sidestep {__version__}</h1>"
+        f"<p>Metrics of LLM inference engines. {engines}.</p>"
+        f"<ul>{items}</ul></html>"
+    )
+
 
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""

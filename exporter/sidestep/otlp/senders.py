@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+import msgspec
 from opentelemetry.sdk import environment_variables as variables
 
 from sidestep.config.settings import Config
@@ -16,13 +18,50 @@ from sidestep.otlp.increments import Increments
 from sidestep.otlp.log_records import log_records
 from sidestep.otlp.metric_sender import MetricSender
 from sidestep.otlp.page_families import PageFamilies
-from sidestep.otlp.record_output import Convert, record_output
-from sidestep.otlp.resource import resource
+from sidestep.otlp.resource import Resource, resource
 from sidestep.otlp.spans import spans
+from sidestep.requests.record import RequestRecord
 from sidestep.requests.record_queue import RecordQueue
-from sidestep.requests.record_writer import RecordWriter
+from sidestep.requests.record_writer import RecordWriter, Write
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.telemetry.self_metrics import SelfMetrics
+
+Convert = Callable[[RequestRecord, bytes, Resource], Sequence[Any]]
+"""Returns the SDK's objects for a record, which is also given as its line."""
+
+
+def record_output(
+    queue: RecordQueue, convert: Convert, resource: Resource, destination: Destination
+) -> Write:
+    """Return what sends records until the receiver has accepted or refused them.
+
+    Args:
+        queue: Counts records that cannot be read.
+        convert: Makes the SDK's objects.
+        resource: Their resource.
+        destination: The receiver.
+    """
+    decode = msgspec.json.Decoder(RequestRecord).decode
+
+    def converted(lines: Sequence[bytes]) -> Iterator[Sequence[Any]]:
+        for line in lines:
+            try:
+                yield convert(decode(line), line, resource)
+            except (msgspec.MsgspecError, ValueError):
+                # A snapshot of another release may have it.
+                continue
+
+    def write(lines: list[bytes]) -> bool:
+        made = [*converted(lines)]
+        parts = [part for each in made for part in each]
+        if parts and destination.export(parts, len(parts)) == "failed":
+            return False
+        for _ in range(len(lines) - len(made)):
+            queue.lose("unreadable")
+        return True
+
+    return write
+
 
 TEMPORALITY = variables.OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE
 DELTA: Mapping[str, Collection[str]] = {

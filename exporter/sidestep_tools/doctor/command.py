@@ -4,22 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 import aiohttp
+import msgspec
 
 from sidestep import __version__
-from sidestep.diagnosis.finding import Finding, Severity, sort_findings
+from sidestep.diagnosis.finding import SEVERITIES, Finding, Severity, sort_findings
 from sidestep_tools.doctor import endpoint, engine_page, exporter, prometheus
 from sidestep_tools.doctor.environment import check as environment
 from sidestep_tools.doctor.manifests import autoscaling
 from sidestep_tools.doctor.manifests.checks import check as check_manifests
 from sidestep_tools.doctor.manifests.reading import Resource, read_all
 from sidestep_tools.doctor.queries import check as queries
-from sidestep_tools.doctor.report import Report, lines, status
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.output import show, show_json
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of ``sidestep doctor --json``.
+
+    Attributes:
+        checked: What was checked, in order: sources as the user named them.
+        findings: The gravest first.
+    """
+
+    version: str
+    checked: list[str]
+    findings: list[Finding]
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yield the report for a terminal."""
+    for each in report.findings:
+        yield f"{each.code} {each.severity}: {each.subject}: {each.text}"
+        yield f"      {each.remedy}"
+    counts = Counter(each.severity for each in report.findings)
+    found = ", ".join(_counted(one, counts[one]) for one in SEVERITIES if counts[one])
+    yield f"checked {', '.join(report.checked)}: {found or 'nothing is wrong'}"
+
+
+def _counted(severity: Severity, count: int) -> str:
+    return f"{count} {severity}{'' if count == 1 or severity == 'info' else 's'}"
+
+
+def status(report: Report, fail_on: Severity) -> int:
+    """Return the exit status: 2 with errors, 1 with others from ``fail_on`` on, else 0."""
+    found = {each.severity for each in report.findings}
+    if "error" in found:
+        return 2
+    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    return int(not found.isdisjoint(failing))
+
 
 LOCAL_EXPORTER = "http://127.0.0.1:9857"
 PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable

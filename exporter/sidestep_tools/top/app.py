@@ -24,7 +24,7 @@ from sidestep_tools.top.columns import Entry, Order, entries, matches, ordered
 from sidestep_tools.top.details import DetailsScreen, labelled
 from sidestep_tools.top.formatting import age, count, duration, rate, share
 from sidestep_tools.top.help import HelpScreen
-from sidestep_tools.top.history import History, Sample
+from sidestep_tools.top.history import EngineSample, History
 from sidestep_tools.top.palette import COLOURS, Part
 from sidestep_tools.top.report import Report
 from sidestep_tools.top.sparkline import sparkline
@@ -302,7 +302,7 @@ def _number(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _totals_line(total: Sample, width: int) -> str:
+def _totals_line(total: EngineSample, width: int) -> str:
     parts = [
         f"running {count(total.running)}",
         f"waiting {count(total.waiting)}",

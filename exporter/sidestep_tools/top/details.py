@@ -18,7 +18,7 @@ from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top.columns import BY_KEY, Entry, bar, level, state
 from sidestep_tools.top.formatting import UNKNOWN, age, count, duration, rate, share
-from sidestep_tools.top.history import TRENDS, Sample
+from sidestep_tools.top.history import TRENDS, EngineSample
 from sidestep_tools.top.palette import COLOURS, CURVE, MUTED, Part
 from sidestep_tools.top.sparkline import sparkline
 
@@ -29,7 +29,9 @@ TALL = 34
 """Lines of the screen from which on its sparklines have two."""
 
 
-def describe(entry: Entry, history: Sequence[Sample], width: int, height: int = 1) -> list[Part]:
+def describe(
+    entry: Entry, history: Sequence[EngineSample], width: int, height: int = 1
+) -> list[Part]:
     """Return the details of an entry, with sparklines of ``height`` lines."""
     row = entry.row
     title = escape(entry.url if row is None else row.engine)
@@ -79,7 +81,7 @@ def _percentiles(row: EngineRow) -> list[Part]:
     return parts
 
 
-def _trends(history: Sequence[Sample], width: int, height: int) -> list[Part]:
+def _trends(history: Sequence[EngineSample], width: int, height: int) -> list[Part]:
     parts: list[Part] = []
     for trend in TRENDS:
         values = [getattr(sample, trend.name) for sample in history]
@@ -115,7 +117,7 @@ class DetailsScreen(Screen[None]):
     def __init__(self, key: str) -> None:
         super().__init__()
         self.key = key
-        self._shown: tuple[Entry | None, Sequence[Sample]] = (None, ())
+        self._shown: tuple[Entry | None, Sequence[EngineSample]] = (None, ())
 
     def compose(self) -> ComposeResult:
         """Lay out the text and the keys."""
@@ -133,7 +135,7 @@ class DetailsScreen(Screen[None]):
         """Draw for the new width."""
         self._draw()
 
-    def show(self, entry: Entry | None, history: Sequence[Sample]) -> None:
+    def show(self, entry: Entry | None, history: Sequence[EngineSample]) -> None:
         """Show the entry of the latest report; None: it is not in it any more."""
         self._shown = (entry, history)
         if self.is_mounted:

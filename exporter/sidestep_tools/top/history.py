@@ -14,7 +14,7 @@ LENGTH = 240
 """Reports that are remembered; no terminal is much wider."""
 
 
-class Sample(NamedTuple):
+class EngineSample(NamedTuple):
     """Numbers of an engine, or of all, at one report."""
 
     generation: float | None
@@ -47,8 +47,8 @@ class History:
     """The last samples of each entry, and of all engines together."""
 
     def __init__(self) -> None:
-        self.fleet: deque[Sample] = deque(maxlen=LENGTH)
-        self.engines: dict[str, deque[Sample]] = {}
+        self.fleet: deque[EngineSample] = deque(maxlen=LENGTH)
+        self.engines: dict[str, deque[EngineSample]] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Remember a report; forget engines that are not in it."""
@@ -61,7 +61,7 @@ class History:
         self.fleet.append(totals(entries))
 
 
-def totals(entries: Sequence[Entry]) -> Sample:
+def totals(entries: Sequence[Entry]) -> EngineSample:
     """Return sums over all engines whose numbers are current; of shares and latencies the highest."""
     samples = [_sample(entry.row) for entry in entries if entry.row and entry.error is None]
 
@@ -73,7 +73,7 @@ def totals(entries: Sequence[Entry]) -> Sample:
         values = known(name)
         return sum(values) if values else None
 
-    return Sample(
+    return EngineSample(
         total("generation"),
         total("prompt"),
         total("running"),
@@ -83,8 +83,8 @@ def totals(entries: Sequence[Entry]) -> Sample:
     )
 
 
-def _sample(row: EngineRow) -> Sample:
-    return Sample(
+def _sample(row: EngineRow) -> EngineSample:
+    return EngineSample(
         row.generation_tokens_per_second,
         row.prompt_tokens_per_second,
         row.running,
@@ -94,5 +94,5 @@ def _sample(row: EngineRow) -> Sample:
     )
 
 
-def _unknown() -> Sample:
-    return Sample(None, None, None, None, None, None)
+def _unknown() -> EngineSample:
+    return EngineSample(None, None, None, None, None, None)

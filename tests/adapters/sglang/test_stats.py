@@ -12,7 +12,7 @@ import pytest
 from collectors import QueueCount, SchedulerStats
 from sidestep.engines.sglang.rows import QUEUES
 from sidestep.engines.sglang.wire import QueueCount as SentQueue
-from sidestep.engines.sglang.wire import SchedulerStats as SentStats
+from sidestep.engines.sglang.wire import SglangSchedulerStats as SentStats
 from sidestep.engines.sglang.wire import SglangStats
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.stats import StatsRecorder

@@ -19,9 +19,8 @@ from sidestep.app import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.field_check import Fields
-from sidestep_adapters.vllm.fields import FIELDS
 from sidestep_adapters.vllm.ownership import Role
-from sidestep_adapters.vllm.stats import VllmTap
+from sidestep_adapters.vllm.stats import FIELDS, VllmTap
 
 FEATURES = ["spec_decode", "kv_cache_metrics", "nan_check", "watermark", "kv_consumer", "cudagraph"]
 FEATURES += ["iteration_details", "lora"]

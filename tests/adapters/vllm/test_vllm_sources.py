@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidestep_adapters.vllm.fields import FIELDS
+from sidestep_adapters.vllm.stats import FIELDS
 
 ROOT = Path(__file__).parents[3]
 OTHER_NAMES = {

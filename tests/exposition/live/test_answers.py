@@ -23,14 +23,13 @@ from pages import Family, get, parse
 from promtool import PROMTOOLS, run
 from sidestep import __version__
 from sidestep.app import Exporter
-from sidestep.engines.sglang.wire import QueueCount, SchedulerStats, SglangStats
+from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import rows
 from sidestep.exposition.live.charts import SERIES
-from sidestep.exposition.live.recent_warnings import MAX_WARNINGS
-from sidestep.exposition.live.rows import History, Live
-from sidestep.exposition.live.view import LiveView
+from sidestep.exposition.live.rows import HistoryAnswer, Live
+from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
@@ -332,7 +331,7 @@ async def test_all_engines_as_one(start: Start, tmp_path: Path) -> None:
         body = await view.history()
 
     assert body is not None
-    history = msgspec.json.decode(b"".join(body.parts), type=History)
+    history = msgspec.json.decode(b"".join(body.parts), type=HistoryAnswer)
     total = found.total
     assert total is not None
     assert total.ttft is not None
@@ -368,7 +367,7 @@ async def test_repeated_ranks_count_once(start: Start) -> None:
     async with start() as exporter, connect(exporter) as peer:
         await peer.send(Hello(VERSION, "s", 1, 1, 1, infos))
         await peer.receive()
-        stats = SchedulerStats(num_running_reqs=QueueCount(4), token_usage=0.5)
+        stats = SglangSchedulerStats(num_running_reqs=QueueCount(4), token_usage=0.5)
         await peer.send(batch(1, *(SglangStats(rank, 1.0, 1.0, stats) for rank in range(2))))
         await until(lambda: exporter.intake.items == 2)
         found = await newer(exporter)
@@ -469,7 +468,7 @@ async def test_streams_and_their_delivery(start: Start) -> None:
     async def stream() -> dict[str, Any]:
         await asyncio.sleep(1.05)
         text = await get(f"{base(exporter)}/api/v1/live/history?engine=s0")
-        detail = msgspec.json.decode(text, type=History).detail
+        detail = msgspec.json.decode(text, type=HistoryAnswer).detail
         assert detail is not None
         assert detail.labels == {"engine": "s0", "model_name": "m"}
         (found,) = detail.streams
@@ -515,7 +514,7 @@ def test_the_document_has_every_field() -> None:
     """docs/live.md is the schema that other programs rely on."""
     text = (Path(__file__).parents[3] / "docs" / "live.md").read_text()
     structs = (rows.Live, rows.Verdict, rows.EngineRow, rows.Percentiles, rows.ExporterHealth,
-               rows.Warned, rows.History, rows.HeatMap, rows.EngineDetail, rows.StreamRow)  # fmt: skip
+               rows.Warned, rows.HistoryAnswer, rows.HeatMap, rows.EngineDetail, rows.StreamRow)  # fmt: skip
     fields = {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 
     assert {name for name in fields | {*SERIES[:10]} if f"`{name}`" not in text} == set()

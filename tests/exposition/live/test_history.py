@@ -20,10 +20,10 @@ from sidestep.exposition.live.history import (
     MAX_BYTES,
     MAX_SAMPLES,
     MIN_SAMPLES,
-    History,
+    SampleHistory,
 )
 from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
-from sidestep.exposition.live.rows import History as Answer
+from sidestep.exposition.live.rows import HistoryAnswer as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
 from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView
@@ -90,7 +90,7 @@ def size(found: object, seen: set[int]) -> int:
         return 0
     seen.add(id(found))
     total = sys.getsizeof(found)
-    if isinstance(found, History):
+    if isinstance(found, SampleHistory):
         return total + size(found.samples, seen) + size(found.__dict__, seen)
     if isinstance(found, dict | list | tuple) or hasattr(found, "popleft"):
         parts = found.values() if isinstance(found, dict) else found
@@ -465,7 +465,7 @@ def test_a_sample_is_of_one_moment() -> None:
     fed = Viewed()
     fed.send_hello("s", [info()])
     fed.step("s", 0.3)
-    kept = History()
+    kept = SampleHistory()
     kept.append(read(fed.intake.registry.engines["0"], 1.0))
     counts = kept.samples[0].counts[0]
     assert counts is not None

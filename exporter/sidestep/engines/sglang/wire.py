@@ -42,7 +42,7 @@ class QueueCount(msgspec.Struct, array_like=True, gc=False):
     by_priority: Tally | None = None
 
 
-class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
+class SglangSchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """The scheduler's state in its latest report.
 
     Some of the engine's fields are omitted: two that became histograms
@@ -112,7 +112,7 @@ class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
     engine: EngineIndex
     stamp: Seconds
     wall: Seconds
-    stats: SchedulerStats
+    stats: SglangSchedulerStats
 
 
 class SglangRequest(msgspec.Struct, array_like=True, gc=False):

@@ -14,9 +14,9 @@ from sidestep.exposition.live.samples import (
     HISTOGRAMS,
     LATENCIES,
     Counts,
+    EngineSample,
     Increase,
     Numbers,
-    Sample,
     increase,
 )
 from sidestep.metrics.quantile import histogram_quantile
@@ -93,13 +93,13 @@ class Point(NamedTuple):
     counts: Sequence[Counts]
 
 
-def charts(samples: Sequence[Sample]) -> tuple[list[Point], list[HeatMap]]:
+def charts(samples: Sequence[EngineSample]) -> tuple[list[Point], list[HeatMap]]:
     """Return the intervals between ``samples``, and their heat maps."""
     found = [*points(samples)]
     return found, [*heatmaps(samples, found)]
 
 
-def points(samples: Sequence[Sample]) -> Iterator[Point]:
+def points(samples: Sequence[EngineSample]) -> Iterator[Point]:
     """Yield the intervals between ``samples``; percentiles are those of the minute before."""
     start = 0
     for end in range(1, len(samples)):
@@ -125,7 +125,7 @@ def points(samples: Sequence[Sample]) -> Iterator[Point]:
         yield Point(last.at, numbers, counted_now)
 
 
-def heatmaps(samples: Sequence[Sample], found: Sequence[Point]) -> Iterator[HeatMap]:
+def heatmaps(samples: Sequence[EngineSample], found: Sequence[Point]) -> Iterator[HeatMap]:
     """Yield the heat maps of the histograms that the last sample has."""
     for index, name in enumerate(HISTOGRAMS):
         bounds = samples[-1].bounds[index] if samples else ()

@@ -8,7 +8,7 @@ from typing import Any
 from sidestep.exposition.live.charts import counted, hit_rate, known, percentiles
 from sidestep.exposition.live.history import Merged
 from sidestep.exposition.live.rows import EngineRow
-from sidestep.exposition.live.samples import LATENCIES, Increase, Sample
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import Health
 
@@ -16,7 +16,7 @@ from sidestep.tracking.health.states import Health
 def engine_row(
     engine: Engine,
     name: str,
-    sample: Sample,
+    sample: EngineSample,
     found: Increase | None,
     health: Health | None,
     *,

@@ -17,9 +17,9 @@ from sidestep.exposition.live.samples import (
     COUNTERS,
     HISTOGRAMS,
     Counts,
+    EngineSample,
     Increase,
     Numbers,
-    Sample,
     packed_counts,
 )
 from sidestep.metrics.engine import Engine
@@ -34,7 +34,7 @@ MAX_BYTES = 240_000
 """Bytes of an engine's samples. Default bounds need less; with more buckets, fewer samples are kept."""
 
 
-class History:
+class SampleHistory:
     """Samples of one engine, the oldest first.
 
     Attributes:
@@ -43,9 +43,9 @@ class History:
 
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine
-        self.samples: deque[Sample] = deque()
+        self.samples: deque[EngineSample] = deque()
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: EngineSample) -> None:
         """Add a compact copy of ``sample``, and remove those that are too many or too old."""
         samples = self.samples
         packed = sample.packed(samples[-1] if samples else None)
@@ -54,7 +54,7 @@ class History:
         while len(samples) > most:
             samples.popleft()
 
-    def window(self, now: float) -> list[Sample]:
+    def window(self, now: float) -> list[EngineSample]:
         """Return the samples of the last ``WINDOW`` seconds, and the last one before."""
         found = 0
         for sample in reversed(self.samples):
@@ -64,7 +64,7 @@ class History:
         return [*islice(self.samples, len(self.samples) - found, None)]
 
 
-def _size(sample: Sample) -> int:
+def _size(sample: EngineSample) -> int:
     """Return the bytes of a sample that shares nothing."""
     parts = [sample.gauges, sample.counters, *(each for each in sample.counts if each is not None)]
     return sum(map(sys.getsizeof, [*parts, sample, sample.counts, sample.at]))
@@ -105,7 +105,7 @@ def _rebucketed(own: Bounds, counts: Sequence[float], bounds: Bounds) -> Sequenc
     return rebucketed(own, [*map(int, counts)], bounds)
 
 
-class TotalHistory(History):
+class TotalHistory(SampleHistory):
     """Samples of all engines as one, whose totals are the sums of what each has counted since then.
 
     An engine that is gone stays in the past, and one that has come is not in it.
@@ -128,10 +128,10 @@ class TotalHistory(History):
                 then if new is None or then is None else [*map(add, then, new)]
                 for new, then in zip(counts, last.counts, strict=True)
             ]
-        self.append(Sample(now, gauges, counters, tuple(bounds), tuple(counts)))
+        self.append(EngineSample(now, gauges, counters, tuple(bounds), tuple(counts)))
 
 
-def _started(last: Sample, added: Increase) -> Sample:
+def _started(last: EngineSample, added: Increase) -> EngineSample:
     """Return the last sample with a total of 0 for what is counted from now on.
 
     That is also a histogram whose bounds have changed.
@@ -155,7 +155,7 @@ def _sum(known: float, added: float) -> float:
     return added if math.isnan(known) else known + added
 
 
-def merged_gauges(samples: Iterable[Sample]) -> Numbers:
+def merged_gauges(samples: Iterable[EngineSample]) -> Numbers:
     """Return the gauges of all engines as one: requests add up, usage is the mean, saturation the most."""
     columns = [
         [each for each in column if not math.isnan(each)]

@@ -202,7 +202,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         name: ``ttft``, ``inter_token``, ``e2e``, ``kv_lifetime``, ``kv_idle`` or ``kv_reuse_gap``.
         bounds: Upper bounds of the buckets, without +Inf.
-        counts: For each interval of ``History.times``, the observations per bucket; the last is +Inf.
+        counts: For each interval of ``HistoryAnswer.times``, the observations per bucket; the last is +Inf.
     """
 
     name: str
@@ -210,7 +210,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     counts: list[list[int]]
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/live/history``: the last ten minutes of one engine, or of all as one.
 
     Attributes:

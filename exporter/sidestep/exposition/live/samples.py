@@ -41,7 +41,7 @@ Counts = Sequence[float] | None
 """Counts per bucket, not cumulative, the last for +Inf; None: no sample."""
 
 
-class Sample(NamedTuple):
+class EngineSample(NamedTuple):
     """What an engine's series were at one time.
 
     Attributes:
@@ -60,11 +60,11 @@ class Sample(NamedTuple):
     counts: Sequence[Counts]
     caught_up_at: float = 0.0
 
-    def packed(self, last: Sample | None) -> Sample:
+    def packed(self, last: EngineSample | None) -> EngineSample:
         """Return a compact copy; it shares what has not changed since ``last``."""
         if last is None:
-            last = Sample(0.0, (), (), (), (None,) * len(self.counts))
-        return Sample(
+            last = EngineSample(0.0, (), (), (), (None,) * len(self.counts))
+        return EngineSample(
             self.at,
             _shared(array("d", self.gauges), last.gauges),
             _shared(array("d", self.counters), last.counters),
@@ -157,7 +157,7 @@ def is_shown(engine: Engine) -> bool:
     return any(can_have(engine, row) for row in _Readers.of(engine.layout).rows)
 
 
-def read(engine: Engine, now: float) -> Sample:
+def read(engine: Engine, now: float) -> EngineSample:
     """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
 
     An engine that has stopped, or is silent, has no gauges: the last ones are out of date.
@@ -170,7 +170,7 @@ def read(engine: Engine, now: float) -> Sample:
     else:
         gauges = [math.nan] * len(GAUGES)
     buckets = [reader(engine) for reader in readers.buckets]
-    return Sample(
+    return EngineSample(
         now,
         gauges,
         [_number(reader(engine)) for reader in readers.counters],
@@ -200,7 +200,9 @@ class Increase(NamedTuple):
     counts: Sequence[Counts]
 
 
-def increase(samples: Sequence[Sample], histograms: Sequence[str] = HISTOGRAMS) -> Increase | None:
+def increase(
+    samples: Sequence[EngineSample], histograms: Sequence[str] = HISTOGRAMS
+) -> Increase | None:
     """Return what was counted from the first sample to the last; None for fewer than two.
 
     A series that begins later counts from its first sample on, as in PromQL, and so does a
@@ -235,7 +237,7 @@ def _late_increase(numbers: Sequence[float]) -> float:
     return numbers[-1] - known[0] if known else math.nan
 
 
-def _counted(samples: Sequence[Sample], index: int) -> Counts:
+def _counted(samples: Sequence[EngineSample], index: int) -> Counts:
     last = samples[-1]
     bounds, counts = last.bounds[index], last.counts[index]
     if counts is None:

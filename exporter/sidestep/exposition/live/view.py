@@ -3,29 +3,136 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from sidestep import __version__
 from sidestep.exposition.live.charts import SERIES, charts
-from sidestep.exposition.live.details import detail
 from sidestep.exposition.live.engine_rows import Rows, engine_row
-from sidestep.exposition.live.history import INTERVAL, History, Merged, TotalHistory, merged_gauges
-from sidestep.exposition.live.recent_warnings import RecentWarnings
-from sidestep.exposition.live.rows import WINDOW, ExporterHealth, Live
-from sidestep.exposition.live.rows import History as HistoryAnswer
-from sidestep.exposition.live.samples import LATENCIES, Increase, Sample, increase, read
+from sidestep.exposition.live.history import (
+    INTERVAL,
+    Merged,
+    SampleHistory,
+    TotalHistory,
+    merged_gauges,
+)
+from sidestep.exposition.live.rows import (
+    WINDOW,
+    EngineDetail,
+    ExporterHealth,
+    HistoryAnswer,
+    Live,
+    StreamRow,
+    Warned,
+)
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.stream import Stream, StreamState
+from sidestep.telemetry.logs import PACKAGES
 from sidestep.tracking.health.states import LEVELS
 from sidestep.transport.process import resident
+
+MAX_WARNINGS = 20
+MAX_CHARS = 500
+
+
+class RecentWarnings(logging.Handler):
+    """A log handler that keeps the last lines of level warning and above, without tracebacks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[Warned] = deque(maxlen=MAX_WARNINGS)
+
+    @property
+    def latest(self) -> list[Warned]:
+        """The lines, the newest first."""
+        return [*reversed(self._lines)]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        try:
+            self._lines.append(Warned(record.created, record.getMessage()[:MAX_CHARS]))
+        except Exception:  # noqa: BLE001 - as every handler of the standard library
+            self.handleError(record)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Keep the lines of this project's packages until the block ends."""
+        loggers = [logging.getLogger(name) for name in PACKAGES]
+        for logger in loggers:
+            logger.addHandler(self)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(self)
+
+
+INFO = "_info"
+"""End of the names of families whose labels are the information."""
+
+
+def detail(engine: Engine, intake: Intake, now: float) -> EngineDetail:
+    """Return the details of ``engine`` at ``now``, in monotonic seconds."""
+    health = intake.health.of(engine)
+    return EngineDetail(
+        id=engine.id,
+        labels=engine.labels,
+        features=sorted(engine.description.features),
+        restarts=engine.restarts,
+        info={**{name: {**labels} for name, labels in engine.info.items()}, **_current(engine)},
+        streams=[
+            _stream(stream, now)
+            for stream in intake.receiver.streams.values()
+            if any(info.id == engine.id for info in stream.engines)
+        ],
+        stack=[] if health is None else [*health.stack],
+    )
+
+
+def _current(engine: Engine) -> dict[str, dict[str, str]]:
+    """Return the labels of info metrics that change while the engine runs, such as its adapters."""
+    found: dict[str, dict[str, str]] = {}
+    for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
+        if row.kind == "gauge" and row.name.endswith(INFO) and children and engine.live:
+            # The value is the time of the last step with these labels.
+            latest = max(children, key=lambda key: children[key])
+            name = row.name.rpartition(":")[2].removesuffix(INFO)
+            found[name] = dict(zip(row.own_labels, latest, strict=True))
+    return found
+
+
+def _stream(stream: Stream, now: float) -> StreamRow:
+    beat = stream.beat
+    return StreamRow(
+        id=stream.id,
+        state=_state(stream),
+        applied=stream.seq,
+        lag=0 if beat is None else max(beat.head - stream.seq, 0),
+        lost=stream.dropped,
+        retransmitted=stream.duplicates,
+        folded=stream.folded,
+        errors=stream.errors,
+        last_seen=max(now - stream.seen_at, 0.0),
+    )
+
+
+def _state(stream: Stream) -> str:
+    if stream.state is StreamState.CLOSED:
+        return "closed"
+    is_silent = stream.silent or stream.unanswered or stream.state is StreamState.DETACHED
+    return "silent" if is_silent else "open"
+
 
 CACHE_SECONDS = 1.0
 """How long an answer is sent to further viewers."""
@@ -62,7 +169,7 @@ class LiveView:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.warnings = RecentWarnings()
-        self.histories: dict[str, History] = {}
+        self.histories: dict[str, SampleHistory] = {}
         self.total = TotalHistory()
         self._intake = intake
         self._registry = intake.registry
@@ -107,7 +214,9 @@ class LiveView:
     async def _sample_all(self) -> None:
         self._shown.refresh()
         engines, summed = self._shown.engines, self._shown.summed
-        self.histories = {engine.id: self._history(engine) or History(engine) for engine in engines}
+        self.histories = {
+            engine.id: self._history(engine) or SampleHistory(engine) for engine in engines
+        }
         merged, samples = Merged(), []
         for engine in engines:
             history = self.histories.get(engine.id)
@@ -124,13 +233,13 @@ class LiveView:
             await asyncio.sleep(0)
         self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
-    def _history(self, engine: Engine) -> History | None:
+    def _history(self, engine: Engine) -> SampleHistory | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
         found = self.histories.get(engine.id)
         return found if found is not None and found.engine is engine else None
 
-    def _start(self, engine: Engine) -> History:
-        made = self.histories[engine.id] = History(engine)
+    def _start(self, engine: Engine) -> SampleHistory:
+        made = self.histories[engine.id] = SampleHistory(engine)
         return made
 
     def _note_items(self, now: float) -> None:
@@ -186,7 +295,7 @@ class LiveView:
         found = ((engine, self._intake.health.of(engine)) for engine in self._shown.hidden)
         return [e for e, health in found if health and LEVELS[health.state] not in ("ok", None)]
 
-    def _last_minute(self, engine: Engine, sample: Sample) -> Increase | None:
+    def _last_minute(self, engine: Engine, sample: EngineSample) -> Increase | None:
         """Return what an engine has counted until ``sample``; None: it has just come."""
         history = self._history(engine)
         window = [] if history is None else history.window(sample.at)
@@ -225,10 +334,10 @@ class LiveView:
 
     async def _charts(self, identity: str | None) -> Body:
         engine = None if identity is None else self._registry.engines.get(identity)
-        found: History | None = self.total
+        found: SampleHistory | None = self.total
         if identity is not None:
             found = None if engine is None else self._history(engine)
-        samples: Sequence[Sample] = [] if found is None else [*found.samples]
+        samples: Sequence[EngineSample] = [] if found is None else [*found.samples]
         charted, maps = await asyncio.to_thread(charts, samples)
         offset = self._wall() - self._clock()
         columns = zip(*(point.numbers for point in charted), strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
 from sidestep.engines.common_names import FAMILIES, TOKEN_TYPE
 from sidestep.exposition.passthrough import parser
-from sidestep.exposition.passthrough.families import PageFamily, Sample, Series
+from sidestep.exposition.passthrough.families import PageFamily, PassthroughSeries, Sample
 from sidestep.exposition.passthrough.parser import Labels
 
 NAMES = frozenset(family.name for family in FAMILIES)
@@ -21,12 +21,12 @@ class CommonCopies:
     """Makes copies of one page's families under common names; series are made once."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Series] = {}
+        self._known: dict[bytes, PassthroughSeries] = {}
 
     def of(self, families: Iterable[PageFamily]) -> list[PageFamily]:
         """Return the copies, one for each common name; a family of another kind has none."""
         made: dict[str, PageFamily] = {}
-        known: dict[bytes, Series] = {}
+        known: dict[bytes, PassthroughSeries] = {}
         for family in families:
             row = _BY_SOURCE.get(family.name)
             if row is None or family.kind != _KINDS[row.name]:
@@ -39,7 +39,7 @@ class CommonCopies:
         return list(made.values())
 
     def _samples(
-        self, samples: Sequence[Sample], row: CommonName, known: dict[bytes, Series]
+        self, samples: Sequence[Sample], row: CommonName, known: dict[bytes, PassthroughSeries]
     ) -> list[Sample]:
         found: list[Sample] = []
         for series, value in samples:
@@ -63,12 +63,14 @@ def _number(sample: Sample) -> float:
     return float(sample[1].split()[0])
 
 
-def _copy(series: Series, row: CommonName) -> Series:
+def _copy(series: PassthroughSeries, row: CommonName) -> PassthroughSeries:
     """Return ``series`` under the common name, with the common labels."""
     name = row.name + series.name.removeprefix(row.source)
     labels = _labels(series.labels, row)
     text = parser.series_text(name, labels)
-    return Series(series.raw, name, labels, text, parser.series_text(name, tuple(sorted(labels))))
+    return PassthroughSeries(
+        series.raw, name, labels, text, parser.series_text(name, tuple(sorted(labels)))
+    )
 
 
 def _labels(labels: Labels, row: CommonName) -> Labels:

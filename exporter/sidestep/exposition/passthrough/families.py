@@ -24,7 +24,7 @@ _BOUND: dict[PageKind, str] = {"histogram": "le", "summary": "quantile"}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Series:
+class PassthroughSeries:
     """One series of a page.
 
     Attributes:
@@ -41,7 +41,7 @@ class Series:
     key: bytes
 
 
-Sample = tuple[Series, bytes]
+Sample = tuple[PassthroughSeries, bytes]
 """A series, and its value and timestamp as the page has them."""
 
 
@@ -169,7 +169,7 @@ class FamilySorter:
         return found
 
 
-def _rank(family: PageFamily, series: Series) -> tuple[int, float] | None:
+def _rank(family: PageFamily, series: PassthroughSeries) -> tuple[int, float] | None:
     """Return the rank of a sample within its histogram or summary; None if it does not fit."""
     suffixes = _SUFFIXES[family.kind]
     suffix = series.name.removeprefix(family.name)

@@ -12,7 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.common_pages import NAMES, CommonCopies
-from sidestep.exposition.passthrough.families import FamilySorter, PageFamily, Sample, Series
+from sidestep.exposition.passthrough.families import (
+    FamilySorter,
+    PageFamily,
+    PassthroughSeries,
+    Sample,
+)
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
 MAX_LINES = 50_000
@@ -26,13 +31,13 @@ class ParsedPage:
 
     Attributes:
         left_out: Lines and samples that are not in ``families``, by reason.
-        known: Series by ``raw`` without its last blank.
+        known: PassthroughSeries by ``raw`` without its last blank.
     """
 
     lines: list[bytes]
     families: list[PageFamily]
     left_out: Counter[str]
-    known: dict[bytes, Series]
+    known: dict[bytes, PassthroughSeries]
 
     @property
     def exposed(self) -> int:
@@ -130,7 +135,12 @@ class Page:
         return parsed
 
     def _parse_line(
-        self, line: bytes, sorter: FamilySorter, known: Mapping[bytes, Series], *, openmetrics: bool
+        self,
+        line: bytes,
+        sorter: FamilySorter,
+        known: Mapping[bytes, PassthroughSeries],
+        *,
+        openmetrics: bool,
     ) -> Sample | None:
         """Return the sample of a new line, if it has one; comments and errors go to ``sorter``."""
         if not line.strip():
@@ -149,7 +159,7 @@ class Page:
         series = known.get(raw[:-1]) or self._series(raw, head.name, head.labels)
         return series, value
 
-    def _series(self, raw: bytes, name: str, labels: Labels) -> Series:
+    def _series(self, raw: bytes, name: str, labels: Labels) -> PassthroughSeries:
         intern_pair = self._pairs.setdefault
         labels = tuple([intern_pair(pair, pair) for pair in add_labels(labels, self.labels)])
         text = parser.series_text(name, labels)
@@ -158,7 +168,7 @@ class Page:
             # To Prometheus an empty label is absent.
             pairs = tuple(pair for pair in pairs if pair[1])
         key = text if pairs == labels else parser.series_text(name, pairs)
-        return Series(raw, name, labels, text, key)
+        return PassthroughSeries(raw, name, labels, text, key)
 
 
 def add_labels(labels: Labels, added: Labels) -> Labels:

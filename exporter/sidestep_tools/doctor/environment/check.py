@@ -12,7 +12,7 @@ from sidestep_tools.doctor import endpoint
 from sidestep_tools.doctor.checks import Check, codes, run
 from sidestep_tools.doctor.endpoint import current_user
 from sidestep_tools.doctor.environment import packages, processes
-from sidestep_tools.doctor.environment.packages import ENGINES, OWN, SGLANG, VLLM, Engine
+from sidestep_tools.doctor.environment.packages import ENGINES, OWN, SGLANG, VLLM, InstalledEngine
 from sidestep_tools.doctor.environment.processes import Process
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
@@ -32,7 +32,7 @@ class Start(NamedTuple):
         options: Options by name, with dashes; a switch has an empty value.
     """
 
-    engine: Engine
+    engine: InstalledEngine
     environ: Mapping[str, str]
     options: Mapping[str, str] = {}
 

@@ -16,7 +16,7 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 Version = tuple[int, ...]
 
 
-class Engine(NamedTuple):
+class InstalledEngine(NamedTuple):
     """An engine that loads sidestep's plugin.
 
     Attributes:
@@ -37,11 +37,11 @@ class Engine(NamedTuple):
     mode: str
 
 
-VLLM = Engine(
+VLLM = InstalledEngine(
     "vLLM", "vllm", (0, 11, 1), (0, 33), "vllm.stat_logger_plugins", "VLLM_PLUGINS",
     "SIDESTEP_VLLM_MODE",
 )  # fmt: skip
-SGLANG = Engine(
+SGLANG = InstalledEngine(
     "SGLang", "sglang", (0, 5, 11), (0, 5, 23), "sglang.srt.plugins", "SGLANG_PLUGINS",
     "SIDESTEP_SGLANG_MODE",
 )  # fmt: skip
@@ -59,14 +59,14 @@ class Packages(NamedTuple):
 
     name: str
     path: Sequence[str]
-    running: Engine | None = None
+    running: InstalledEngine | None = None
 
     def find(self, package: str) -> Distribution | None:
         """Return a package's metadata."""
         return next(iter(distributions(name=package, path=list(self.path))), None)
 
     @property
-    def engines(self) -> dict[Engine, str]:
+    def engines(self) -> dict[InstalledEngine, str]:
         """Installed engines and their versions."""
         found = {each: self.find(each.package) for each in ENGINES}
         return {engine: each.version for engine, each in found.items() if each is not None}
@@ -103,7 +103,7 @@ def _untested(packages: Packages) -> list[str]:
     return [_release(each, text) for each, text, v in found if v[: len(each.last)] > each.last]
 
 
-def _release(engine: Engine, text: str) -> str:
+def _release(engine: InstalledEngine, text: str) -> str:
     first, last = (".".join(map(str, each)) for each in (engine.first, engine.last))
     return f"{engine.title} {text}; sidestep supports {first} to {last}"
 

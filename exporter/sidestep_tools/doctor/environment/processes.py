@@ -14,10 +14,10 @@ from typing import NamedTuple
 from sidestep.config.yaml_reader import read_documents
 from sidestep.errors import ConfigError
 from sidestep_tools.doctor.endpoint import User
-from sidestep_tools.doctor.environment.packages import OWN, SGLANG, VLLM, Engine, Packages
+from sidestep_tools.doctor.environment.packages import OWN, SGLANG, VLLM, InstalledEngine, Packages
 
 PROC = Path("/proc")
-_STARTS: Sequence[tuple[Engine, tuple[str, ...]]] = (
+_STARTS: Sequence[tuple[InstalledEngine, tuple[str, ...]]] = (
     (VLLM, ("vllm", "serve")),
     (VLLM, ("-m", "vllm.entrypoints.cli.main", "serve")),
     (VLLM, ("-m", "vllm.entrypoints.openai.api_server")),
@@ -38,7 +38,7 @@ class Process(NamedTuple):
     """
 
     pid: int
-    engine: Engine
+    engine: InstalledEngine
     options: Mapping[str, str]
     environ: Mapping[str, str] | None
     user: User
@@ -61,7 +61,7 @@ def find() -> Iterator[Process]:
                 yield _process(directory, engine, arguments)
 
 
-def _engine(arguments: Sequence[str]) -> Engine | None:
+def _engine(arguments: Sequence[str]) -> InstalledEngine | None:
     """Return the engine that a command line starts; wrappers such as `docker run` start none."""
     names = [Path(each).name for each in arguments[:1]] + list(arguments[1:])
     if names and names[0].startswith("python"):
@@ -74,7 +74,7 @@ def _engine(arguments: Sequence[str]) -> Engine | None:
     return None
 
 
-def _process(directory: Path, engine: Engine, arguments: Sequence[str]) -> Process:
+def _process(directory: Path, engine: InstalledEngine, arguments: Sequence[str]) -> Process:
     environ = None
     with contextlib.suppress(PermissionError):
         pairs = (each.partition("=") for each in _strings(directory / "environ"))

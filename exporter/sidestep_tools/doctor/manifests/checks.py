@@ -19,7 +19,7 @@ from sidestep_tools.doctor.manifests.pods import (
     ENDPOINT,
     IPC,
     Container,
-    Engine,
+    EngineContainer,
     Exporter,
     Place,
     Pod,
@@ -72,7 +72,7 @@ class Client(NamedTuple):
     """
 
     pod: Pod
-    engine: Engine
+    engine: EngineContainer
     is_polled: bool
 
     @property
@@ -417,7 +417,7 @@ def _pod(pod: Pod, *, is_polled: bool) -> Iterator[Finding]:
             yield from _environment(engine, subject, ours)
 
 
-def _environment(engine: Engine, subject: str, ours: list[str]) -> Iterator[Finding]:
+def _environment(engine: EngineContainer, subject: str, ours: list[str]) -> Iterator[Finding]:
     """Yield what is wrong with variables and options, as in a running engine."""
     environ, words = engine.container.variables, engine.container.words
     # Of those whose value is elsewhere, the name may be wrong as well.

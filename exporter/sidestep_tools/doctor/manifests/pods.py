@@ -176,7 +176,7 @@ class Place(NamedTuple):
         return other is not None and self[1:] == other[1:]
 
 
-class Engine(NamedTuple):
+class EngineContainer(NamedTuple):
     """A container that runs an engine.
 
     Attributes:
@@ -254,7 +254,7 @@ class Pod:
         return [found for each in self.running if (found := _exporter(each))]
 
     @cached_property
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[EngineContainer]:
         """Containers that run an engine."""
         others = [each for each in self.running if not (_exporter(each) or self.is_exempt)]
         return [found for each in others if (found := _engine(each))]
@@ -355,7 +355,7 @@ def _resolved(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: variables.get(match[1], "x"), text)
 
 
-def _engine(container: Container) -> Engine | None:
+def _engine(container: Container) -> EngineContainer | None:
     """Return the engine that a container runs."""
     line, image = " ".join(container.words), container.image_name
     by_line = [kind for kind, (started, _) in ENGINES.items() if re.search(started, line)]
@@ -364,7 +364,7 @@ def _engine(container: Container) -> Engine | None:
     is_server = bool(by_line) or (by_image == ["vllm"] and not container.command)
     is_engine = any(each.name == ENDPOINT for each in container.env)
     if is_engine or is_server or (by_image and not container.command):
-        return Engine(container, next(iter(by_line + by_image), ""), is_server)
+        return EngineContainer(container, next(iter(by_line + by_image), ""), is_server)
     return None
 
 
