@@ -425,7 +425,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
             event_loop.NAME,
-            renders.LIBRARY,
+            renders.COMPRESSOR,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.durability,

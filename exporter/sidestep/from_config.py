@@ -1,4 +1,4 @@
-"""What the configuration alone determines: the filter of pages, access rules, settings of engines."""
+"""Parts that the configuration alone determines: the filter of pages, access rules, settings of engines."""
 
 from __future__ import annotations
 

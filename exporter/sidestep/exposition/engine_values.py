@@ -20,7 +20,7 @@ _NONE: Mapping[Key, Number] = {}
 
 
 class EngineValues:
-    """What pages show of an engine, at one moment; the attributes are those of ``Engine``.
+    """Values of an engine that pages show, at one moment; the attributes are those of ``Engine``.
 
     Attributes:
         features: Options that the engine has.
@@ -71,7 +71,7 @@ class EngineValues:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegistryValues:
-    """What pages show of a registry, at one moment; the attributes are those of ``Registry``.
+    """Values of a registry that pages show, at one moment; the attributes are those of ``Registry``.
 
     Attributes:
         engines: Engines that are exposed.

@@ -29,7 +29,7 @@ from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
 
 class PageValues(NamedTuple):
-    """What a page shows, at one moment: engines, families passed on, and the exporter's own."""
+    """Values of a page, at one moment: engines, families passed on, and the exporter's own."""
 
     engines: RegistryValues
     passthrough: list[PassthroughFamily]

@@ -12,10 +12,10 @@ try:
     from isal import isal_zlib
 except ImportError:
     _library: Any = zlib
-    LIBRARY = "zlib"
+    COMPRESSOR = "zlib"
 else:
     _library = isal_zlib
-    LIBRARY = "isal"
+    COMPRESSOR = "isal"
 
 LEVEL = 1
 """A scrape is read once: a higher level costs more time than the smaller page saves."""

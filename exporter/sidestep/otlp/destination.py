@@ -33,7 +33,7 @@ SUCCESS = 2
 """First digit of statuses."""
 MAX_REASON_CHARS = 200
 Outcome = Literal["accepted", "refused", "failed"]
-"""What became of data: a receiver that refused it would do so again, one that failed may be back."""
+"""Result of a request: a receiver that refused data would do so again, one that failed may be back."""
 
 
 class Result(NamedTuple):
@@ -129,7 +129,7 @@ class Destination:
             raise ConfigError(f"{self._shown}: {_line(error)}") from None
 
     def export(self, data: Any, parts: int) -> Outcome:
-        """Send data, with the SDK's repetitions; count and log what becomes of it.
+        """Send data, which the SDK tries again; count and log the result.
 
         Args:
             data: What the SDK's exporter takes.

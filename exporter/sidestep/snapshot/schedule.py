@@ -30,7 +30,7 @@ class Snapshots:
     """Schedule that keeps the state directory's snapshot close to the applied state.
 
     Attributes:
-        directory: The state directory, which whoever starts the schedule releases at last.
+        directory: The state directory. The caller releases it after the schedule has ended.
     """
 
     def __init__(

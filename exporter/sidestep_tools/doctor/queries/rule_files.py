@@ -1,4 +1,4 @@
-"""What Prometheus refuses in a rule file."""
+"""Checks of what Prometheus refuses in a rule file."""
 
 from __future__ import annotations
 
