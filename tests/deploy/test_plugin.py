@@ -125,7 +125,7 @@ def test_the_directory_has_only_sidesteps_packages(plugin: Path) -> None:
     """The directory has no package that could replace one of the engine's."""
     names = {one.name for one in plugin.iterdir() if one.suffix != ".dist-info"}
 
-    assert names - {"bin"} == {"sidestep", "sidestep_adapters"}
+    assert names - {"bin"} == {"sidestep", "sidestep_adapters", "sidestep_tools"}
 
 
 async def test_the_plugin_reaches_the_exporter_of_the_manifest(

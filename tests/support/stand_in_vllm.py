@@ -48,6 +48,7 @@ class Steps:
             time_to_first_tokens_iter=[0.05] if first else [],
             inter_token_latencies_iter=[] if first else [STEP],
             num_preempted_reqs=0,
+            num_corrupted_reqs=0,
             finished_requests=[],
             max_num_generation_tokens_iter=[],
             n_params_iter=[],
@@ -56,8 +57,19 @@ class Steps:
             num_running_reqs=1,
             num_waiting_reqs=0,
             kv_cache_usage=0.5,
-            prefix_cache_stats=SimpleNamespace(reset=False, requests=0, queries=0, hits=0),
+            prefix_cache_stats=SimpleNamespace(
+                reset=False,
+                requests=0,
+                queries=0,
+                hits=0,
+                preempted_requests=0,
+                preempted_queries=0,
+                preempted_hits=0,
+            ),
+            connector_prefix_cache_stats=None,
             spec_decoding_stats=None,
+            waiting_lora_adapters={},
+            running_lora_adapters={},
         )
         return scheduler, iteration
 
