@@ -183,7 +183,7 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Replay FILE, a recording of either format, to an exporter."""
-    from sidestep.transport.client_keys import keys_for
+    from sidestep.transport.keys import keys_for
     from sidestep_adapters.recording.replay import Replay
 
     logs.set_up("warning", "text")

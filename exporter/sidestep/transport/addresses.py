@@ -6,13 +6,13 @@ IPC, TCP = "ipc://", "tcp://"
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    """Return host and port; a source address before a semicolon is dropped."""
+    """Return host and port of the target, without a source address before a semicolon."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(";")[2].rpartition(":")
     return host.strip("[]"), port
 
 
 def is_host(text: str) -> bool:
-    """Return whether ``text`` can be looked up as a host's name: its labels are neither empty nor too long."""
+    """Return whether ``text`` can be a host's name: no label of it is empty or too long."""
     try:
         text.encode("idna")
     except UnicodeError:
@@ -21,10 +21,10 @@ def is_host(text: str) -> bool:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return ``endpoint`` if its host can be looked up, or it has none.
+    """Return ``endpoint`` after checking the name of its host.
 
     Raises:
-        ValueError: It cannot; completes an error line.
+        ValueError: The host cannot be looked up; the text completes an error line.
     """
     host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""
     if host and not is_host(host):

@@ -66,7 +66,7 @@ class Throttle:
 
 
 LOCAL = ""
-"""Stands for the key of peers over an ipc path, which file permissions authorize."""
+"""Key of all peers over an ipc path, which file permissions authorize."""
 MAX_NAMES = 2048
 """Maximum number of streams and engines of one key."""
 
@@ -88,7 +88,7 @@ class NameOwners:
             key: Key of the connection, or ``LOCAL``.
             stream: Id of the stream.
             engines: Ids of the engines that the stream feeds.
-            allowed: Patterns that every engine's id must match one of; empty: all are allowed.
+            allowed: Patterns of which each engine's id must match one; empty: all ids are allowed.
 
         Raises:
             WireError: A name belongs to another key or is not allowed, or the key has too many.
@@ -96,7 +96,7 @@ class NameOwners:
         for engine in engines:
             if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
                 raise WireError("unauthorised", f"this key may not feed engine {engine}")
-        # The text never names the owner: that would leak one tenant's key to another.
+        # The text must not name the owner, whose key belongs to another tenant.
         if self._streams.get(stream, key) != key:
             raise WireError("unauthorised", f"stream {stream} belongs to another key")
         for engine in engines:
@@ -156,16 +156,14 @@ class PeerGuard:
             metrics.read("sidestep_authorized_keys", lambda: [((), len(keys))])
 
     def allows(self, peer: bytes, key: str, now: float) -> bool:
-        """Return whether to read a message of ``peer``; count a throttled one."""
+        """Return whether to read a message of ``peer``; count the message if not."""
         if not self._throttle.ignores(key or peer, now):
             return True
         self._metrics.add("sidestep_rejected_total", 1, "throttled")
         return False
 
     def check(self, key: str) -> None:
-        """Reject messages of a connection whose key is no longer authorized.
-
-        libzmq checks a key only when a connection begins.
+        """Check the key of a connection again, since libzmq checks it only when a connection begins.
 
         Raises:
             WireError: The key is no longer authorized.
@@ -179,7 +177,7 @@ class PeerGuard:
         Args:
             key: Key of the connection.
             hello: Hello of the stream.
-            known: Returns a truthy value if a stream of that id exists.
+            known: Returns whether a stream of that id exists.
 
         Raises:
             WireError: A name belongs to another key, or memory is too low for new streams.

@@ -1,4 +1,4 @@
-"""HTTP responses of which a server may send only a few informational ones first."""
+"""HTTP responses with a limit on the informational responses before them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_INFORMATIONAL = 8
 
 
 class BoundedResponse(aiohttp.ClientResponse):
-    """A response with few informational ones before it; a class for ``ClientSession``.
+    """A response class for ``ClientSession`` that refuses many informational responses.
 
-    aiohttp would read them without an end, and a server that sends them would occupy the event loop.
+    aiohttp reads informational responses without a limit: a server could hold the event loop with them.
     """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
