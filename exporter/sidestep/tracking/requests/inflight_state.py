@@ -1,4 +1,4 @@
-"""Snapshot structs of requests in flight, and their capture and restoration."""
+"""Requests in flight in a snapshot: its structs, their capture and their restoration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
-from sidestep.tracking.requests.steps import Steps
 
 CHUNK = 1024
 """Requests in one piece, which takes half a millisecond to encode."""
@@ -45,9 +44,9 @@ ENDED_GROUP = 0
 
 
 class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
-    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty.
+    """A group of parallel samples; a group without samples was given up.
 
-    A group without samples is one that was given up.
+    ``owner`` and ``waits`` are names of engines, or empty.
     """
 
     number: int
@@ -71,7 +70,7 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
     yield TrackerState(
         engine,
         tracker.source,
-        tracker.steps.last,
+        tracker.outputs.last_step,
         list(requests.prefilling),
         list(requests.given_up),
         requests.cut_off,
@@ -122,7 +121,7 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
             requests.restore(number, request)
         return
     tracker.source = state.source
-    tracker.steps = Steps(state.step)
+    tracker.outputs.last_step = state.step
     requests.prefilling.update(state.prefilling)
     requests.given_up.update(state.given_up)
     requests.cut_off = state.cut_off
