@@ -7,7 +7,7 @@ knows by its page alone is in no other table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sidestep.catalog.model import Kind
@@ -20,6 +20,10 @@ class Match(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
+PATH = "/metrics"
+"""Path of most servers' metrics pages."""
+FURTHER_PATHS = ("/prometheus/metrics",)
+"""Further paths, which are tried first: TensorRT-LLM has another page at ``PATH``."""
 Alternatives = tuple[tuple[Match, ...], ...]
 """Alternatives of a number, each with the samples to add up."""
 
@@ -45,6 +49,8 @@ class EnginePage(NamedTuple):
         histograms: Names of the histograms of seconds, without ``_bucket``.
         is_pooled: Whether gauges are repeated by several processes: the highest counts.
         ranks: Labels of which only samples with "0" count: the others repeat them.
+        ports: Usual ports of the server.
+        path: Path of the page on these ports, where the root does not lead to it.
     """
 
     dialect: str
@@ -57,6 +63,8 @@ class EnginePage(NamedTuple):
     histograms: Mapping[str, tuple[str, ...]]
     is_pooled: bool = False
     ranks: tuple[str, ...] = ()
+    ports: Sequence[int] = ()
+    path: str = ""
 
     def names(self, kind: Kind) -> frozenset[str]:
         """Return the names of the families of one kind."""
@@ -118,6 +126,7 @@ PAGES = (
             ),
             "e2e": ("vllm:e2e_request_latency_seconds",),
         },
+        ports=range(8000, 8016),
     ),
     EnginePage(
         dialect="sglang",
@@ -157,6 +166,7 @@ PAGES = (
             "e2e": ("sglang:e2e_request_latency_seconds",),
         },
         ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
+        ports=range(30000, 30004),
     ),
     EnginePage(
         dialect="triton",
@@ -171,6 +181,8 @@ PAGES = (
             ),
         },
         histograms={},
+        ports=(8002,),
+        path=PATH,
     ),
     EnginePage(
         dialect="trtllm",
@@ -220,6 +232,7 @@ PAGES = (
             "found": _one("llamacpp:prompt_tokens_cached_total"),
         },
         histograms={},
+        ports=range(8080, 8084),
     ),
 )
 

@@ -1,9 +1,10 @@
-"""What sparklines show: a few numbers of each engine and of all, of the last reports."""
+"""Sparklines, and the numbers of the last reports that they show."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 from sidestep.exposition.live.rows import EngineRow
@@ -11,7 +12,7 @@ from sidestep_tools.top import formatting
 from sidestep_tools.top.columns import Entry
 
 LENGTH = 240
-"""Reports that are remembered; no terminal is much wider."""
+"""Reports that are remembered: few terminals have more columns."""
 
 
 class EngineSample(NamedTuple):
@@ -62,7 +63,7 @@ class History:
 
 
 def totals(entries: Sequence[Entry]) -> EngineSample:
-    """Return sums over all engines whose numbers are current; of shares and latencies the highest."""
+    """Return sums over all engines with current numbers, and their highest shares and latencies."""
     samples = [_sample(entry.row) for entry in entries if entry.row and entry.error is None]
 
     def known(name: str) -> list[float]:
@@ -96,3 +97,29 @@ def _sample(row: EngineRow) -> EngineSample:
 
 def _unknown() -> EngineSample:
     return EngineSample(None, None, None, None, None, None)
+
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = len(BLOCKS) - 1
+
+
+def sparkline(values: Sequence[float | None], width: int, height: int = 1) -> list[str]:
+    """Return the last ``width`` values as ``height`` lines, the newest at the right.
+
+    The highest value fills all lines, and a zero is the lowest block. None is a blank, as is the time
+    before the first value.
+    """
+    newest = list(values)[-width:] if width > 0 else []
+    shown = [value if value is not None and isfinite(value) else None for value in newest]
+    top = max((value for value in shown if value is not None), default=0.0)
+    columns = []
+    for value in shown:
+        if value is None:
+            columns.append(BLOCKS[0] * height)
+            continue
+        eighths = max(1, round(value / top * EIGHTHS * height)) if top > 0 else 1
+        full, rest = divmod(min(eighths, EIGHTHS * height), EIGHTHS)
+        column = BLOCKS[-1] * full + (BLOCKS[rest] if rest else "")
+        columns.append(column.ljust(height))
+    lines = ["".join(column[line] for column in columns) for line in range(height)]
+    return [line.rjust(width) for line in reversed(lines)]

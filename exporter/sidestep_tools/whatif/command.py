@@ -1,4 +1,4 @@
-"""The command ``sidestep whatif``: reads a file, and shows the curve."""
+"""The command ``sidestep whatif``: reads a file, and shows the hit-ratio curve."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the hit ratio over the capacity.
+    """Show the hit-ratio curve.
 
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
-    # Before the file is read, which may take long.
+    # Checked before the file is read, which may take long.
     write = None if plot is None else writer(plot)
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
@@ -61,7 +61,7 @@ def run(
 
 
 def _read(path: Path, rate: float) -> tuple[TraceCurve | RecordedCurve, Sequence[int], str]:
-    """Return the curve of a file, sizes to show, and a remark on what the file lacks."""
+    """Return the curve of a file, sizes to show, and a remark on its limits."""
     if is_recording(path):
         recorded = RecordedCurve(path)
         return recorded, recorded.sizes or _fractions(recorded.distinct), ""

@@ -1,4 +1,4 @@
-"""The curve of the lookups that taps sent while ``sidestep record`` ran."""
+"""The hit-ratio curve of the lookups in a recording of ``sidestep record``, sent by taps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidestep_adapters.recording.format import MAGIC, Items, read
 
 
 def is_recording(path: Path) -> bool:
-    """Return whether a file is one of ``sidestep record``; False for what is no regular file."""
+    """Return whether a file is a recording of ``sidestep record``; False if it is no regular file."""
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a directory cannot be read
         return False
     for opener in (gzip.open, open):
@@ -74,7 +74,7 @@ class RecordedCurve:
 
     @property
     def distinct(self) -> int:
-        """About the number of distinct blocks, of those within eight sizes of the cache."""
+        """Estimated number of distinct blocks within eight sizes of the cache."""
         return round(sum(reuse.tracked / reuse.rate for reuse in self._reuses))
 
     def points(self, capacities: Sequence[int]) -> list[Point]:

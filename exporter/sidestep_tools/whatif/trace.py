@@ -14,7 +14,7 @@ from sidestep_adapters.recording.format import lines, opened
 
 _STORED = ("BlockStored", "stored")
 _MEDIUM, _GROUP = 4, 7
-"""Places behind the hashes of ``BlockStored`` as an array."""
+"""Positions behind the hashes of ``BlockStored`` as an array."""
 
 
 def read_batch(line: bytes) -> Iterator[list[int] | None]:
@@ -62,7 +62,7 @@ def _events(batch: Any) -> list[Any]:
 
 
 def _number(one: Any, group: Any) -> int:
-    """Return a hash as a number; caches of several groups of layers have each hash once in each."""
+    """Return a hash as a number that differs between groups of layers, which share hashes."""
     if not isinstance(one, int | str | bytes) or not isinstance(group, int | None):
         raise msgspec.ValidationError("a hash is neither a number nor text")
     if group:
@@ -81,7 +81,7 @@ class _Request(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """The fields by which forms are distinguished."""
+    """The fields that distinguish the forms of a line."""
 
     call: msgspec.Raw = msgspec.Raw()
     events: msgspec.Raw = msgspec.Raw()
@@ -96,8 +96,8 @@ class Trace:
     """The lookups in a file.
 
     Attributes:
-        has_hits: False for a capture of KV events: engines publish the blocks that they store, which
-            are those that missed.
+        has_hits: False for a capture of KV events: engines publish only the blocks that they store,
+            which are those that missed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +125,7 @@ class Trace:
             raise ConfigError(f"{self._path}: line {number} is not {form}: {error}") from None
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines; the file is opened once, so that it may be a pipe."""
+        """Yield the lines of the file, which is opened only once, so that it may be a pipe."""
         with opened(self._path) as file:
             yield from lines(self._path, file)
 
