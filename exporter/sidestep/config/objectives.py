@@ -14,7 +14,7 @@ LONGEST = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|)")
 _UNITS = {"ms": (1, 1000), "s": (1, 1), "": (1, 1), "m": (60, 1)}
-"""Factor and divisor of a number: 350 divided by 1,000 is exactly the float 0.35."""
+"""Factor and divisor of a unit. A divisor is exact: 350 divided by 1,000 is the float 0.35."""
 _FAMILY = "family"
 _THRESHOLD = "threshold"
 _THRESHOLD_ERROR = (
@@ -23,7 +23,7 @@ _THRESHOLD_ERROR = (
 
 
 def parse(value: object) -> Objective:
-    """Return the objective of one ``--slo``, or of a key of the file's table and its value.
+    """Return the objective of one ``--slo``, or of a key and its value in the file's table.
 
     Raises:
         ValueError: Completes an error line.

@@ -15,7 +15,7 @@ _PRICE_ERROR = f"must be a price from 0 to {MAX_PRICE:,}, with 6 decimals at mos
 
 
 def parse(value: object) -> Price:
-    """Return the prices of one ``--prices.model``, or of a key of the file's table and its value.
+    """Return the prices of one ``--prices.model``, or of a key and its value in the file's table.
 
     Raises:
         ValueError: Completes an error line.
