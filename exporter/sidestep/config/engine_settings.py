@@ -24,11 +24,7 @@ _servers = functools.partial(
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files.
-
-    Raises:
-        ConfigError: None can be written.
-    """
+    """Return the directory for temporary files."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

@@ -23,11 +23,7 @@ _THRESHOLD_ERROR = (
 
 
 def parse(value: object) -> Objective:
-    """Return the objective of one ``--slo``, or of a key and its value in the file's table.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the objective of one ``--slo``, or of a key and its value in the file's table."""
     if isinstance(value, tuple):
         return _from_table(*value)
     if not isinstance(value, str):
@@ -87,11 +83,7 @@ def _seconds(value: object) -> float:
 
 
 def collect(found: tuple[Objective, ...]) -> tuple[Objective, ...]:
-    """Check the objectives of all ``--slo`` together.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Check the objectives of all ``--slo`` together."""
     options.check_unique((one.name for one in found), "; give each objective once")
     if len(found) > MAX_OBJECTIVES:
         raise ValueError(f"there are {len(found)}; give {MAX_OBJECTIVES} at most")

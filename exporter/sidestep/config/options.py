@@ -61,11 +61,7 @@ def with_prefix(prefix: str, options: Mapping[str, str]) -> tuple[tuple[str, str
 
 
 def check_text(name: str, text: str) -> None:
-    """Reject a value that could not be a label's.
-
-    Raises:
-        ValueError: The value is too long, or not printable.
-    """
+    """Reject a value that could not be a label's."""
     if len(text) > MAX_LABEL_CHARS or not is_printable(text):
         raise ValueError(f"{name}= must be printable, {MAX_LABEL_CHARS} characters at most")
 
@@ -82,11 +78,7 @@ def label_check(reserved: Collection[str], instead: str = "") -> Check:
 
 
 def check_unique(names: Iterable[str], end: str = "") -> None:
-    """Reject a name that occurs more than once.
-
-    Raises:
-        ValueError: Names the first such name, followed by ``end``.
-    """
+    """Reject a name that occurs more than once."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -15,11 +15,7 @@ _PRICE_ERROR = f"must be a price from 0 to {MAX_PRICE:,}, with 6 decimals at mos
 
 
 def parse(value: object) -> Price:
-    """Return the prices of one ``--prices.model``, or of a key and its value in the file's table.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the prices of one ``--prices.model``, or of a key and its value in the file's table."""
     if isinstance(value, tuple):
         model, given = value
         if not isinstance(given, dict):
@@ -44,11 +40,7 @@ def shown(value: object) -> str:
 
 
 def collect(found: tuple[Price, ...]) -> tuple[Price, ...]:
-    """Check the prices of all models together.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Check the prices of all models together."""
     options.check_unique((price.model for price in found), "; give each model's prices once")
     if len(found) > MAX_PRICES:
         raise ValueError(f"there are {len(found)}; give {MAX_PRICES} at most")
@@ -56,11 +48,7 @@ def collect(found: tuple[Price, ...]) -> tuple[Price, ...]:
 
 
 def gpu_hour(value: object) -> float | None:
-    """Parse the price of an hour of a GPU; None if there is none.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Parse the price of an hour of a GPU; None if there is none."""
     return None if value in ("", None) else float(_number(value))
 
 

@@ -133,11 +133,7 @@ def _parsed(setting: Setting, given: Any, origin: str) -> Any:
 
 
 def _check(config: Config) -> None:
-    """Check settings that depend on others.
-
-    Raises:
-        ConfigError: They contradict each other.
-    """
+    """Check settings that depend on others."""
     least, most = config.health_min_threshold, config.health_max_threshold
     if least > most:
         raise ConfigError(

@@ -57,11 +57,8 @@ def topic_of(flag: str) -> str:
 def unknown(environ: Mapping[str, str], settings: Collection[str]) -> list[tuple[str, str]]:
     """Return the names of unknown variables, each with a similar known one or an empty text.
 
-    The variables of other processes count as known, since containers of a pod may share a list.
-
-    Args:
-        environ: The environment. An empty variable counts as unset.
-        settings: Variables of the exporter's settings.
+    The variables of other processes count as known, since containers of a pod may share a list. An
+    empty variable counts as unset. ``settings`` are the variables of the exporter's settings.
     """
     known = (*settings, *BESIDE_SETTINGS)
     return [

@@ -145,11 +145,7 @@ class Access:
         return cls(secret, keys, plain_tcp, _gid(group) if group else None)
 
     def check(self, endpoint: str) -> None:
-        """Reject an unauthenticated endpoint that other hosts can reach.
-
-        Raises:
-            ConfigError: Other hosts can reach it, and neither a key nor ``plain_tcp`` is set.
-        """
+        """Reject an unauthenticated endpoint that other hosts can reach."""
         if self.is_open(endpoint) and not self.plain_tcp:
             raise ConfigError(
                 f"ingest endpoint {endpoint} reaches beyond this host, and anyone there could send"

@@ -21,11 +21,7 @@ def is_host(text: str) -> bool:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return ``endpoint`` after checking the name of its host.
-
-    Raises:
-        ValueError: The host cannot be looked up; the text completes an error line.
-    """
+    """Return ``endpoint`` after checking the name of its host."""
     host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""
     if host and not is_host(host):
         raise ValueError(f"{host!r} is no name or address of a host")

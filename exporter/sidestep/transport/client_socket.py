@@ -41,8 +41,6 @@ class ConnectionMonitor:
     """Monitor of a socket with one endpoint; make it before the socket connects, to see all events.
 
     Args:
-        socket: The socket.
-        endpoint: The endpoint that the socket connects to.
         remedy: Advice for the operator where the peer ends the handshake.
 
     Attributes:

@@ -34,11 +34,6 @@ class CurveConnection:
     Only the owner of the exporter's secret key can send anything over it. Even the owner may send only
     so much: the kernel's count of received bytes is compared with an allowance.
 
-    Args:
-        endpoint: ``tcp://``.
-        keys: The keys of both ends.
-        now: Monotonic seconds.
-
     Attributes:
         ended: Reason for which the connection ended; empty while it is usable.
         misbehaved: True if it ended because the peer sent too much.
@@ -142,11 +137,7 @@ class CurveConnection:
 
 
 def require_descriptors(count: int) -> None:
-    """Check that this process can open ``count`` more file descriptors.
-
-    Raises:
-        RunError: It cannot.
-    """
+    """Check that this process can open ``count`` more file descriptors."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):

@@ -35,7 +35,6 @@ class Claim:
 
     Attributes:
         lock: Descriptor of the lock file; None for a tcp endpoint.
-        group: Group that may connect to an ipc path, besides this user.
         file_id: Identity of the socket file of an ipc path when it was bound.
     """
 
@@ -98,11 +97,6 @@ def require_keys(socket: zmq.Socket[bytes], secret: bytes) -> None:
 
 def claim(socket: zmq.Socket[bytes], endpoint: str, group: int | None = None) -> Claim:
     """Bind ``socket`` to ``endpoint``.
-
-    Args:
-        socket: A ROUTER.
-        endpoint: ``ipc://`` or ``tcp://``.
-        group: Group that may connect to an ipc path, besides this user.
 
     Raises:
         ConfigError: The endpoint is malformed, in use, or may not be bound.

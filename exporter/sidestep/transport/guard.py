@@ -84,11 +84,7 @@ class NameOwners:
     ) -> None:
         """Assign all names of a Hello to ``key``, or none of them.
 
-        Args:
-            key: Key of the connection, or ``LOCAL``.
-            stream: Id of the stream.
-            engines: Ids of the engines that the stream feeds.
-            allowed: Patterns of which each engine's id must match one; empty: all ids are allowed.
+        Each engine's id must match one of the ``allowed`` patterns, if there are any.
 
         Raises:
             WireError: A name belongs to another key or is not allowed, or the key has too many.
@@ -133,7 +129,6 @@ class PeerGuard:
     """Admission of peers by connection and key, without socket or clock.
 
     Args:
-        metrics: Self-metrics that count rejections.
         clock: Monotonic seconds, for the log only.
         keys: Authorized keys; ``None``: no key is required.
         is_full: Returns whether memory is too low for new streams.
@@ -163,21 +158,12 @@ class PeerGuard:
         return False
 
     def check(self, key: str) -> None:
-        """Check the key of a connection again, since libzmq checks it only when a connection begins.
-
-        Raises:
-            WireError: The key is no longer authorized.
-        """
+        """Check the key of a connection again, since libzmq checks it only when a connection begins."""
         if self._keys is not None and key != LOCAL and key not in self._keys:
             raise WireError("unauthorised", "this key is no longer authorized")
 
     def admit(self, key: str, hello: Hello, known: Callable[[str], object]) -> None:
         """Admit a stream that begins or continues.
-
-        Args:
-            key: Key of the connection.
-            hello: Hello of the stream.
-            known: Returns whether a stream of that id exists.
 
         Raises:
             WireError: A name belongs to another key, or memory is too low for new streams.

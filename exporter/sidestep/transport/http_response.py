@@ -18,11 +18,7 @@ class BoundedResponse(aiohttp.ClientResponse):
     """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Read the head of the response.
-
-        Raises:
-            ClientPayloadError: There are too many informational responses.
-        """
+        """Read the head of the response."""
         protocol: Any = connection.protocol
         read, left = protocol.read, MAX_INFORMATIONAL
 

@@ -47,11 +47,7 @@ def is_key(text: str) -> bool:
 
 
 def require_curve() -> None:
-    """Check that libzmq supports CURVE encryption.
-
-    Raises:
-        ConfigError: libzmq was built without it.
-    """
+    """Check that libzmq supports CURVE encryption."""
     if not zmq.has("curve"):
         raise ConfigError("this pyzmq's libzmq has no CURVE; install pyzmq from its wheels")
 

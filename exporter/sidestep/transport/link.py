@@ -27,9 +27,6 @@ class Link:
     Args:
         endpoint: ``ipc://`` or ``tcp://``; with keys in the environment, over CURVE.
         random: Varies the pauses, so that many senders do not connect at once.
-
-    Attributes:
-        opened_at: Monotonic time at which the last connection was begun.
     """
 
     def __init__(self, endpoint: str, random: Random) -> None:

@@ -31,9 +31,7 @@ class Authenticator:
     this one, and it answers every request.
 
     Args:
-        context: Context of the sockets to authenticate.
         allows: Returns whether a key, as Z85, may connect.
-        denied: Called for each denied handshake.
 
     Attributes:
         up: False from a request that could not be checked until the next one that could.
@@ -131,8 +129,6 @@ class IngestListener:
     """One ROUTER socket with all its endpoints and the handler of its CURVE handshakes.
 
     Args:
-        endpoints: Endpoints to bind.
-        access: Keys and groups that may connect.
         denied: Called for each peer whose key is not authorized.
 
     Attributes:

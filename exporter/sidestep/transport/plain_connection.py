@@ -42,8 +42,6 @@ class PlainConnection:
     Nothing blocks, except that a host's name is looked up.
 
     Args:
-        endpoint: ``ipc://`` or ``tcp://``.
-        now: Monotonic seconds.
         attempt: Number of this attempt. Attempts take turns over the addresses of a host.
 
     Attributes:

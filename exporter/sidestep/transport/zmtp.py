@@ -48,7 +48,6 @@ class Parser:
     """Parser of the bytes that the exporter sends on one connection.
 
     Attributes:
-        ready: Whether the handshake is complete.
         replies: Bytes to send for the handshake and as answers to heartbeats; the caller clears it.
         frames: Frames parsed so far, commands included.
     """

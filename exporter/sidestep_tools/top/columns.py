@@ -28,7 +28,6 @@ class Entry(NamedTuple):
 
     Attributes:
         key: Identity over all reports.
-        url: The target.
         row: The engine; None: the line is that of a target.
         error: Reason why the target failed, so that numbers of its engines are old.
         age: Seconds since the target's last answer, if it failed.

@@ -31,11 +31,7 @@ DISCOVERED = (
 
 
 class Target:
-    """One target.
-
-    Attributes:
-        url: As reports show it.
-    """
+    """One target."""
 
     def __init__(self, url: str) -> None:
         address = fetch.parse_address(url)

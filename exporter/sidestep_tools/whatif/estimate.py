@@ -70,10 +70,6 @@ class TraceCurve:
 
     Args:
         rate: Share of the blocks that is sampled, above 0; at least ``LEAST`` blocks are.
-        salt: Selects the sample.
-
-    Attributes:
-        accesses: Number of lookups.
     """
 
     def __init__(self, rate: float, salt: int) -> None:

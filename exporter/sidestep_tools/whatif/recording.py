@@ -37,7 +37,6 @@ class RecordedCurve:
         ConfigError: The recording is damaged, or has no lookups.
 
     Attributes:
-        block_size: Tokens of a block.
         sizes: Sizes that fit the present cache, in blocks; empty where that is unknown.
     """
 

@@ -106,15 +106,10 @@ class HealthTracker:
         *,
         requests: float = 0.0,
     ) -> Health:
-        """Return the engine's health at ``now``.
+        """Return the engine's health at ``now``, from its connected ``processes``.
 
-        Args:
-            presence: Presence of the engine's processes.
-            processes: The connected processes.
-            limits: Least and most seconds without progress.
-            item_at: Time at which the engine's last item arrived; None: no item has arrived.
-            now: Monotonic time, which stands still while the exporter itself stands still.
-            requests: Requests that run or wait according to the engine's gauges.
+        ``now`` is monotonic, and stands still while the exporter itself does. The engine's last item
+        arrived at ``item_at``. ``requests`` run or wait according to its gauges.
         """
         reports = self._refresh(processes, limits)
         if presence is not Presence.CONNECTED:

@@ -67,7 +67,6 @@ class Process(NamedTuple):
     """A process that feeds the engine.
 
     Attributes:
-        stream: Name of its stream.
         role: ``CORE``, ``FRONT_END`` or empty.
         seen_at: Arrival of its last message, by the clock of ``HealthTracker.health``.
     """

@@ -59,11 +59,7 @@ class _Medium:
 
 
 def check(changes: list[CacheChange]) -> None:
-    """Reject changes that are invalid in any state of the cache.
-
-    Raises:
-        WireError: A change is malformed or over a limit.
-    """
+    """Reject changes that are invalid in any state of the cache."""
     if {change.kind for change in changes} - KINDS:
         raise WireError("bad_item", "an unknown kind of cache event")
     if sum(len(change.hashes) for change in changes) > MAX_HASHES:

@@ -178,13 +178,7 @@ class HitCurve:
         ]
 
     def points(self, capacities: Sequence[int], rate: float, sampled: int) -> list[Point]:
-        """Return the curve at ``capacities``, with bounds; empty without lookups.
-
-        Args:
-            capacities: Numbers of blocks.
-            rate: Share of the blocks that is sampled.
-            sampled: Number of sampled blocks.
-        """
+        """Return the curve at ``capacities``, with bounds; empty without lookups."""
         ratios = self.hit_ratios(capacities)
         if not ratios:
             return []

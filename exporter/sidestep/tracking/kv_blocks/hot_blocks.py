@@ -20,9 +20,6 @@ class HotBlocks:
 
     Args:
         most: About the most blocks that are hot: each has at least 1/``most`` of the lookups.
-
-    Attributes:
-        hot: The blocks that are hot.
     """
 
     def __init__(self, most: int) -> None:

@@ -118,13 +118,11 @@ class LookupTracker:
     """Lookups of one engine's requests.
 
     Attributes:
-        reuse: Reuse distances.
         block_size: Tokens of a block; 0 before the first item.
         rate: Share of the blocks that the engine samples.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
         summary: The curve in a few numbers, as of the last reading; None before the first.
-        half_life: Seconds after which a lookup counts half.
         now: Seconds of the latest event. It stands still between two sources, whose clocks may differ.
     """
 

@@ -41,11 +41,7 @@ class _Block(msgspec.Struct, gc=False):
 
 
 def check(item: BlockEvents) -> None:
-    """Reject an invalid ``item``.
-
-    Raises:
-        WireError: The item contradicts itself.
-    """
+    """Reject an invalid ``item``."""
     kinds = item.kinds
     if not len(kinds) == len(item.blocks) == len(item.stamps):
         raise WireError("bad_item", "columns of block events differ in length")

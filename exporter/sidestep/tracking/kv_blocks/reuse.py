@@ -96,13 +96,8 @@ class ReuseTracker:
     A block is in the sample if its key is at least ``floor``. With too many blocks, ``floor`` rises: the
     block with the least key leaves the sample, and each of the others stands for more blocks.
 
-    Args:
-        half_life: See ``HitCurve``.
-        max_blocks: See below.
-
     Attributes:
         max_blocks: Blocks of the sample that are tracked at once; may change at any time.
-        curve: The distances.
         distinct: Number of all blocks that were ever used; None: unknown. It removes the common error
             of all distances.
         counts_uses: Whether ``now`` is the number of uses so far, which no distance can exceed.
@@ -172,10 +167,7 @@ class ReuseTracker:
     def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
         """Observe the lookup of a request, which holds its blocks until ``release``.
 
-        Args:
-            lookup: The blocks.
-            now: Seconds, not before those of the previous call.
-            counts: False for a lookup that the engine does not count.
+        ``now`` never decreases. ``counts`` is False for a lookup that the engine does not count.
         """
         misses = Misses()
         if counts:
@@ -232,11 +224,8 @@ class ReuseTracker:
     def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
         """Observe the lookup of one block that no request holds afterwards; it is not counted.
 
-        Args:
-            key: The block.
-            now: Seconds or uses, not before those of the previous call.
-            is_hot: Whether the block is counted one by one.
-            is_hit: Whether it was found; None: it was if it is known.
+        ``now`` (seconds or uses) never decreases. A hot block is counted one by one. Without ``is_hit``,
+        the block hits if it is known.
         """
         weight = 1.0 if is_hot else 1.0 / self.rate
         if key < self.floor or self._held:

@@ -21,8 +21,6 @@ class RequestCapacity:
 
     Attributes:
         capacity: Most requests of all engines; an engine may exceed it within its share.
-        engines: Number of engines.
-        used: Requests tracked now.
     """
 
     def __init__(self) -> None:
@@ -62,16 +60,11 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         since: Time of its first event.
         state: One of the states in ``protocol.request_events``, or ``UNKNOWN``.
-        adapter: Its LoRA adapter; empty: none.
         arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
-        prompt_tokens: Tokens of its prompt.
-        tokens: Generated tokens, as far as known.
         waits: Its tokens that count as waiting.
         queued: Time of its entry into the queue.
         scheduled: Time of the SCHEDULED event that ends its queueing.
-        first: Time of its first output.
-        last: Time of its latest output.
         preempted: Time of its preemption, until it is scheduled again.
         group: Number of its group of parallel samples; 0: none.
         fresh: Whether it is known to have had no output yet.
@@ -83,12 +76,10 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         ttft: Seconds from its arrival until its front end has received its first output, or until the
             output itself where front ends do not report that.
         external: Cached tokens that came from another engine or an external cache.
-        preemptions: Number of its preemptions.
         preempted_seconds: Time that it spent preempted.
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
         pauses: Time and length of its first preemptions, where records are made.
-        max_tokens: Limit on its output tokens.
         held_since: Time since which it is in the batch; None: it is not in the batch.
         held_tokens: Its tokens at that time.
     """
@@ -156,7 +147,6 @@ class InFlight:
         live: The requests, in the order of their first events.
         prefilling: Numbers of requests without an output since they entered the batch.
         preempted: Preempted requests that wait, and the times of their preemption.
-        waiting_tokens: Tokens of all waiting requests.
         adapters: Number of requests by LoRA adapter and state, ``running`` or ``waiting``.
         limited: Requests whose adapter became ``__other__`` since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since this was last

@@ -38,11 +38,7 @@ MAX_EXPIRED = 4096
 
 
 def check(item: RequestEvents) -> None:
-    """Reject an item that cannot be applied.
-
-    Raises:
-        WireError: The item's columns differ in length or are too long.
-    """
+    """Reject an item that cannot be applied."""
     size = 0
     for event in item.events:
         if isinstance(event, Iteration):
@@ -57,17 +53,14 @@ class RequestTracker:
     """Tracks the requests of one engine.
 
     Attributes:
-        requests: The requests in flight.
         samples: The groups of parallel samples to which they belong.
         source: Identifies the process that numbers the requests.
         front_ends: Reports of the engine's front ends.
-        outputs: Observer of the engine's steps.
         traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: they are not needed.
         block_size: Tokens of a KV block; 0: unknown.
 
     Args:
-        sample_groups: The groups of all engines.
         deployment: Name that the engines share which may have samples of the same request.
     """
 

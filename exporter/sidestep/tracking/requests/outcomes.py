@@ -27,7 +27,6 @@ class EndedRequest(msgspec.Struct, gc=False):
     """A request that ended, with all that is known of it.
 
     Attributes:
-        number: Its number, given by its sender.
         source: Identifies the process that numbered it.
         request: Its state before it ended; None if no earlier event is known.
         reason: One of vLLM's finish reasons, ``refused``, ``engine_died`` (its process sends no more)
@@ -56,7 +55,6 @@ class TenantCounts(msgspec.Struct, gc=False):
     """Counts of the requests of one tenant.
 
     Attributes:
-        ended: Requests that ended.
         failed: Requests that ended by an abort or an error.
         computed: Prompt tokens whose KV was computed.
         cached: Prompt tokens whose KV came from a cache.
@@ -82,7 +80,6 @@ class TracedLatency(NamedTuple):
 
     Attributes:
         latency: One of ``slo.LATENCIES``.
-        seconds: The observation.
         wall: Unix time.
         trace: The W3C ``traceparent``.
     """
@@ -135,7 +132,6 @@ class Outcomes(msgspec.Struct):
         iteration: Statistics in the form in which a front end has them.
         iteration_tokens: Tokens computed, one number per step that had output.
         preempted_seconds: Seconds from a preemption until the request was scheduled again.
-        refused: Rejected requests, by reason.
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals omitted because they would be negative.
         limited: Requests whose adapter became ``__other__``.

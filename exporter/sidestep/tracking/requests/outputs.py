@@ -19,12 +19,9 @@ class OutputTracker:
     """Observes the steps of one engine.
 
     Args:
-        requests: The requests in flight, which it updates.
         front_ends: Reports of front ends, which may know a first output already.
-        latency: See ``RequestSettings``.
 
     Attributes:
-        last_step: Stamp of the latest step.
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
     """
 

@@ -25,7 +25,6 @@ class SampleGroup:
     """The samples of one request, on any engines.
 
     Attributes:
-        live: Samples in flight.
         samples: Samples seen so far.
         longest: Tokens of the longest sample that ended.
         highest: Highest index of a sample.
@@ -34,7 +33,6 @@ class SampleGroup:
         ended_at: Unix time of the latest end of a sample.
         owner: The engine of that sample, for which the group counts.
         deadline: Time until which ``waits`` waits for further samples.
-        aborted: Whether a sample was aborted.
         closed: Whether no further sample can join.
         waits: The engine at which the group waits for samples that may still arrive.
     """
@@ -136,16 +134,7 @@ class EngineSamples:
     def leave(
         self, number: int, now: float, wall: float, tokens: int, *, aborted: bool, outputs: bool
     ) -> None:
-        """Remove a sample that ended here.
-
-        Args:
-            number: The group's number.
-            now: Stamp of the end.
-            wall: Unix time of the end.
-            tokens: Tokens of the sample.
-            aborted: Whether the sample was aborted.
-            outputs: Whether the sample had more than one output.
-        """
+        """Remove a sample that ended here; ``outputs``: whether it had more than one output."""
         group = self._sample_groups.groups[number]
         group.live -= 1
         group.aborted = group.aborted or aborted
