@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -104,9 +105,10 @@ def number(value: object, low: float, high: float, name: str) -> float:
     return found
 
 
-def seconds(value: object) -> float:
-    """Parse a duration of at most a day."""
-    return number(value, 0.0, DAY, "a number of seconds")
+seconds = functools.partial(number, low=0.0, high=DAY, name="a number of seconds")
+min_threshold = functools.partial(number, low=3.0, high=DAY, name="a number of seconds")
+"""Parser of a time to wait for progress, which a busy machine may report only after 2 seconds."""
+share = functools.partial(number, low=0.0, high=1.0, name="a number")
 
 
 def positive_seconds(value: object) -> float:
@@ -115,16 +117,6 @@ def positive_seconds(value: object) -> float:
     if not found:
         raise ValueError("must be a number of seconds above 0")
     return found
-
-
-def min_threshold(value: object) -> float:
-    """Parse a time to wait for progress, which a busy machine may report only after 2 seconds."""
-    return number(value, 3.0, DAY, "a number of seconds")
-
-
-def share(value: object) -> float:
-    """Parse a fraction."""
-    return number(value, 0.0, 1.0, "a number")
 
 
 def positive(value: object) -> int:

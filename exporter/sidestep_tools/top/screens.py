@@ -95,8 +95,8 @@ def _percentiles(row: EngineRow) -> list[Part]:
 
 def _trends(history: Sequence[EngineSample], width: int, height: int) -> list[Part]:
     parts: list[Part] = []
-    for trend in TRENDS:
-        values = [getattr(sample, trend.name) for sample in history]
+    for index, trend in enumerate(TRENDS):
+        values = [sample[index] for sample in history]
         newest = trend.text(values[-1] if values else None)
         label = f"{trend.title:<{LABEL}}{newest:>{NUMBER}} "
         parts += labelled(label, sparkline(values, width - len(label), height))

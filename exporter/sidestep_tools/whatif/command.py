@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep_tools.whatif.estimate import TraceCurve
 from sidestep_tools.whatif.plot import writer
 from sidestep_tools.whatif.recording import RecordedCurve, is_recording

@@ -12,7 +12,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError, WireError
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import printable
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.tracking.kv_blocks.lookups import HORIZON, LookupSettings, LookupTracker
 from sidestep_adapters.recording.format import MAGIC, Items, read
 

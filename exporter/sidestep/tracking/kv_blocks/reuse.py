@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from sidestep.protocol.cache_lookups import Lookup
-from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
+from sidestep.tracking.kv_blocks.hit_ratio_curve import NEVER, HitRatioCurve, Point, bucket
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
 SIFT = 8
@@ -116,7 +116,7 @@ class ReuseTracker:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.curve = HitCurve(self._half_life)
+        self.curve = HitRatioCurve(self._half_life)
         self.restart()
 
     def restart(self) -> None:

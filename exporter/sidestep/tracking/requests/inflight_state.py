@@ -64,6 +64,10 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     ended_at: float = 0.0
 
 
+_SAME = tuple(name for name in GroupState.__struct_fields__ if name not in ("owner", "waits"))
+"""Fields that have the same value in a group and in its state."""
+
+
 def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerState | RequestsState]:
     """Yield the pieces of an engine's tracker, which must not change in between."""
     requests = tracker.requests
@@ -90,19 +94,9 @@ def capture_groups(
     names = {id(siblings): engine for engine, siblings in engines.items()}
     for group in sample_groups.groups.values():
         yield GroupState(
-            group.number,
-            group.deadline,
-            group.ended,
-            group.live,
-            group.samples,
-            group.longest,
-            group.highest,
-            group.aborted,
-            group.closed,
-            names.get(id(group.owner), ""),
-            names.get(id(group.waits), ""),
-            group.arrival,
-            group.ended_at,
+            **{name: getattr(group, name) for name in _SAME},
+            owner=names.get(id(group.owner), ""),
+            waits=names.get(id(group.waits), ""),
         )
     for number, arrival in sample_groups.given_up.items():
         yield GroupState(number, 0.0, 0.0, 0, 0, 0, -1, True, True, "", "", arrival)
@@ -157,12 +151,8 @@ def restore_groups(
         # A group waits for samples exactly when none is in flight.
         if state.live != live[state.number] or bool(state.live) == bool(waits):
             continue
-        group = sample_groups.groups[state.number] = SampleGroup(state.number)
-        group.deadline, group.ended = state.deadline, state.ended
-        group.live, group.samples = state.live, state.samples
-        group.longest, group.highest = state.longest, state.highest
-        group.aborted, group.closed = state.aborted, state.closed
-        group.arrival, group.ended_at = state.arrival, state.ended_at
+        group = SampleGroup(**{name: getattr(state, name) for name in _SAME})
+        sample_groups.groups[state.number] = group
         group.owner = None if owner is None else owner.samples
         if waits is not None:
             waits.samples.wait_for_samples(group)

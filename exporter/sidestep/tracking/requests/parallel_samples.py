@@ -8,6 +8,7 @@ requests that reached them until some time after its last end. Otherwise its num
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -21,38 +22,38 @@ MAX_WAITING_GROUPS = 4096
 """Groups that wait at one engine, and groups with an unknown number that are remembered."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class SampleGroup:
     """The samples of one request, on any engines.
 
     Attributes:
+        live: Samples in flight.
         samples: Samples seen so far.
         longest: Tokens of the longest sample that ended.
         highest: Highest index of a sample.
         arrival: Unix time at which the first sample arrived.
         ended: Stamp of the latest end of a sample.
         ended_at: Unix time of the latest end of a sample.
-        owner: The engine of that sample, for which the group counts.
+        owner: Engine of the sample that ended last, for which the group counts.
         deadline: Time until which ``waits`` waits for further samples.
+        aborted: Whether a sample was aborted.
         closed: Whether no further sample can join.
-        waits: The engine at which the group waits for samples that may still arrive.
+        waits: Engine at which the group waits for samples that may still arrive.
     """
 
-    __slots__ = (
-        "aborted", "arrival", "closed", "deadline", "ended", "ended_at", "highest", "live", "longest",
-        "number", "owner", "samples", "waits",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.deadline = 0.0
-        self.arrival = math.inf
-        self.ended = -1.0
-        self.ended_at = 0.0
-        self.owner: EngineSamples | None = None
-        self.live = self.samples = self.longest = 0
-        self.highest = -1
-        self.aborted = self.closed = False
-        self.waits: EngineSamples | None = None
+    number: int
+    live: int = 0
+    samples: int = 0
+    longest: int = 0
+    highest: int = -1
+    arrival: float = math.inf
+    ended: float = -1.0
+    ended_at: float = 0.0
+    owner: EngineSamples | None = None
+    deadline: float = 0.0
+    aborted: bool = False
+    closed: bool = False
+    waits: EngineSamples | None = None
 
 
 class SampleGroups:

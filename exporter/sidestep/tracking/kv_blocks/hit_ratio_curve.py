@@ -91,7 +91,7 @@ class _Lookups:
             histogram.update((n, weight) for n, weight in kept.items() if weight > _LEAST_WEIGHT)
 
 
-class HitCurve:
+class HitRatioCurve:
     """Reuse distances of lookups, weighted by age.
 
     Args:
