@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidestep.config import parsing
-from sidestep.config.variables import PREFIX, topic_of
+from sidestep.config.variables import PREFIX, TOPIC_BY_SECTION
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Setting:
     @property
     def topic(self) -> str:
         """The group that the setting belongs to in help and documents."""
-        return topic_of(self.flag)
+        return TOPIC_BY_SECTION[self.flag.partition(".")[0]]
 
     @property
     def default_text(self) -> str:

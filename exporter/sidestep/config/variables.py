@@ -27,7 +27,7 @@ TOPICS = {
     "Configuration file": ("config",),
 }
 """Sections of flags by topic, in the order in which help and documents have them."""
-_BY_SECTION = {section: topic for topic, sections in TOPICS.items() for section in sections}
+TOPIC_BY_SECTION = {section: topic for topic, sections in TOPICS.items() for section in sections}
 BESIDE_SETTINGS = (
     "SIDESTEP_ENDPOINT",
     "SIDESTEP_NAMESPACE",
@@ -49,11 +49,6 @@ _SERVICE = re.compile(
 The variable ``..._PORT`` is a URL."""
 
 
-def topic_of(flag: str) -> str:
-    """Return the topic of a setting's flag, given without its dashes."""
-    return _BY_SECTION[flag.partition(".")[0]]
-
-
 def unknown(environ: Mapping[str, str], settings: Collection[str]) -> list[tuple[str, str]]:
     """Return the names of unknown variables, each with a similar known one or an empty text.
 
@@ -73,7 +68,7 @@ def unknown_to_engines(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, nearest)
         for name, nearest in unknown(environ, ())
-        if name.removeprefix(PREFIX).partition("_")[0].lower() not in _BY_SECTION
+        if name.removeprefix(PREFIX).partition("_")[0].lower() not in TOPIC_BY_SECTION
     ]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sidestep.errors import WireError
 from sidestep.protocol.messages import Hello
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.access import AuthorizedKeys
 
 log = logging.getLogger(__name__)
 
@@ -116,15 +117,6 @@ class NameOwners:
         self._held.pop(key, None)
 
 
-class Authorized(Protocol):
-    """The public keys that may connect now."""
-
-    def __contains__(self, key: str) -> bool: ...
-    def __len__(self) -> int: ...
-    def engines(self, key: str) -> Sequence[str]:
-        """Return patterns of the engine ids that ``key`` may feed; empty: all."""
-
-
 class PeerGuard:
     """Admission of peers by connection and key, without socket or clock.
 
@@ -138,7 +130,7 @@ class PeerGuard:
         self,
         metrics: SelfMetrics,
         clock: Callable[[], float],
-        keys: Authorized | None = None,
+        keys: AuthorizedKeys | None = None,
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._throttle = Throttle()

@@ -139,7 +139,9 @@ class EngineTable(Vertical):
     def on_click(self, event: Click) -> None:
         """Ask for another order after a click on a heading."""
         place, left = event.get_content_offset(self._head), CURSOR + MARK
-        for column, width in self._columns if place is not None else ():
+        if place is None:
+            return
+        for column, width in self._columns:
             if left <= place.x <= left + width:
                 self.post_message(self.HeadClicked(column.key))
                 break

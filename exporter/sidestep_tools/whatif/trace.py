@@ -80,16 +80,7 @@ class _Request(msgspec.Struct):
     hash_ids: list[int | str]
 
 
-class _Fields(msgspec.Struct):
-    """The fields that distinguish the forms of a line."""
-
-    call: msgspec.Raw = msgspec.Raw()
-    events: msgspec.Raw = msgspec.Raw()
-    payload: msgspec.Raw = msgspec.Raw()
-
-
 _request = msgspec.json.Decoder(_Request)
-_fields = msgspec.json.Decoder(_Fields)
 
 
 class Trace:
@@ -131,17 +122,13 @@ class Trace:
 
     def _is_trace(self, line: bytes) -> bool:
         """Return whether the first line is that of a trace, rather than of a capture."""
-        line = line.lstrip()
-        if line.startswith(b"["):
-            return False
-        found = _Fields()
-        if line.startswith(b"{"):
-            found = _fields.decode(line)
-        if line.startswith(_RECORDING):
+        if line.lstrip().startswith(_RECORDING):
             raise ConfigError(f"{self._path}: a recording must be a file")
-        if len(found.call):
+        found = msgspec.json.decode(line)
+        fields = found.keys() if isinstance(found, dict) else {}
+        if "call" in fields:
             raise ConfigError(f"{self._path}: a recording of stat-logger calls has no lookups")
-        return not len(found.events) + len(found.payload)
+        return not (isinstance(found, list) or "events" in fields or "payload" in fields)
 
 
 def _read_request(line: bytes) -> Iterator[Blocks]:
