@@ -1,8 +1,8 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md, docs/metrics/ and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
-README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
-compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
+docs/metrics.md, docs/metrics/ and docs/triton-fields.md are written as a whole. In docs/configuration.md, docs/doctor.md,
+README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
+it compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ WHOLE = {
 }
 """Notes of dialects with one table for all families."""
 PAGES = {"stream": "streams"}
-"""Names of dialects' pages in docs/metrics/, where they are not those of the dialects."""
+"""Names of pages in docs/metrics/ that differ from the dialect's name."""
 SAMPLED = {
     "vllm": (
         "KV connectors and front end",
@@ -476,7 +476,7 @@ def broken_links(paths: list[Path]) -> Iterator[str]:
 
 
 def unlisted() -> Iterator[str]:
-    """Yield pages that the index by task lacks, from which the site's navigation is made."""
+    """Yield pages that are not in docs/README.md, the index from which the site's navigation is made."""
     listed = re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
     for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("metrics/*.md")]):
         page = str(path.relative_to(DOCS))
