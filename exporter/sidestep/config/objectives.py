@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from operator import attrgetter
 
 from sidestep.catalog.slo import AVAILABILITY, LATENCIES, Objective
 from sidestep.config import options
@@ -82,9 +83,4 @@ def _seconds(value: object) -> float:
     return found
 
 
-def collect(found: tuple[Objective, ...]) -> tuple[Objective, ...]:
-    """Check the objectives of all ``--slo`` together."""
-    options.check_unique((one.name for one in found), "; give each objective once")
-    if len(found) > MAX_OBJECTIVES:
-        raise ValueError(f"there are {len(found)}; give {MAX_OBJECTIVES} at most")
-    return found
+collect = options.collector(attrgetter("name"), MAX_OBJECTIVES, "; give each objective once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from sidestep.config.parsing import is_label_name
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
@@ -84,3 +85,17 @@ def check_unique(names: Iterable[str], end: str = "") -> None:
         if name in seen:
             raise ValueError(f"{name} is given twice{end}")
         seen.add(name)
+
+
+def collector(
+    name_of: Callable[[Any], str], most: int, end: str
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the check of all values of a setting: at most ``most``, and each name once."""
+
+    def collect(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_unique(map(name_of, found), end)
+        if len(found) > most:
+            raise ValueError(f"there are {len(found)}; give {most} at most")
+        return found
+
+    return collect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from operator import attrgetter
 
 from sidestep.catalog.prices import PARTS, TOKENS, Price
 from sidestep.config import options, parsing
@@ -39,12 +40,7 @@ def shown(value: object) -> str:
     return str(value[0]) if isinstance(value, tuple) else str(value)
 
 
-def collect(found: tuple[Price, ...]) -> tuple[Price, ...]:
-    """Check the prices of all models together."""
-    options.check_unique((price.model for price in found), "; give each model's prices once")
-    if len(found) > MAX_PRICES:
-        raise ValueError(f"there are {len(found)}; give {MAX_PRICES} at most")
-    return found
+collect = options.collector(attrgetter("model"), MAX_PRICES, "; give each model's prices once")
 
 
 def gpu_hour(value: object) -> float | None:

@@ -47,7 +47,7 @@ def shorten(text: str, width: int) -> str:
 
 
 class EngineList(OptionList):
-    """Lines of which one is under the cursor, which a sign shows where there are no colours."""
+    """Lines with a cursor, which a sign marks, since the terminal may have no colours."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "cursor_down", show=False),
