@@ -20,7 +20,7 @@ from naive_reuse import CAPACITIES, compare, compare_stack
 from reuse_streams import LOADS, exact, zipf
 from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks import lru_stack
-from sidestep.tracking.kv_blocks.hit_ratio_curve import HitRatioCurve, bucket, least_distance
+from sidestep.tracking.kv_blocks.hit_ratio_curve import FINE, HitRatioCurve, bucket
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ALL, ReuseTracker
 from sidestep_tools.whatif.estimate import TraceCurve
@@ -199,6 +199,11 @@ def test_without_lookups_there_is_no_curve() -> None:
     curve = HitRatioCurve()
 
     assert (curve.hit_ratio, curve.hit_ratios([1]), curve.points([1], 1.0, 0)) == (None, [], [])
+
+
+def least_distance(number: int) -> float:
+    """Return the least distance in a bucket: from ``FINE`` on, that many are a doubling."""
+    return number if number <= FINE else FINE * 2.0 ** (number / FINE - 1)
 
 
 @given(st.floats(1, 1e12))

@@ -52,11 +52,6 @@ def bucket(distance: float) -> int:
     return int(distance if distance <= FINE else _LINEAR + FINE * math.log2(distance))
 
 
-def least_distance(number: int) -> float:
-    """Return the least distance in a bucket."""
-    return number if number <= FINE else 2.0 ** ((number - _LINEAR) / FINE)
-
-
 class _Lookups:
     """Lookups that did hit, or lookups that did not.
 
