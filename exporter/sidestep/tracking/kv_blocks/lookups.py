@@ -168,15 +168,14 @@ class LookupTracker:
         tokens = dict.fromkeys(REASONS, 0.0)
         idles: list[tuple[float, float]] = []
         for event in item.events:
-            self.now = now = max(self.now, event.stamp + self._shift)
+            self.now = max(self.now, event.stamp + self._shift)
             if isinstance(event, Lookup):
-                self._look_up(event, now, tokens, idles)
+                self._look_up(event, tokens, idles)
             elif isinstance(event, Released):
-                self._release(event, now)
+                self._release(event)
             else:
-                self.reuse.reset(now)
-                if self._shared is not None:
-                    self._shared.reuse.reset(self._shared_time(self._shared))
+                for reuse, now in self._caches():
+                    reuse.reset(now)
         return self._observations(tokens, idles)
 
     def restart(self) -> None:
@@ -193,11 +192,14 @@ class LookupTracker:
             for keys in self._keys.values():
                 self._shared.abandon(keys)
 
-    def _shared_time(self, shared: SharedCache) -> float:
-        """Return the time of the shared cache."""
+    def _caches(self) -> list[tuple[ReuseTracker, float]]:
+        """Return the trackers of the engine's own cache and of the shared one, each with its time."""
+        own, shared = (self.reuse, self.now), self._shared
+        if shared is None:
+            return [own]
         if self._offset is None:
             self._offset = shared.now - self.now
-        return shared.advance(self.now + self._offset)
+        return [own, (shared.reuse, shared.advance(self.now + self._offset))]
 
     def _begin(self, item: CacheLookups) -> None:
         if item.block_size != self.block_size:
@@ -212,16 +214,10 @@ class LookupTracker:
         self.reuse.sample(item.rate)
 
     def _look_up(
-        self,
-        event: Lookup,
-        now: float,
-        tokens: dict[str, float],
-        idles: list[tuple[float, float]],
+        self, event: Lookup, tokens: dict[str, float], idles: list[tuple[float, float]]
     ) -> None:
-        counts = event.kind == COUNTED
-        missed = self.reuse.admit(event, now, counts=counts)
-        if self._shared is not None:
-            self._shared.reuse.admit(event, self._shared_time(self._shared), counts=counts)
+        counts, caches = event.kind == COUNTED, self._caches()
+        missed, *_ = [reuse.admit(event, now, counts=counts) for reuse, now in caches]
         if keys := [*event.hot, *event.sampled]:
             self._keys.setdefault(event.request, []).extend(keys)
             self._held += len(keys)
@@ -230,11 +226,10 @@ class LookupTracker:
         if counts:
             size = self.block_size
             short = max(event.tokens - event.blocks * size, 0)
-            self.reuse.curve.count(0, 0, short / size)
-            if self._shared is not None:
-                self._shared.reuse.curve.count(0, 0, short / size)
+            for reuse, _ in caches:
+                reuse.curve.count(0, 0, short / size)
             tokens[TOO_SHORT] += short
-            tokens[COLD if now >= self._known_since else UNKNOWN] += missed.cold * size
+            tokens[COLD if self.now >= self._known_since else UNKNOWN] += missed.cold * size
             tokens[CLEARED] += missed.cleared * size
             tokens[IN_PROGRESS] += missed.in_progress * size
             for idle, blocks in missed.evicted:
@@ -244,7 +239,7 @@ class LookupTracker:
             # Ends of requests are missing, or the sender is hostile.
             self.restart()
 
-    def _release(self, event: Released, now: float) -> None:
+    def _release(self, event: Released) -> None:
         # A request without keys may still have blocks of its output in the sample.
         keys = self._keys.get(event.request, [])
         start = max(len(keys) - event.key_count, 0)
@@ -254,9 +249,8 @@ class LookupTracker:
         if not keys:
             self._keys.pop(event.request, None)
         released += event.sampled
-        self.reuse.release(released, now)
-        if self._shared is not None:
-            self._shared.reuse.release(released, self._shared_time(self._shared))
+        for reuse, now in self._caches():
+            reuse.release(released, now)
 
     def _observations(
         self, tokens: dict[str, float], idles: list[tuple[float, float]]
