@@ -46,7 +46,7 @@ class ConnectionMonitor:
     Attributes:
         socket: The monitor's own socket.
         connected: Whether the handshake with the peer is complete.
-        problem: Reason for which there is no connection; empty if none is known.
+        problem: Reason why there is no connection; empty if none is known.
         descriptor: File descriptor of libzmq's connection; -1 without a connection.
     """
 

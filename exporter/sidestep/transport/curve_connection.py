@@ -35,7 +35,7 @@ class CurveConnection:
     so much: the kernel's count of received bytes is compared with an allowance.
 
     Attributes:
-        ended: Reason for which the connection ended; empty while it is usable.
+        ended: Reason why the connection ended; empty while it is usable.
         misbehaved: True if it ended because the peer sent too much.
 
     Raises:
@@ -67,7 +67,7 @@ class CurveConnection:
 
     @property
     def problem(self) -> str:
-        """Reason for which the peer cannot be reached; empty if none is known."""
+        """Reason why the peer cannot be reached; empty if none is known."""
         return self.ended or self._monitor.problem
 
     def send(self, frame: bytes) -> bool:

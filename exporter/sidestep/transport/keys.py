@@ -37,7 +37,7 @@ class PublicKey(NamedTuple):
 
 
 def is_key(text: str) -> bool:
-    """Return whether ``text`` is a key in Z85: 40 characters, of which each five fit 32 bits."""
+    """Return whether ``text`` is a key in Z85: 40 characters, each five of which fit 32 bits."""
     if len(text) != KEY_CHARS or not text.isascii():
         return False
     try:

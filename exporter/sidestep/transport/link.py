@@ -42,7 +42,7 @@ class Link:
 
     @property
     def problem(self) -> str:
-        """Reason for which there is no connection; empty if none is known."""
+        """Reason why there is no connection; empty if none is known."""
         ongoing = "" if self._connection is None else self._connection.problem
         return ongoing or self._problem
 

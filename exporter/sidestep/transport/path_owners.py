@@ -19,7 +19,7 @@ MAX_LINKS = 40
 
 
 def check_owners(path: Path, groups: Collection[int] = ()) -> None:
-    """Refuse a path of which another user could have made a part.
+    """Refuse a path if another user could have made a part of it.
 
     A part may belong to root or to this user. A part of another user must be in a directory that belongs
     to root, to this user or to its owner, and that not everyone may write to. Anywhere else it must be

@@ -45,7 +45,7 @@ class PlainConnection:
         attempt: Number of this attempt. Attempts take turns over the addresses of a host.
 
     Attributes:
-        ended: Reason for which the connection ended or could not be made; empty while it is usable.
+        ended: Reason why the connection ended or could not be made; empty while it is usable.
         misbehaved: True if the peer broke the protocol, or sent too much, after the handshake.
 
     Raises:
@@ -75,7 +75,7 @@ class PlainConnection:
 
     @property
     def problem(self) -> str:
-        """Reason for which the peer cannot be reached; empty if none is known."""
+        """Reason why the peer cannot be reached; empty if none is known."""
         return self.ended
 
     @property

@@ -23,7 +23,7 @@ from sidestep.transport.process import (
 
 MIB = 1 << 20
 MARGIN = 4
-"""Where the exporter's own state exceeds the hard limit, peers may use 1/MARGIN of the limit more."""
+"""Peers may use 1/MARGIN of the hard limit more if the exporter's own state exceeds the limit."""
 
 
 class Watchdog:

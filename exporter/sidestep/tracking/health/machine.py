@@ -184,7 +184,7 @@ class HealthTracker:
                 continue
             limit = limits.waiting
             if not cores:
-                # A front end cannot tell a long step from none, and not whose prompts are in the step.
+                # A front end cannot tell a long step from none, and does not know whose prompts are in it.
                 slowest = limits.waiting + FACTOR * times.longest
                 limit = min(max(slowest, times.overdue_after(tokens, limits)), limits.most)
             age = min([age, *(now - each for each in since)])

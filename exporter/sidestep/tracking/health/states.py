@@ -35,7 +35,7 @@ LEVELS: Mapping[EngineState, Level | None] = {
 
 
 class Reason(Enum):
-    """Reason for which an engine is stalled."""
+    """Reason why an engine is stalled."""
 
     STEP = "step"
     """A step does not end."""

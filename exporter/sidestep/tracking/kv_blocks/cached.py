@@ -81,7 +81,7 @@ class CachedBlocks(BlockTracker):
         super().__init__(sampling)
         self._media: dict[str, _Medium] = {}
         self._is_whole = False
-        """Whether all cached hashes of the sample are tracked."""
+        """True if all cached hashes of the sample are tracked."""
         self._source: int | None = None
         self._removed = LruStack()
         """Hashes that the GPU's cache has removed; at most ``capacity``, tracked hashes included."""

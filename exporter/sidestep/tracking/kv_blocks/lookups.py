@@ -28,7 +28,7 @@ COLD, EVICTED, CLEARED, IN_PROGRESS, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS
     "too_short",
     "not_cacheable",
 )
-"""Reasons for which tokens were not found."""
+"""Reasons why tokens were not found."""
 MIN_RATE = 1e-6
 MAX_HELD_KEYS = 4 * MAX_BLOCKS
 """Keys of running requests that are kept at once."""
