@@ -97,7 +97,7 @@ def top(
 @click.option(
     "--environment",
     is_flag=True,
-    help="Check the engines that run here: their packages, variables and command lines.",
+    help="Check the packages and variables that an engine started here would have.",
 )
 @click.option(
     "--endpoint",
@@ -127,12 +127,6 @@ def top(
     help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
     " queries with it. Repeatable.",
 )
-@click.option(
-    "--prometheus",
-    multiple=True,
-    metavar="URL",
-    help="Check what a Prometheus scrapes and evaluates, and run the queries on it; repeatable.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -151,7 +145,6 @@ def doctor(
     dashboards: tuple[str, ...],
     rules: tuple[str, ...],
     pages: tuple[str, ...],
-    prometheus: tuple[str, ...],
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -173,7 +166,6 @@ def doctor(
         dashboards=dashboards,
         rules=rules,
         pages=pages,
-        prometheus=prometheus,
     )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 

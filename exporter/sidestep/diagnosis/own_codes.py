@@ -200,8 +200,8 @@ NOT_SCRAPED = Code(
     "warning",
     "Prometheus does not scrape the exporter",
     "No request with Prometheus's header has arrived within five minutes.",
-    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and check the target"
-    " in Prometheus: `sidestep doctor --prometheus URL`.",
+    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and look at the Targets"
+    " page of Prometheus.",
 )
 TARGET_DOWN = Code(
     "SD124",
@@ -298,43 +298,4 @@ MISSING_FIELDS = Code(
     "Install a release of sidestep that names the engine's release as supported.",
 )
 
-CODES = (
-    NO_ENGINE,
-    UNREACHABLE,
-    STALLED,
-    SLOW,
-    SAME_LABELS,
-    REJECTED,
-    WRONG_KEY,
-    DENIED,
-    HTTP_REFUSED,
-    LOST,
-    DROPPED,
-    FOLDED,
-    UNTRANSLATED,
-    SERIES_LIMIT,
-    MEMORY,
-    REBOUND,
-    NOT_SAVED,
-    STATE_DAMAGED,
-    STATE_FULL,
-    NOT_DURABLE,
-    WEB_CONFIG,
-    ZAP_DOWN,
-    NOT_SCRAPED,
-    TARGET_DOWN,
-    TARGET_LINES,
-    SUBSCRIPTION,
-    STREAM_LOST,
-    LOOP_LAG,
-    COLLECTOR,
-    OTLP_DOWN,
-    OTLP_REJECTED,
-    RECORDS_LOST,
-    CONTESTED,
-    COUNTED_TWICE,
-    MISSING_FIELDS,
-    NOT_SERVING,
-    OVERLOADED,
-    OUTLIER,
-)
+CODES = sorted(each for each in tuple(vars().values()) if isinstance(each, Code))

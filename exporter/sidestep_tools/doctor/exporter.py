@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from http import HTTPStatus
 
 import aiohttp
 import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Code, Finding, OwnReport
-from sidestep_tools.web_client.fetch import Answer, FetchError, fetch, parse_address, refusal
+from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 SKEW_SECONDS = 5.0
 """Difference of clocks from which on it is a finding; Prometheus's own limit for samples is minutes."""
@@ -48,7 +47,7 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
     except FetchError as error:
         yield NO_ANSWER.on(url, str(error))
         return
-    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if answer.status in DENIED:
         yield NOT_ALLOWED.on(url, refusal(answer.status))
         return
     try:
@@ -56,15 +55,10 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
     except msgspec.MsgspecError:
         yield NO_EXPORTER.on(url, f"/api/v1/doctor has no findings (HTTP {answer.status})")
         return
-    skew = _skew(answer)
+    skew = 0.0 if answer.time is None else answer.time - time.time()
     if abs(skew) >= SKEW_SECONDS:
         yield CLOCK.on(url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
     if report.version != __version__:
         yield OTHER_VERSION.on(url, f"it runs {report.version}, this command is {__version__}")
     for finding in report.findings:
         yield msgspec.structs.replace(finding, subject=f"{url}: {finding.subject}")
-
-
-def _skew(answer: Answer) -> float:
-    """Return the seconds by which the server's clock is ahead; 0 if it sends none."""
-    return 0.0 if answer.time is None else answer.time - time.time()
