@@ -20,7 +20,7 @@ ACCESS = (
         "--user",
         default="",
         metavar="USER[:PASSWORD]",
-        help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD, or what you type.",
+        help="Log in. Without a password here, SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD has it, or you type it.",
     ),
     click.option(
         "-H",
@@ -152,8 +152,8 @@ def doctor(
     """Check an installation, and say what is wrong and how to mend it.
 
     URL is an exporter's address; without any source, the exporter on this machine is checked.
-    docs/doctor.md describes every code. The exit code is 0 if nothing is wrong, 1 with findings from
-    the severity of --fail-on on, and 2 with errors.
+    docs/doctor.md describes every code. The exit code is 2 with errors, 1 with findings of the
+    severity of --fail-on or above, else 0.
     """
     from sidestep_tools.doctor.command import Sources, run
     from sidestep_tools.web_client.access import Access

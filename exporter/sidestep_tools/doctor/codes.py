@@ -13,7 +13,7 @@ from sidestep_tools.doctor.queries import codes as queries
 # fmt: off
 SECTIONS: Sequence[tuple[str, Sequence[Code], str]] = (
     ("An engine's environment", environment.CODES,
-        "`python -m sidestep doctor --environment`, with the engine's Python and variables: in its container. The endpoint of `SIDESTEP_ENDPOINT` is checked as below. Options (SD021 to SD026) are those of command lines in manifests."),
+        "`python -m sidestep doctor --environment`, with the engine's Python and variables, such as in its container. The endpoint of `SIDESTEP_ENDPOINT` is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
     ("An exporter, by itself", own_codes.CODES,
         "`sidestep doctor URL`, `/api/v1/doctor`, or the live page. Counters are findings if they have increased within the last hour."),
     ("An exporter, from outside", exporter.CODES,
@@ -27,5 +27,5 @@ SECTIONS: Sequence[tuple[str, Sequence[Code], str]] = (
     ("Dashboards and rule files", queries.CODES,
         "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also in ConfigMaps and operators' objects. Metrics are compared with the catalogue, or with the metrics pages of `--engine-page URL|FILE`."),
 )
-"""Headings, codes, and how to check for them, in Markdown."""
+"""Headings, codes, and the commands that look for them, in Markdown."""
 # fmt: on

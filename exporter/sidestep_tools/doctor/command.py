@@ -44,7 +44,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def status(report: Report, fail_on: Severity) -> int:
-    """Return the exit status: 2 with errors, 1 with others from ``fail_on`` on, else 0."""
+    """Return the exit status: 2 with errors, 1 with findings of ``fail_on`` or above, else 0."""
     found = {each.severity for each in report.findings}
     if "error" in found:
         return 2

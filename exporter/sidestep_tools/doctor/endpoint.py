@@ -53,7 +53,7 @@ CONNECT_TIMEOUT = 3.0
 
 
 def check(endpoint: str, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Yield what is wrong with an endpoint: connect to it, as an engine with ``environ`` does."""
+    """Connect to an endpoint as an engine with ``environ`` does, and yield what is wrong."""
     if reason := _malformed(endpoint):
         yield MALFORMED.on(endpoint, reason)
         return
@@ -91,7 +91,7 @@ def _malformed(endpoint: str) -> str:
 
 
 def _connect(endpoint: str) -> None:
-    """Connect and close at once.
+    """Connect, and close the connection at once.
 
     Raises:
         OSError: Nothing accepts the connection.
@@ -131,7 +131,7 @@ def _closed(path: Path) -> str:
 
 
 def _handshake(endpoint: str, keys: Keys | None) -> str:
-    """Shake hands as an engine does; return why that failed, or an empty text."""
+    """Return why the handshake of an engine fails; empty: it succeeds."""
     now = time.monotonic()
     deadline = now + HANDSHAKE_TIMEOUT + 1.0
     connection = (

@@ -1,4 +1,4 @@
-"""Check of metrics pages: those of engines, and those of exporters, as a scrape reads them."""
+"""Check of the metrics pages of engines and exporters."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_add
 PREFIXES = ("nv_", *(page.prefix for page in PAGES))
 WITH_UNDERSCORE = ("vllm_", "ray_vllm_", "sglang_")
 WEB_FRAMEWORK = "http_request_duration_highr_seconds"
-"""A family of the servers of vLLM and SGLang, with or without metrics of the engine."""
+"""A family that the web servers of vLLM and SGLang have, even without metrics of the engine."""
 RUNNING = tuple(page.gauges["running"][0][0].name for page in PAGES if "running" in page.gauges)
-"""Gauges of which an engine has one."""
+"""Gauges of running requests; an engine's page has one of them."""
 AT_START = {
     "vllm:": ("vllm:num_requests_running",),
     # A scheduler sets the first with its first report, and the second when it starts.
     "sglang:": ("sglang:num_running_reqs", "sglang:max_total_num_tokens"),
 }
-"""Before its first request, an engine's own page has one of these."""
+"""Families by an engine's prefix; its own page has one of them even before the first request."""
 FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
-"""Features of the catalogue's rows that many would like to have."""
+"""Features whose options a finding names if their families are missing."""
 LISTED = 4
-"""Most names in a text."""
+"""Most names that a finding lists."""
 
 
 class Page(NamedTuple):
-    """A metrics page, with the names of its families, those without samples included."""
+    """A metrics page; ``families`` includes those without samples."""
 
     name: str
     families: frozenset[str]
@@ -54,7 +54,7 @@ class Page(NamedTuple):
         return any(name.startswith(prefixes) for name in self.families)
 
     def engines(self) -> Iterator[str]:
-        """Yield the labels of each engine, without the one that an exporter adds to equal ones."""
+        """Yield the labels of each engine, without ``origin``, which an exporter adds to equal ones."""
         for name in RUNNING:
             for sample in self.samples.get(name, ()):
                 own = sorted(sample.labels.items())
@@ -62,7 +62,7 @@ class Page(NamedTuple):
 
 
 def parse(name: str, text: str) -> Page:
-    """Return a page.
+    """Read a page in Prometheus's text format.
 
     Raises:
         ValueError: It is not in the text format.
@@ -131,12 +131,12 @@ def _without_options(page: Page) -> Iterator[str]:
 
 
 def _former(page: Page, *, is_alone: bool) -> str:
-    """Return the former names on a page, those without or those with their successors."""
+    """List the former names on a page whose successors are there, too, or (``is_alone``) are not."""
     rows = [row for dialect in DIALECTS.values() for row in dialect.rows if row.status == "hidden"]
     return _listed(
         f"{row.name} is now {row.successor}"
         for row in rows
-        # An exporter has old names without a successor's data only by --metrics.legacy.
+        # An exporter exposes former names by --metrics.legacy, even if the successor has no data.
         if row.name in page.families
         and (page.is_exporters or row.successor.partition(" ")[0] in page.families) != is_alone
     )
@@ -178,10 +178,10 @@ JSON = Code("SD204", "error", "The page is JSON",
     "The address is that of another interface: TensorRT-LLM's /metrics has iteration statistics as JSON, and each is given to one reader only.",
     "Scrape /prometheus/metrics of TensorRT-LLM, with `return_perf_metrics: true`.")
 NOT_A_PAGE = Code("SD205", "error", "The answer is no metrics page",
-    "The answer is not in Prometheus' text format, such as the HTML of a proxy, or it is empty, as Triton's metrics port answers at other paths than /metrics, and vLLM with a PROMETHEUS_MULTIPROC_DIR that its processes do not share.",
+    "The answer is not in Prometheus' text format, such as the HTML of a proxy; or it is empty. Triton's metrics port gives an empty answer at paths other than /metrics, and vLLM gives one if its processes do not share PROMETHEUS_MULTIPROC_DIR.",
     "Give the whole address of the metrics page.")
 TWO_PAGES = Code("SD210", "warning", "An engine is on its own page and on an exporter's",
-    "Where Prometheus scrapes both, all sums count the engine twice, and vLLM's loop pays for its page.",
+    "Where Prometheus scrapes both, all sums count the engine twice, and vLLM's loop bears the cost of its own page.",
     "Scrape one of the two; SIDESTEP_VLLM_MODE=instead (SIDESTEP_SGLANG_MODE) turns the engine's own off.")
 CHECKS: Sequence[Check[Page]] = (
     Check(Code("SD206", "warning", "The page is of no known engine",
@@ -205,7 +205,7 @@ CHECKS: Sequence[Check[Page]] = (
         "Start the engine with the named options if you need them."),
         _without_options),
     Check(Code("SD212", "warning", "The engine has old names only",
-        "The engine is of a release from before its families were renamed; queries for the new names are empty.",
+        "The engine's release is older than the present names of its families; queries for these names are empty.",
         "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names."),
         lambda p: _former(p, is_alone=True)),
     Check(Code("SD213", "info", "The page has deprecated names",
@@ -230,7 +230,7 @@ CODES = sorted((NO_ANSWER, NOT_ALLOWED, NO_PAGE, JSON, NOT_A_PAGE, TWO_PAGES, *c
 
 
 def check(pages: Sequence[Page]) -> Iterator[Finding]:
-    """Yield what is wrong with each of the pages, and with two of them together."""
+    """Yield what is wrong with each page, and with two pages together."""
     for page in pages:
         yield from run(CHECKS, page, page.name)
         for other in pages:

@@ -56,7 +56,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 
 
 class Start(NamedTuple):
-    """Variables and options with which an engine is started; a switch has an empty value."""
+    """Variables and options of an engine's start; the value of a switch is empty."""
 
     engine: InstalledEngine
     environ: Mapping[str, str]
@@ -69,7 +69,7 @@ class Start(NamedTuple):
 
     @property
     def allows_plugin(self) -> bool:
-        """True if the engine may load the plugin; SGLang takes an empty list for none."""
+        """True if the engine may load the plugin; SGLang reads an empty list as no list."""
         given = self.environ.get(self.engine.allowed)
         if self.engine is SGLANG:
             return not given or "sidestep" in map(str.strip, given.split(","))
@@ -77,7 +77,7 @@ class Start(NamedTuple):
 
 
 def parse_options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line; engines take underscores for dashes in their names."""
+    """Return the options of a command line; their names may have underscores for dashes."""
     options = {}
     for given, following in zip(arguments, (*arguments[1:], "-"), strict=False):
         if given.startswith("--"):
@@ -129,7 +129,7 @@ def _without_entry_point(path: Sequence[str]) -> list[str]:
 
 
 def _killed(start: Start) -> str:
-    # Of data parallelism vLLM starts one API server for each rank.
+    # With data parallelism vLLM starts an API server for each rank.
     options = start.options
     servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
     is_patient = options.get("--shutdown-timeout", "0") != "0"
@@ -149,7 +149,7 @@ PACKAGES: Sequence[Check[Sequence[str]]] = (
         "Install a release of sidestep that supports the engine."),
         _without_entry_point),
     Check(Code("SD004", "error", "The engine's release is too old",
-        "The engine's release is older than those that load sidestep's plugin, and its log does not mention it.",
+        "The engine's release is older than those that load sidestep's plugin. The engine's log does not say so.",
         "Upgrade the engine, or let the exporter scrape the engine's page (--scrape)."),
         _too_old),
     Check(Code("SD005", "warning", "The engine's release is newer than those tested",
@@ -175,7 +175,7 @@ VARIABLES: Sequence[Check[Mapping[str, str]]] = (
 ENDPOINT: Sequence[Check[Mapping[str, str]]] = (
     Check(Code("SD010", "error", "SIDESTEP_ENDPOINT is not set",
         "The plugin and the tap do nothing without it.",
-        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint; a variable of your shell must be exported, one of a container named in its manifest."),
+        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint. In a shell, export the variable; in Kubernetes, add it to the container's `env`."),
         lambda environ: not environ.get("SIDESTEP_ENDPOINT"), "SIDESTEP_ENDPOINT is not set"),
 )
 ALLOWED: Sequence[Check[Start]] = (
@@ -200,7 +200,7 @@ OPTIONS: Sequence[Check[Start]] = (
     Check(Code("SD022", "error", "SGLang runs without --enable-metrics",
         "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
         "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs."),
-        # A file that cannot be read may have it.
+        # The file of --config may have it.
         lambda s: s.engine is SGLANG and s.options.keys().isdisjoint({"--enable-metrics", "--config"}),
         "--enable-metrics is not set"),
     Check(Code("SD023", "error", "vLLM's Rust front end loads no plugins",

@@ -1,4 +1,4 @@
-"""Check of an exporter by its web server: its own findings, and what only others can see."""
+"""Check of an exporter over HTTP: its answer, its own findings, its release and its clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidestep.diagnosis.finding import Code, Finding, OwnReport
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 SKEW_SECONDS = 5.0
-"""Difference of clocks from which on it is a finding; Prometheus's own limit for samples is minutes."""
+"""Smallest difference of the clocks that is a finding; Prometheus's own limit for samples is minutes."""
 
 # fmt: off
 NO_ANSWER = Code("SD150", "error", "The exporter does not answer",
@@ -26,11 +26,11 @@ NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one
     "The address answers, but not with an exporter's findings: it is another program, an engine, or a release of sidestep without `doctor`.",
     "Give the exporter's address; an engine's own page is checked by --engine-page.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
-    "The exporter's clock and this machine's differ, so times on pages and in logs do, too.",
+    "The exporter's clock and this machine's differ, so do times on pages and in logs.",
     "Synchronise both by NTP.")
 OTHER_VERSION = Code("SD154", "info", "Exporter and command are different releases",
     "The exporter runs another release of sidestep than this command.",
-    "Use the same release where what the codes mean matters.")
+    "Use the same release if the meaning of codes matters.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 

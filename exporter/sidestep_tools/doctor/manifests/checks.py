@@ -1,4 +1,4 @@
-"""Check of manifests: the exporter in an engine's pod, and the engine's way to it."""
+"""Tables of the checks of manifests, and the functions that their rows name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sidestep_tools.doctor.manifests.reading import Resource
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 SNAPSHOT_SECONDS = 2
-"""Seconds that the exporter needs at most after its linger."""
+"""Most seconds that the exporter needs after its linger."""
 HANG_SECONDS = 300
-"""Shortest time after which a liveness probe may take a silent engine for a dead one."""
+"""Fewest seconds without progress before a liveness probe may restart an engine."""
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 PLUGIN = "/opt/sidestep/plugin"
 """Directory of the exporter's image that has the plugin."""
@@ -53,7 +53,7 @@ def _not_shared(engine: Engine) -> str:
 
 
 def _not_permitted(engine: Engine) -> str:
-    """Return why the engine's user cannot open the socket; images may decide that it can."""
+    """Return why the engine's user cannot open the socket; empty if an image decides on the user."""
     pod, exporter = engine.pod, engine.reached
     group = exporter.settings.ingest_ipc_group if exporter else ""
     if exporter is None or (group and not group.isdecimal()):
@@ -67,7 +67,7 @@ def _not_permitted(engine: Engine) -> str:
 
 
 def _python_path(engine: Engine) -> tuple[str, list[Place]]:
-    """Return the engine's PYTHONPATH, and where its parts are."""
+    """Return the engine's PYTHONPATH, and the places of its parts."""
     path = engine.container.variables.get("PYTHONPATH", "")
     return path, [found for each in path.split(":") if (found := engine.container.place(each))]
 
@@ -86,7 +86,7 @@ def _no_plugin(engine: Engine) -> str:
 
 
 def _no_python_path(engine: Engine) -> str:
-    """Return a PYTHONPATH that does not lead to the plugin; the engine's image may have the package."""
+    """Return the PYTHONPATH if it does not lead to a copied plugin; empty if nothing copies one."""
     path, here = _python_path(engine)
     copies = [each for each in _others(engine) if any(PLUGIN in word for word in each.words)]
     filled = [found for each in copies for word in each.words if (found := each.place(word))]
@@ -110,7 +110,7 @@ def _ends_early(exporter: Exporter) -> list[str]:
 
 def _not_writable(exporter: Exporter) -> list[str]:
     pod, settings, found = exporter.pod, exporter.settings, list[str]()
-    # With an engine in the pod, a missing mount is found as one that is not shared.
+    # If the pod has an engine, SD522 is the finding on a missing mount.
     for each in (each for each in settings.ingest_endpoint if each.startswith(IPC)):
         at = exporter.container.place(each)
         if at.mount.read_only if at else exporter.is_read_only and not pod.engines:
@@ -132,7 +132,7 @@ def _not_listening(exporter: Exporter) -> str:
 
 
 def _probes(exporter: Exporter) -> Iterator[tuple[bool, str]]:
-    """Yield the probes that always fail (False), and those that kill because of a slow engine (True)."""
+    """Yield the probes that always fail (False), and those that restart because of a slow engine (True)."""
     page = exporter.settings.web_telemetry_path
     served = {"/", "/-/healthy", "/-/ready", page, f"{page.rstrip('/')}/pod"}
     names = {each.name for each in exporter.container.ports if each.name}
@@ -160,7 +160,7 @@ def _no_time(exporter: Exporter) -> str:
     pod = exporter.pod
     needed = SNAPSHOT_SECONDS + (exporter.settings.shutdown_linger if exporter.page_ports else 0.0)
     if exporter.container in pod.spec.init_containers:
-        # vLLM's flag gives requests in flight their time.
+        # With --shutdown-timeout vLLM waits for requests in flight.
         options = [environment.parse_options(each.container.words) for each in pod.engines]
         given = [each.get("--shutdown-timeout", "") for each in options]
         needed += max((float(each) for each in given if each.isdecimal()), default=0.0)
@@ -257,7 +257,7 @@ CONTAINERS: Sequence[Check[Exporter]] = (
 )
 SETTINGS: Sequence[Check[Exporter]] = (
     Check(Code("SD524", "error", "The exporter cannot write a directory",
-        "The socket and the state need a directory on a volume that is mounted read-write, all the more with `readOnlyRootFilesystem`.",
+        "The socket and the state need a directory on a volume that is mounted read-write, in particular with `readOnlyRootFilesystem`.",
         "Mount an `emptyDir` there, without `readOnly`."),
         _not_writable),
     Check(Code("SD540", "error", "The exporter does not listen where its port is declared",
@@ -266,10 +266,10 @@ SETTINGS: Sequence[Check[Exporter]] = (
         _not_listening),
     Check(Code("SD555", "error", "A probe asks the exporter for what it does not have",
         "The probe's path does not exist, its port is not the page's, or it is the name of another container's port: the probe always fails.",
-        "Ask `/-/ready` for startup and readiness and `/-/healthy` for liveness; the engine's container gives the exporter's port by number."),
+        "Ask `/-/ready` for startup and readiness and `/-/healthy` for liveness; a probe of the engine's container names the exporter's port by number."),
         lambda e: [text for kills, text in _probes(e) if not kills]),
     Check(Code("SD556", "warning", "A liveness probe restarts a container because of a slow engine",
-        "`/-/engines` fails while an engine is stalled or starts: the exporter is restarted for it, or an engine in a long prefill.",
+        "`/-/engines` fails while an engine is stalled or starts. The probe then restarts the exporter, or an engine that is in a long prefill.",
         "Use `/-/healthy` for the exporter; for the engine see health.md: at least five minutes, with a startupProbe."),
         lambda e: [text for kills, text in _probes(e) if kills]),
     Check(Code("SD560", "warning", "The pod has too little time to terminate",
@@ -281,7 +281,7 @@ SETTINGS: Sequence[Check[Exporter]] = (
         "Set --limits.memory-hard to 192 MiB less than the container's limit, and --limits.memory-soft below it."),
         _out_of_memory),
     Check(Code("SD562", "warning", "The state directory is not on a volume in memory or on a claim",
-        "In the container's own file system it ends with the container, and its restart is a counter reset; on the node's disk each snapshot waits for the disk.",
+        "State in the container's own file system is lost when the container restarts, which is a counter reset. On the node's disk, each snapshot waits for the disk.",
         "Mount an `emptyDir` with `medium: Memory` there, or a claim."),
         _on_disk),
 )
@@ -319,14 +319,14 @@ def _pod(pod: Pod, *, is_polled: bool) -> Iterator[Finding]:
 
 
 def _environment(engine: Engine, subject: str, ours: list[str]) -> Iterator[Finding]:
-    """Yield what is wrong with variables and options, as in a running engine."""
+    """Yield what is wrong with an engine's variables and options."""
     environ, words = engine.container.variables, engine.container.words
-    # Of those whose value is elsewhere, the name may be wrong as well.
+    # A variable whose value is not in the manifest may have a wrong name, too.
     hidden = {name: "hidden" for name in ours if name not in environment.VALUES}
     yield from run(environment.VARIABLES, {**hidden, **environ}, subject)
     if known := {"vllm": environment.VLLM, "sglang": environment.SGLANG}.get(engine.kind):
         options = environment.parse_options(words)
-        # A file of options or a script's own arguments may have any.
+        # Further options may be in a file, or in the arguments of a script.
         is_whole = engine.is_server and not {"--config", "$@"} & {*options, *words}
         checks = (*environment.ALLOWED, *(environment.OPTIONS if is_whole else ()))
         yield from run(checks, environment.Start(known, environ, options), subject)

@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"\$\(([\w.-]+)\)")
 
 
 class _Fields(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields that are read; others are ignored."""
+    """Object of a manifest; fields without an attribute are ignored."""
 
 
 class Variable(_Fields, frozen=True):
@@ -48,7 +48,7 @@ class Mount(_Fields, frozen=True):
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a container's path: the volume, and the path in that; two containers may share it."""
+    """A path in a volume; it is the same in all containers that mount the volume."""
 
     volume: str
     path: PurePosixPath
@@ -100,7 +100,7 @@ class Container(_Fields, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """Command and arguments; those of a shell's script one by one."""
+        """Command and arguments; a shell's script is split into words."""
         given = [*self.command, *self.args]
         is_script = any(re.fullmatch(r"-\w*c", each) for each in given[:-1])
         return [word for each in given for word in (_split(each) if is_script else [each])]
@@ -138,7 +138,7 @@ class Container(_Fields, frozen=True):
 
 
 class Volume(_Fields, frozen=True):
-    """A volume of a pod; without any of these sources it is another kind."""
+    """A volume of a pod; without any of these sources it is of another kind."""
 
     name: str
     empty_dir: dict[str, Any] | None = None
@@ -164,5 +164,5 @@ def _split(text: str) -> list[str]:
 
 
 def resolved(text: str, variables: Mapping[str, str]) -> str:
-    """Replace references to variables; one whose value is unknown becomes any text."""
+    """Replace references to variables; an unknown variable becomes the text ``x``."""
     return _REFERENCE.sub(lambda match: variables.get(match[1], "x"), text)

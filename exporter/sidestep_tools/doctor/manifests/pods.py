@@ -39,14 +39,14 @@ ENGINES = {
     "sglang": (r"\bsglang\.launch_server\b|\bsglang serve\b", r"sglang"),
     "triton": (r"\btritonserver\b", r"tritonserver"),
 }
-"""How the command line of an engine and the name of its image are recognised."""
+"""Patterns of an engine's command line and of its image's name."""
 
 
 class Exporter(NamedTuple):
     """A container that runs ``sidestep serve``.
 
     Attributes:
-        config: Meaning of its flags and variables; None if they are refused, or not all in the manifest.
+        config: Settings by its flags and variables; None if they are refused, or not all in the manifest.
         refusal: Why they are refused, or empty.
     """
 
@@ -57,7 +57,7 @@ class Exporter(NamedTuple):
 
     @property
     def settings(self) -> Config:
-        """The settings; only asked where they are known."""
+        """The settings, for checks that run only if they are known."""
         assert self.config is not None
         return self.config
 
@@ -109,7 +109,7 @@ class Engine(NamedTuple):
 
     @property
     def bound(self) -> dict[str, Exporter]:
-        """The exporters of its pod by their endpoints; none if not all endpoints are known."""
+        """The exporters of its pod by their endpoints; empty if the settings of one are not known."""
         exporters = self.pod.exporters
         if any(each.config is None for each in exporters):
             return {}
@@ -125,7 +125,7 @@ class Engine(NamedTuple):
 
     @property
     def has_exporter(self) -> bool:
-        """True if its endpoint is one of its pod's exporters, whether or not it reaches that."""
+        """True if its endpoint is that of an exporter of its pod, even if it does not reach it."""
         if self.endpoint.startswith(IPC):
             return self.reached is not None or self.endpoint in self.bound
         ports = {str(port) for each in self.pod.exporters for port in each.ingest_ports}
@@ -192,9 +192,10 @@ def _first(*ids: int | None) -> int | None:
 
 
 def find(resources: Iterable[Resource]) -> Iterator[Pod | Finding]:
-    """Yield the pods of all resources, and what of them cannot be read.
+    """Yield the pods of all resources, and findings on resources that cannot be read.
 
-    Of the pods and replica sets of one owner, only the owner is read if it is among the resources, else the first.
+    Pods and replica sets of an owner that is among the resources are left out. Without the owner,
+    only the first of them is read.
     """
     known = list(resources)
     owners = {(each.namespace, each.kind, str(each.metadata.get("name"))) for each in known}
@@ -217,7 +218,7 @@ def find(resources: Iterable[Resource]) -> Iterator[Pod | Finding]:
 def _specifications(
     value: Mapping[str, Any], path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """Yield all pods' specifications in a resource, with their distinct keys."""
+    """Yield the pods' specifications in a resource, each with the keys that lead to it."""
     containers = value.get("containers")
     if isinstance(containers, list) and all(isinstance(each, dict) for each in containers):
         yield path, value
@@ -235,7 +236,7 @@ def _engine(pod: Pod, container: Container) -> Engine | None:
     line, image = " ".join(container.words), container.image_name
     by_line = [kind for kind, (started, _) in ENGINES.items() if re.search(started, line)]
     by_image = [kind for kind, (_, name) in ENGINES.items() if re.fullmatch(name, image)]
-    # Without a command the image starts the server; an unknown command may be any program of it.
+    # Without a command vLLM's image starts the server; an unknown command may start any program.
     is_server = bool(by_line) or (by_image == ["vllm"] and not container.command)
     is_engine = any(each.name == ENDPOINT for each in container.env)
     if is_engine or is_server or (by_image and not container.command):
@@ -254,7 +255,7 @@ def _exporter(pod: Pod, container: Container) -> Exporter | None:
         return None
     after = words[len(before) + 1 :]
     flags = [*takewhile(lambda word: word not in ("&&", "||", ";", "|", "&"), after)]
-    # A container without a command has the image's: it is sidestep's, by whatever name.
+    # Without a command the image is sidestep's, whatever its name, and has these defaults.
     environ = {
         **(IMAGE_DEFAULTS if is_image or not container.command else {}),
         **container.variables,

@@ -18,11 +18,11 @@ UNREADABLE = Code("SD501", "error", "A manifest cannot be read",
     "Correct the file; render charts by `helm template` and kustomizations by `kubectl kustomize`.")  # fmt: skip
 SUFFIXES = (".yaml", ".yml", ".json")
 RENDERERS = {"Chart.yaml": "helm template", "kustomization.yaml": "kubectl kustomize"}
-"""Files whose directory has to be rendered, and the command."""
+"""Files that show that their directory has to be rendered, and the command for it."""
 
 
 class Resource(NamedTuple):
-    """One resource, without its null values; ``place`` is its file."""
+    """One resource, without its null values; ``place`` is its file or standard input."""
 
     place: str
     value: Mapping[str, Any]
@@ -59,7 +59,7 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 def read_all(sources: Iterable[str]) -> Iterator[Resource | Finding]:
-    """Yield the resources of files, directories and standard input (``-``), and what cannot be read."""
+    """Yield the resources of files, directories and standard input (``-``), and findings on the unreadable."""
     for path in (path for source in sources for path in _files(Path(source))):
         place = "standard input" if path.name == "-" else str(path)
         if path.name in RENDERERS:
@@ -76,7 +76,7 @@ def read_all(sources: Iterable[str]) -> Iterator[Resource | Finding]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the manifests at ``path``; of a directory that has to be rendered, the file that makes it one."""
+    """Yield the manifests at ``path``, or the file that shows that its directory has to be rendered."""
     if not path.is_dir():
         yield path
         return

@@ -20,7 +20,7 @@ ENGINES = re.compile("|".join(PREFIXES.keys() - {"sidestep_"}))
 
 
 def check(files: Sequence[str], pages: Sequence[Page]) -> Iterator[Finding]:
-    """Yield what is wrong with the queries of all files: by the pages, or by the catalogue without any."""
+    """Yield what is wrong with the queries of all files, by the pages or, without any, the catalogue."""
     found, are_rules = dict[str, list[Query]](), set[str]()
     for file in files:
         try:
@@ -42,7 +42,7 @@ def check(files: Sequence[str], pages: Sequence[Page]) -> Iterator[Finding]:
     why = functools.partial(reason, there=there or None, recorded=recorded)
     for file, queries in found.items():
         for finding in _findings(file, [(each, list(problems(each, why))) for each in queries]):
-            # Of rules it is an error that has been named.
+            # In a rule file, Prometheus refuses the query: an error that has been found above.
             if finding.code != codes.NOT_PROMQL.code or file not in are_rules:
                 yield finding
 
@@ -50,7 +50,7 @@ def check(files: Sequence[str], pages: Sequence[Page]) -> Iterator[Finding]:
 def _findings(file: str, checked: Sequence[tuple[Query, list[Problem]]]) -> Iterator[Finding]:
     """Yield a finding for each kind of problem, with all metrics and panels that have it."""
     good = [query for query, found in checked if not found]
-    # An alert on the exporter's view of engines is for all of them.
+    # An alert on the exporter's own families of engines is for all engines.
     alerts = any(each.is_alert and "sidestep_engine_" in each.text for each in good)
     is_for_several = alerts or any(ENGINES.search(each.text) for each in good)
     kinds: dict[tuple[Code, str], list[tuple[str, str]]] = {}

@@ -39,7 +39,7 @@ OTHER_FORM = Code("SD413", "error", "A histogram has the other form",
     "A classic histogram has series that end in `_bucket`, `_sum` and `_count`, a native one has only the family's name. The query uses the form that is not there.",
     "Use the other form, or set `--histograms` of the exporter.")
 ELSEWHERE = Code("SD414", "info", "A metric comes from another exporter",
-    "No page that was given has the metric, and it is none of an engine's: another exporter has it, or sidestep's.",
+    "None of the given pages has the metric, and no engine has it: it comes from another exporter, or from sidestep's.",
     "Scrape the exporter that has it, or remove the panel.")
 NEEDS_FLAG = Code("SD415", "info", "A metric needs a flag of the exporter",
     "The name is exposed only with `--metrics.common`, `--slo` or `--tenants.by`.",
@@ -48,13 +48,13 @@ FORMER = Code("SD421", "warning", "A query uses a former name",
     "The engine's present releases do not have the name; the exporter has it with `--metrics.legacy`.",
     "Use the name behind the arrow.")
 NEEDS_RULE = Code("SD416", "info", "A metric is recorded by a rule that is not there",
-    "Names with a colon that begin like no engine's are those of recording rules.",
+    "A name with a colon that does not begin like an engine's is that of a recording rule.",
     "Load the rules in Prometheus (`rule_files`), and give their file by --rules.")
 ALWAYS_CONSTANT = Code("SD417", "warning", "A query always has the value of its fallback",
     "The query ends in `or vector(0)` or the like, and its other part never has a result: the panel shows 0 whatever happens.",
     "Mend the first part as the finding says.")
 REFUSED_RULES = Code("SD424", "error", "Prometheus refuses the rule file",
-    "A field is unknown, missing or of a wrong type, a duration is none, two groups have one name, or a query or a template is wrong: in its syntax, its types, or a function's name or arguments. Prometheus does not start with such a file, or keeps its former rules.",
+    "A field is unknown, missing or of a wrong type, a duration is malformed, two groups have one name, or a query or a template is wrong: in its syntax, its types, or a function's name or arguments. Prometheus does not start with such a file, or keeps its former rules.",
     "Correct the field; `promtool check rules FILE` says the same.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))

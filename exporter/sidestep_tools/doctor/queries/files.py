@@ -43,7 +43,7 @@ class Query(NamedTuple):
 
     Attributes:
         place: Panel, variable or rule.
-        may_be_empty: Whether no result is normal: of an alert, or of a variable with a target's label.
+        may_be_empty: Whether no result is normal, as for an alert's condition.
         record: The name that a recording rule gives to the result.
         is_guessed: Whether it had a variable whose value is not known.
     """
@@ -84,9 +84,9 @@ def queries_of(documents: list[Any]) -> list[Query]:
 
 
 def _fill(text: str) -> tuple[str, bool]:
-    """Return a query without variables, and whether a value is a guess.
+    """Return a query without variables, and whether the value of one is not known.
 
-    A matcher with a variable becomes one that every series fulfils, and so does a name with one.
+    A matcher or a name with a variable becomes one that every series fulfils.
     """
     text = _MATCHER.sub('=~".*"', text)
     is_guessed = any(not _name(found).startswith("__") for found in _VARIABLE.finditer(text))
@@ -139,7 +139,7 @@ def _place(node: dict[str, Any]) -> str:
     display = node.get("display")
     named = display.get("name") if isinstance(display, dict) else None
     names = (named, *(node.get(key) for key in ("title", "alert", "record")))
-    # Of a variable or an annotation.
+    # The name of a variable or an annotation.
     names = (*names, node.get("name") if "query" in node or "expr" in node else None)
     return next((name for name in names if isinstance(name, str) and name), "")
 

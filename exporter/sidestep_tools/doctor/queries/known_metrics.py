@@ -1,4 +1,4 @@
-"""Facts of the catalogue about a metric's name: kind, labels, successor, and the option that brings it."""
+"""Metrics of the catalogue by name: kind, labels, successor, and the option that exposes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, str] = {
     "triton response_cache": "a model with a response cache (--cache-config of Triton)",
     "triton response_stats": "a decoupled model",
 }
-"""Option that brings the rows of a dialect's feature."""
+"""Options that expose the families of a feature, by dialect and feature."""
 EXPORTERS: Mapping[str, str] = {
     "DCGM_": "NVIDIA's dcgm-exporter",
     "kube_": "kube-state-metrics",
@@ -62,29 +62,29 @@ EXPORTERS: Mapping[str, str] = {
     "trtllm_": "TensorRT-LLM",
     "llamacpp:": "llama.cpp",
 }
-"""Where other metrics come from, by the beginning of their names; the first that fits counts."""
+"""Sources of other metrics, by the beginning of a name; the first that fits counts."""
 PREFIXES: Mapping[str, str] = {
     **{page.prefix: page.dialect for page in PAGES},
     "sidestep_": "exporter",
 }
-"""Beginnings of names that only the catalogue's metrics have, and their dialects."""
+"""Dialects, by the beginning of the names that only their metrics have."""
 TITLES: Mapping[str, str] = {
     **{page.dialect: page.title for page in PAGES},
     **{name: dialect.title for name, dialect in DIALECTS.items()},
 }
 """Names of engines for people, by dialect."""
 TARGET_LABELS = frozenset(("version", "component", "name", "endpoint", "id", "type"))
-"""Labels of metrics that service discovery often adds, so that no metric is known to lack them."""
+"""Labels of metrics that service discovery often adds to others, so that any metric may have them."""
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class Metric(NamedTuple):
-    """One name of samples.
+    """A name of samples: that of a family, or one with a suffix of a histogram.
 
     Attributes:
         dialects: The dialects that have it; ``exporter`` for the exporter's own.
-        needs: What brings it; empty: nothing special.
-        flag: The exporter's flag without which it is hidden.
+        needs: Option of the engine that exposes it; empty: none is needed.
+        flag: Flag of the exporter that exposes it; empty: none is needed.
         successor: Name or expression to use instead of a former name.
         until: Last release with a former name.
     """
@@ -116,14 +116,14 @@ def catalogue() -> Mapping[str, Metric]:
 
 @functools.cache
 def own_labels(dialect: str) -> frozenset[str]:
-    """Return the labels that distinguish series of a dialect's metrics, but no engines."""
+    """Return the labels that distinguish the series of one engine of a dialect."""
     rows = DIALECTS[dialect].rows if dialect in DIALECTS else ()
     return frozenset({"le", *(label for row in rows for label in row.own_labels)}) - TARGET_LABELS
 
 
 @functools.cache
 def counterparts() -> Mapping[str, tuple[str, ...]]:
-    """Return, by family, the families of other engines that have the same numbers."""
+    """Return the families of other engines with the same meaning, by family."""
     groups: dict[str, list[str]] = {}
     for page in PAGES:
         for key, alternatives in {**page.gauges, **page.counters}.items():
@@ -136,7 +136,7 @@ def counterparts() -> Mapping[str, tuple[str, ...]]:
 
 @functools.cache
 def former_names() -> Mapping[str, tuple[str, ...]]:
-    """Return, by sample, the names that former releases had for it."""
+    """Return the names of former releases, by the present name."""
     found: dict[str, tuple[str, ...]] = {}
     for metric in catalogue().values():
         if metric.flag == LEGACY:

@@ -11,7 +11,7 @@ from sidestep_tools.doctor.queries.promql import PromqlError, operands, selector
 from sidestep_tools.doctor.queries.reasons import Problem
 
 Reason = Callable[[Any], Problem | None]
-"""Function that returns why a selector of the library has no series; None: it may have some."""
+"""Function that returns why a selector has no series, or None if it may have some."""
 
 ALWAYS = frozenset(("absent", "absent_over_time", "vector", "time", "pi"))
 """Functions that have a result whatever is there."""

@@ -13,7 +13,7 @@ except ModuleNotFoundError:  # it is an extra
     library = None  # type: ignore[assignment]
 
 EXPERIMENTAL = ("limitk", "limit_ratio", "first_over_time")
-"""Functions that Prometheus has with a feature flag only, and of which the library does not know it."""
+"""Functions that need a feature flag of Prometheus, which the library does not say."""
 MAX_OPERATORS = 250
 """Most operators and parentheses of a query: the library's stack overflows with thousands."""
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`', re.DOTALL)

@@ -1,4 +1,4 @@
-"""Why a selector has no series: its metric's name, its labels and their values."""
+"""Reasons why a selector has no series: the metric's name, its labels or their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PROMETHEUS = ("up", "scrape_", "ALERTS")
 """Beginnings of names that every Prometheus has."""
 MOST_VALUES = 6
-"""Most values of a label that a text names."""
+"""Most values of a label that a finding names."""
 
 
 class Problem(NamedTuple):
@@ -104,9 +104,9 @@ def _is_of_engine(name: str, label: str) -> bool:
 
 def _of_value(name: str, matcher: Matcher) -> Code:
     """Return the code of a value that no series has."""
-    if matcher.name == "dialect":  # of recorded names
+    if matcher.name == "dialect":  # a label of recorded series
         return codes.OTHER_ENGINE
-    # The exporter's own series come and go with what they describe.
+    # Series of the exporter come and go with what they describe.
     comes = name.startswith("sidestep_") and not str(matcher).startswith('model_name="')
     return codes.ABSENT if comes else codes.WRONG_VALUE
 

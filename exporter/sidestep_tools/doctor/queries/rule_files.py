@@ -48,7 +48,7 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True):
-    """A group of rules; ``partial_response_strategy`` is Thanos' and the operator's."""
+    """A group of rules; ``partial_response_strategy`` is a field of Thanos and the operator."""
 
     name: Annotated[str, Meta(min_length=1)]
     interval: Duration | None = None
