@@ -1,4 +1,4 @@
-"""The command ``sidestep whatif``: reads a file, and shows the curve."""
+"""The command ``sidestep whatif``: it reads a file and shows the curve."""
 
 from __future__ import annotations
 
