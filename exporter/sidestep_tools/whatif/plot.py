@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,8 +18,8 @@ LETTERS = 12
 CURVE, BAND, GRID = "#1f77b4", "#d2e4f0", "#dddddd"
 
 
-def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
-    """Return a function that draws points, in ascending order, under a title into a file of this name.
+def check_name(path: Path) -> None:
+    """Check that a picture may have this name.
 
     Raises:
         ConfigError: The name is not that of an SVG.
@@ -27,19 +27,26 @@ def writer(path: Path) -> Callable[[Sequence[Point], str], None]:
     if path.suffix.lower() != ".svg":
         raise ConfigError(f"--plot {path}: the name must end with .svg")
 
-    def write(points: Sequence[Point], title: str) -> None:
-        drawn = "\n".join(_svg(points, printable(title)))
-        try:
-            with open(path, "wb", opener=open_file) as file:
-                file.write(drawn.encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
-    return write
+def write(path: Path, points: Sequence[Point], title: str) -> None:
+    """Write points, in ascending order, to a file.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    drawn = "\n".join([*_lines(points, printable(title)), ""]).encode()
+    try:
+        with open(path, "wb", opener=open_file) as file:
+            file.write(drawn)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _svg(points: Sequence[Point], title: str) -> Iterator[str]:
-    """Yield the elements: hit ratio over capacity, on a logarithmic axis, with its sampling error."""
+def _lines(points: Sequence[Point], title: str) -> Iterator[str]:
+    """Yield the lines of the picture: hit ratio over capacity, which doubles at equal steps.
+
+    A band shows the bounds of the sampling error.
+    """
     first, last = (math.log2(points[at].blocks) for at in (0, -1))
     scale = (WIDTH - 2 * MARGIN) / (last - first or 1.0)
     lefts = [MARGIN + (math.log2(point.blocks) - first) * scale for point in points]
@@ -47,34 +54,35 @@ def _svg(points: Sequence[Point], title: str) -> Iterator[str]:
     def top(ratio: float) -> float:
         return HEIGHT - MARGIN - ratio * (HEIGHT - 2 * MARGIN)
 
-    def places(ratios: Sequence[float]) -> list[str]:
-        return [f"{x:.1f},{top(ratio):.1f}" for x, ratio in zip(lefts, ratios, strict=True)]
+    def through(ratios: Sequence[float]) -> list[str]:
+        places = zip(lefts, ratios, strict=True)
+        return [f"{left:.1f},{top(ratio):.1f}" for left, ratio in places]
 
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-        f' font-family="sans-serif" font-size="{LETTERS}">'
-    )
+    font = f'font-family="sans-serif" font-size="{LETTERS}"'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {font}>'
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-    band = places([p.low for p in points]) + places([p.high for p in points])[::-1]
-    yield f'<polygon points="{" ".join(band)}" fill="{BAND}"/>'
+    lows = through([point.low for point in points])
+    highs = through([point.high for point in points])
+    yield f'<polygon points="{" ".join([*lows, *reversed(highs)])}" fill="{BAND}"/>'
     for percent in range(0, 101, 20):
-        y = top(percent / 100)
-        yield f'<path d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}" stroke="{GRID}"/>'
-        yield _text(f"{percent} %", MARGIN - 8, y + 4, anchor="end")
+        height = top(percent / 100)
+        yield f'<path d="M{MARGIN} {height:.1f}H{WIDTH - MARGIN}" stroke="{GRID}"/>'
+        yield _text(f"{percent} %", MARGIN - 8, height + 4, anchor="end")
     labelled = -math.inf
     for left, point in zip(lefts, points, strict=True):
         if left - labelled > 4 * LETTERS:
             yield _text(_short(point.blocks), left, HEIGHT - MARGIN + 18)
             labelled = left
-    curve = " ".join(places([p.hit_ratio for p in points]))
-    yield f'<polyline points="{curve}" fill="none" stroke="{CURVE}" stroke-width="2"/>'
+    ratios = " ".join(through([point.hit_ratio for point in points]))
+    yield f'<polyline points="{ratios}" fill="none" stroke="{CURVE}" stroke-width="2"/>'
     yield _text(title, WIDTH / 2, 30)
     yield _text("capacity in blocks", WIDTH / 2, HEIGHT - 14)
-    yield "</svg>\n"
+    yield "</svg>"
 
 
-def _text(text: str, x: float, y: float, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(text: str, left: float, base: float, anchor: str = "middle") -> str:
+    """Return text with its middle, or its end, at a place on its base line."""
+    return f'<text x="{left:.1f}" y="{base:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _short(number: int) -> str:
