@@ -23,5 +23,5 @@ def test_the_commands_name_no_engine() -> None:
         if (found := NAMES.search(path.read_text()))
     }
 
-    assert NAMES.search((TOOLS / "doctor" / "environment" / "processes.py").read_text())
+    assert NAMES.search((TOOLS.parent / "sidestep" / "catalog" / "engine_pages.py").read_text())
     assert not named
