@@ -8,11 +8,11 @@ connectors need no parser: no class of vLLM exposes ``ec_connector_stats``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sidestep.catalog.model import Kind, Row
-from sidestep.engines.vllm.connector_rows import TRANSFER_TYPES
+from sidestep.engines.vllm.connector_rows import HF3FS, HISPARSE, MOONCAKE, NIXL, TRANSFER_TYPES
 from sidestep.protocol.limits import MAX_FAMILIES
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.vllm.connector_families import (
@@ -114,19 +114,24 @@ def _find_parser(payload: Payload) -> PayloadParser | None:
     return None
 
 
-def _list_parser(table: Mapping[str, tuple[str, ...]]) -> PayloadParser:
+def _list_parser(prefix: str, rows: Iterable[Row], **keys: Sequence[str]) -> PayloadParser:
     """Return a parser for the format {key: [value, ...]}.
 
+    The lists of a counter contain increments, those of a gauge readings, of which the last counts.
+
     Args:
-        table: The payload's keys that feed each family. The lists of a counter contain
-            increments, those of a gauge readings, of which the last counts.
+        prefix: Prefix of the families' names.
+        rows: The families. A family's key is its name without prefix and ``_total``.
+        keys: The keys of families that are named otherwise, or have several; by name without prefix.
     """
+    names = {row.name.removeprefix(prefix): row for row in rows}
+    table = [(row, keys.get(name, [name.removesuffix("_total")])) for name, row in names.items()]
 
     def parser(payload: Payload) -> Iterator[Family]:
-        for name, keys in table.items():
-            values = [value for key in keys for value in numbers_of(payload.get(key))]
+        for row, own in table:
+            values = [value for key in own for value in numbers_of(payload.get(key))]
             if values:
-                yield from families_of(KNOWN[name], {(): values})
+                yield from families_of(row, {(): values})
 
     return parser
 
@@ -221,53 +226,24 @@ def _label_sets(row: Row, info: object) -> Children:
 
 
 _NIXL: Final = _list_parser(
-    {
-        "vllm:nixl_xfer_time_seconds": ("transfer_duration",),
-        "vllm:nixl_post_time_seconds": ("post_duration",),
-        "vllm:nixl_bytes_transferred": ("bytes_transferred",),
-        "vllm:nixl_num_descriptors": ("num_descriptors",),
-        "vllm:nixl_num_failed_transfers_total": (
-            "num_failed_transfers",
-            "num_failed_handshakes",
-            "num_failed_notifications",
-        ),
-        "vllm:nixl_num_failed_notifications_total": ("num_failed_notifications",),
-        "vllm:nixl_num_kv_expired_reqs_total": ("num_kv_expired_reqs",),
-        "vllm:nixl_num_notifications_after_expiry_total": ("num_notifications_after_expiry",),
-    }
+    "vllm:nixl_",
+    NIXL,
+    xfer_time_seconds=["transfer_duration"],
+    post_time_seconds=["post_duration"],
+    num_failed_transfers_total=[
+        "num_failed_transfers",
+        "num_failed_handshakes",
+        "num_failed_notifications",
+    ],
 )
-_MOONCAKE: Final = _list_parser(
-    {
-        "vllm:mooncake_xfer_time_seconds": ("transfer_duration",),
-        "vllm:mooncake_bytes_transferred": ("bytes_transferred",),
-        "vllm:mooncake_num_descriptors": ("num_descriptors",),
-        "vllm:mooncake_num_failed_transfers_total": ("num_failed_transfers",),
-        "vllm:mooncake_num_failed_recvs_total": ("num_failed_recvs",),
-        "vllm:mooncake_num_kv_expired_reqs_total": ("num_kv_expired_reqs",),
-    }
-)
+_MOONCAKE: Final = _list_parser("vllm:mooncake_", MOONCAKE, xfer_time_seconds=["transfer_duration"])
 _HF3FS: Final = _list_parser(
-    {
-        "vllm:hf3fs_save_duration_seconds": ("save_duration",),
-        "vllm:hf3fs_load_duration_seconds": ("load_duration",),
-        "vllm:hf3fs_num_failed_save_total": ("num_failed_save",),
-        "vllm:hf3fs_num_failed_load_total": ("num_failed_load",),
-    }
+    "vllm:hf3fs_",
+    HF3FS,
+    save_duration_seconds=["save_duration"],
+    load_duration_seconds=["load_duration"],
 )
-_HISPARSE: Final = _list_parser(
-    {
-        "vllm:hisparse_cache_hits_total": ("cache_hits",),
-        "vllm:hisparse_cache_misses_total": ("cache_misses",),
-        "vllm:hisparse_host_to_device_bytes_total": ("host_to_device_bytes",),
-        "vllm:hisparse_host_cache_usage_perc": ("host_cache_usage_perc",),
-        "vllm:hisparse_pending_page_transfers": ("pending_page_transfers",),
-        "vllm:hisparse_host_block_lifetime_seconds": ("host_block_lifetime_seconds",),
-        "vllm:hisparse_host_block_idle_before_evict_seconds": (
-            "host_block_idle_before_evict_seconds",
-        ),
-        "vllm:hisparse_host_block_reuse_gap_seconds": ("host_block_reuse_gap_seconds",),
-    }
-)
+_HISPARSE: Final = _list_parser("vllm:hisparse_", HISPARSE)
 _CONNECTORS: Final[Mapping[str, tuple[PayloadParser, str]]] = {
     "NixlConnector": (_NIXL, "nixl"),
     "NixlPullConnector": (_NIXL, "nixl"),

@@ -27,8 +27,7 @@ from sidestep_adapters.vllm.description import describe, is_supported, with_cach
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
-from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 

@@ -55,13 +55,9 @@ class SchedulerEvents:
     Args:
         fail: Called inside ``except`` with a description of the problem.
         nan_check: Whether outputs report NaNs in logits.
-        identities: What of a request's identity is sent; None: nothing.
+        identities: Maker of the identities that are sent; None: none are.
         has_suffix: Whether the engine has added a random suffix to its clients' ids.
         lookups: Maker of items of the requests' lookups in the prefix cache; None: none are sent.
-
-    Attributes:
-        steps: Counts of the steps with tokens.
-        lookups: The same.
     """
 
     def __init__(
@@ -103,20 +99,16 @@ class SchedulerEvents:
 
         A new source discards the requests that the exporter tracks; it then gets the current ones.
         """
-        unseen = 0
-        for number, request in list(self._requests.items()):
-            if request.is_finished():
-                unseen += 1
-                del self._requests[number]
-                self._numbers.pop(request.request_id, None)
-                self._awaiting_output.discard(request.request_id)
-                self._corrupted.discard(number)
+        known = len(self._requests)
+        self._requests = {n: r for n, r in self._requests.items() if not r.is_finished()}
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
+        self._awaiting_output.intersection_update(self._numbers)
+        self._corrupted.intersection_update(self._requests)
         self._source = secrets.randbits(40)
         if self.lookups is not None:
             self.lookups.restart()
         items = self.current_state() or [self.tick()]
-        items[0].unseen = unseen
+        items[0].unseen = known - len(self._requests)
         return items
 
     def all_items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents | CacheLookups]:
@@ -162,18 +154,8 @@ class SchedulerEvents:
         number = self._number(request.request_id)
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
-        group, sample = _parallel_sample(request.request_id)
-        return Queued(
-            number,
-            stamp,
-            arrival,
-            tokens,
-            _adapter(request),
-            group,
-            sample,
-            self._identity(request),
-            _max_tokens(request),
-        )
+        more = *_parallel_sample(request.request_id), self._identity(request), _max_tokens(request)
+        return Queued(number, stamp, arrival, tokens, _adapter(request), *more)
 
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
@@ -191,16 +173,9 @@ class SchedulerEvents:
         state = _STATES.get(getattr(request.status, "name", ""), WAITING)
         if state == WAITING and request.num_preemptions:
             state = PREEMPTED
-        return Alive(
-            number,
-            stamp,
-            state,
-            request.arrival_time,
-            request.num_prompt_tokens,
-            _adapter(request),
-            self._identity(request),
-            _max_tokens(request),
-        )
+        prompt = request.arrival_time, request.num_prompt_tokens
+        more = _adapter(request), self._identity(request), _max_tokens(request)
+        return Alive(number, stamp, state, *prompt, *more)
 
     def scheduled(
         self,
@@ -216,8 +191,8 @@ class SchedulerEvents:
             request_id: Its id.
             stamp: Monotonic seconds.
             looked_up: Its full blocks, tokens and preemptions at that time; None: no lookup is sent.
-            found: Tokens of it that were found in a cache.
-            stats: The engine's ``PrefillStats`` of it, which tell those that were found in its own.
+            found: How many of its tokens were found in any cache.
+            stats: The engine's ``PrefillStats``, with the tokens that were found in its own cache.
         """
         number = self._number(request_id)
         request = self._requests.get(number)
@@ -225,11 +200,8 @@ class SchedulerEvents:
             blocks, tokens, preemptions = looked_up
             local = getattr(stats, "num_local_cached_tokens", found)
             hashes = request.block_hashes[:blocks]
-            kind = COUNTED
-            if preemptions:
-                kind = AGAIN
-            elif getattr(request, "skip_reading_prefix_cache", False):
-                kind = NOT_LOOKED_UP
+            skipped = getattr(request, "skip_reading_prefix_cache", False)
+            kind = AGAIN if preemptions else NOT_LOOKED_UP if skipped else COUNTED
             self.lookups.looked_up(number, stamp, hashes, tokens, local, kind=kind)
         return Scheduled(number, stamp)
 

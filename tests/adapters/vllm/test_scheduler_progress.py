@@ -16,8 +16,7 @@ import pytest
 from fake_vllm import Core, Request, Scheduler, config, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
-from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
 
 WAKE = 0.25
 

@@ -69,7 +69,7 @@ def _of_front_end(row: Row, *labels: str) -> Row:
 
 # The tables are laid out by hand: name above text, two lines a row.
 # fmt: off
-_NIXL = _created_early(
+NIXL = _created_early(
     "nixl",
     _histogram("nixl_xfer_time_seconds",
                "Duration of one NIXL transfer.", _TRANSFER_SECONDS),
@@ -88,7 +88,7 @@ _NIXL = _created_early(
     _counter("nixl_num_notifications_after_expiry_total",
              "Notifications of a remote rank that arrived after the blocks expired."),
 )
-_MOONCAKE = _since("0.33", *_created_early(
+MOONCAKE = _since("0.33", *_created_early(
     "mooncake",
     _histogram("mooncake_xfer_time_seconds",
                "Duration of one Mooncake transfer, measured by the sender.", _TRANSFER_SECONDS),
@@ -116,7 +116,7 @@ _MOONCAKE_STORE = (
     _counter("mooncake_store_operation_failed_keys_total",
              "Keys for which a call to the Mooncake store failed.", "operation", "status"),
 )
-_HISPARSE = (
+HISPARSE = (
     *_created_early(
         "hisparse",
         _counter("hisparse_cache_hits_total",
@@ -160,7 +160,7 @@ _SIMPLE_OFFLOAD = (
            "Configuration of the offload pool as labels; always 1.",
            "backend", "page_cache", "lazy_offload", "capacity_blocks", combine="max"),
 )
-_HF3FS = _created_early(
+HF3FS = _created_early(
     "hf3fs",
     _histogram("hf3fs_save_duration_seconds", "Duration of one save to 3FS.", _FILE_SECONDS),
     _histogram("hf3fs_load_duration_seconds", "Duration of one load from 3FS.", _FILE_SECONDS),
@@ -274,13 +274,13 @@ FRONT_END: tuple[Row, ...] = (
 # fmt: on
 
 ROWS: tuple[Row, ...] = (
-    *_NIXL,
-    *_MOONCAKE,
+    *NIXL,
+    *MOONCAKE,
     *_MOONCAKE_STORE,
-    *_HISPARSE,
+    *HISPARSE,
     *_UMBP,
     *_SIMPLE_OFFLOAD,
-    *_HF3FS,
+    *HF3FS,
     *_OFFLOAD,
     *_TIERING,
     *FRONT_END,

@@ -6,8 +6,12 @@ from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.vllm import connector_rows, legacy_rows, own_rows, rows
-from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
+from sidestep.engines.vllm.handlers import (
+    COMPUTED,
+    VllmHandlers,
+    availability_counts,
+    kv_capacity,
+)
 from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups

@@ -138,14 +138,9 @@ ROWS: tuple[Row, ...] = (
               "Prompt tokens of a finished request.", buckets="request_tokens"),
     histogram("vllm:request_generation_tokens", _REQUEST + "num_generation_tokens",
               "Generated tokens of a finished request.", buckets="request_tokens"),
-    Row(
-        name="vllm:iteration_tokens_total",
-        kind="histogram",
-        source=Handler("iteration_tokens"),
-        help="Generated tokens and computed prompt tokens of an engine step; one observation per"
-        " step, whatever the number of API servers.",
-        buckets="iteration_tokens",
-    ),
+    histogram("vllm:iteration_tokens_total", Handler("iteration_tokens"),
+              "Generated tokens and computed prompt tokens of an engine step; one observation per"
+              " step, whatever the number of API servers.", buckets="iteration_tokens"),
     histogram("vllm:request_max_num_generation_tokens",
               "iteration.max_num_generation_tokens_iter[]",
               "Generated tokens of the longest of a request's parallel samples.",
