@@ -161,8 +161,7 @@ class Publisher:
         """
         if self._thread is None:
             return
-        if not self._closed:
-            self._closed = True
+        if not self._stop.is_set():
             self._deadline = time.monotonic() + timeout
             self._stop.set()
         if wait:
@@ -179,13 +178,17 @@ class Publisher:
     def _start(self) -> None:
         self.errors = 0
         self._last_session: tuple[int | None, int] = (None, 0)
-        self._closed = False
         incarnation = secrets.randbits(63)
         jitter = Random(incarnation)  # noqa: S311 - of reconnects
         self._folder = ItemFolder()
-        names = {"server": self._server, "process": process_name()}
         self._sender = Sender(
-            self._stream, incarnation, self._engines, jitter, self._folder, **names
+            self._stream,
+            incarnation,
+            self._engines,
+            jitter,
+            self._folder,
+            server=self._server,
+            process=process_name(),
         )
         self._link = Link(self._endpoint, jitter)
         self._peer_log = PeerLog(log, "sidestep", f"the exporter at {self._endpoint}")
@@ -215,7 +218,7 @@ class Publisher:
         self._attempt(self._finish, "closing failed")
         self._link.close()
 
-    def _attempt(self, step: Callable[[], None], failure: str) -> bool:
+    def _attempt(self, step: Callable[[], object], failure: str) -> bool:
         """Run ``step``; return whether it raised no unexpected exception: none may reach the engine."""
         try:
             step()
@@ -305,22 +308,16 @@ class Publisher:
                 has_progress = True
             if has_progress and frame is not None:
                 link.wait(deadline - now)
-        self._resend_state()
+        session = self._sender.boot, self._sender.seals
+        if session != self._last_session:
+            # Another exporter may lack what is sent only once; folded items have no requests in flight.
+            if self._last_session[0] is not None and self._current_state is not None:
+                self._queue.entries.append(self._current_state)
+            self._last_session = session
         if self._sender.complaint and not self.refused:
             self._warn(
                 "the exporter at %s refuses the stream: %s", self._endpoint, self._sender.complaint
             )
-
-    def _resend_state(self) -> None:
-        """Send the current state again to another exporter process, and after folding items.
-
-        Another exporter may lack what is sent only once; folded items have no requests in flight.
-        """
-        session = self._sender.boot, self._sender.seals
-        if session != self._last_session:
-            if self._last_session[0] is not None and self._current_state is not None:
-                self._queue.entries.append(self._current_state)
-            self._last_session = session
 
     def _finish(self) -> None:
         """Drain until the deadline while the exporter answers, then send a Bye."""

@@ -48,8 +48,8 @@ class IdentityMaker:
             trace = ""
         if not self._hashes:
             return Identity(printable(request_id), "", printable(salt or ""), trace, priority)
-        texts = request_id, id_prefix(request_id), salt or ""
-        return Identity(*map(self._digest, texts), trace, priority)
+        prefix, digest = id_prefix(request_id), self._digest
+        return Identity(digest(request_id), digest(prefix), digest(salt or ""), trace, priority)
 
     def _digest(self, text: str) -> str:
         if not text:

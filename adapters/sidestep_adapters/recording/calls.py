@@ -100,9 +100,11 @@ class _FrontEnd:
         if call.name == "__init__":
             return []
         if call.name == "record":
-            names = "scheduler_stats", "iteration_stats", "mm_cache_stats"
-            stats = (to_objects(fields.get(name)) for name in names)
-            self._tap.record(*stats, int(fields.get("engine_idx", 0)))
+            scheduler, iteration, mm_cache = (
+                to_objects(fields.get(f"{name}_stats"))
+                for name in ("scheduler", "iteration", "mm_cache")
+            )
+            self._tap.record(scheduler, iteration, mm_cache, int(fields.get("engine_idx", 0)))
         elif call.name == "record_sleep_state":
             self._tap.record_sleep_state(int(fields.get("sleep", 0)), int(fields.get("level", 0)))
         elif call.name == "record_admission_rejection":

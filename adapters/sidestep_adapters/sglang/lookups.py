@@ -32,10 +32,7 @@ _monotonic = time.monotonic
 class LookupRecorder(MetricSource):
     """Recorder of the lookups of one scheduler.
 
-    Args:
-        deferred: See ``MetricSource``, as for ``engine``.
-        engine: Index of the scheduler's engine.
-        publisher: Returns the process's publisher; None before it has started.
+    ``publisher`` returns the process's publisher, or None before it has started.
     """
 
     order = 0

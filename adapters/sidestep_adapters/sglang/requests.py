@@ -81,11 +81,7 @@ class Aborted(NamedTuple):
 class RequestRecorder(MetricSource):
     """Recorder of one tokenizer's requests that end.
 
-    Args:
-        deferred: See ``MetricSource``, as for ``engine``.
-        engine: Index of the tokenizer's engine.
-        stubs: Stubs of the tokenizer's collector, by attribute.
-        identities: What of a request's identity is sent.
+    ``stubs`` are those of the tokenizer's collector, by attribute.
     """
 
     order = 0

@@ -55,12 +55,7 @@ class StatsRecorder(MetricSource):
     """Recorder of the scheduler's stats, one object that SGLang changes and passes repeatedly.
 
     A recorded value is a dictionary of fields, or the numbers of running and waiting requests after
-    an iteration without a report.
-
-    Args:
-        deferred: See ``MetricSource``, as for ``engine``.
-        engine: Index of the scheduler's engine.
-        missing: See ``VllmTap``.
+    an iteration without a report. ``missing`` is called as that of ``VllmTap``.
     """
 
     def __init__(

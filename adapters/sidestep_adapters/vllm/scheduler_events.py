@@ -154,8 +154,10 @@ class SchedulerEvents:
         number = self._number(request.request_id)
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
-        more = *_parallel_sample(request.request_id), self._identity(request), _max_tokens(request)
-        return Queued(number, stamp, arrival, tokens, _adapter(request), *more)
+        event = Queued(number, stamp, arrival, tokens, _adapter(request))
+        event.group, event.sample = _parallel_sample(request.request_id)
+        event.identity, event.max_tokens = self._identity(request), _max_tokens(request)
+        return event
 
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
@@ -173,9 +175,10 @@ class SchedulerEvents:
         state = _STATES.get(getattr(request.status, "name", ""), WAITING)
         if state == WAITING and request.num_preemptions:
             state = PREEMPTED
-        prompt = request.arrival_time, request.num_prompt_tokens
-        more = _adapter(request), self._identity(request), _max_tokens(request)
-        return Alive(number, stamp, state, *prompt, *more)
+        event = Alive(number, stamp, state, request.arrival_time, request.num_prompt_tokens)
+        event.adapter, event.identity = _adapter(request), self._identity(request)
+        event.max_tokens = _max_tokens(request)
+        return event
 
     def scheduled(
         self,
@@ -303,24 +306,18 @@ class SchedulerEvents:
         del self._numbers[request.request_id]
         self._requests.pop(number, None)
         self._awaiting_output.discard(request.request_id)
-        corrupted = number in self._corrupted
+        reason = STOP if stopped else int(request.get_finished_reason() or STOP)
+        event = Finished(number, stamp, wall, reason, request.num_prompt_tokens)
+        event.generation_tokens = request.num_output_tokens
+        event.preemptions = request.num_preemptions
+        event.max_tokens = _max_tokens(request)
+        event.stop_strings = bool(getattr(request.sampling_params, "stop", None))
+        event.corrupted = number in self._corrupted
         self._corrupted.discard(number)
-        sampling = request.sampling_params
-        ignored = getattr(request.status, "name", "") == "FINISHED_IGNORED"
-        return Finished(
-            number,
-            stamp,
-            wall,
-            STOP if stopped else int(request.get_finished_reason() or STOP),
-            request.num_prompt_tokens,
-            request.num_output_tokens,
-            request.num_preemptions,
-            _max_tokens(request),
-            bool(getattr(sampling, "stop", None)),
-            corrupted,
-            "prompt_too_long" if ignored else "",
-            _cached_elsewhere(request),
-        )
+        if getattr(request.status, "name", "") == "FINISHED_IGNORED":
+            event.refused = "prompt_too_long"
+        event.cached_tokens = _cached_elsewhere(request)
+        return event
 
 
 def _cached_elsewhere(request: Any) -> int | None:

@@ -18,9 +18,7 @@ from typing import Any
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
-from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
-from sidestep_adapters.publisher.request_identity import IdentityMaker
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
 LONG_STEP = 0.05
@@ -48,13 +46,10 @@ class SchedulerTap:
     Args:
         push: ``Publisher.push``; takes a function that makes items.
         fail: Called inside ``except`` with a description of the problem.
-        nan_check: Whether outputs report NaNs in logits.
-        identities: Maker of the identities that are sent; None: none are.
-        has_suffix: Whether the engine has added a random suffix to its clients' ids.
-        lookups: Maker of items of lookups in the prefix cache; None: none are sent.
+        events: Converter of the recorded events to items.
 
     Attributes:
-        events: Converter of the recorded events to items.
+        events: The same.
         is_updating: Whether the scheduler is processing the output of a step.
         scheduling_since: When the call that is scheduling a batch began; 0: none is.
         ended_at: When the last step with tokens ended; 0: none has.
@@ -65,12 +60,9 @@ class SchedulerTap:
         self,
         push: Callable[[Callable[[], Iterable[RequestEvents | CacheLookups]]], None],
         fail: Callable[[str], None],
-        *,
-        nan_check: bool = False,
-        identities: IdentityMaker | None = None,
-        has_suffix: bool = False,
-        lookups: LookupEvents | None = None,
+        events: SchedulerEvents,
     ) -> None:
+        self.events = events
         self._push = push
         self._fail = fail
         self._deferred_events: list[DeferredEvent] = []
@@ -83,13 +75,6 @@ class SchedulerTap:
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
-        self.events = SchedulerEvents(
-            fail,
-            nan_check=nan_check,
-            identities=identities,
-            has_suffix=has_suffix,
-            lookups=lookups,
-        )
 
     def queued(self, request: Any) -> None:
         """Record a request that entered the queue, or a session that continues.

@@ -30,6 +30,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 E = TypeVar("E", bound=Event)
@@ -42,7 +43,8 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.pushed: list[Callable[[], Iterable[RequestEvents | CacheLookups]]] = []
         self.failures: list[str] = []
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
+        events = SchedulerEvents(self.failures.append, **options)
+        self.tap = SchedulerTap(self.pushed.append, self.failures.append, events)
         self.requests: dict[str, Any] = {}
 
     def items(self) -> list[RequestEvents]:
