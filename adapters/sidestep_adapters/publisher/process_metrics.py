@@ -53,7 +53,7 @@ class ProcessTap:
         self._fds = Path(self._proc) / "fd"
         self._reset()
         if not pid:
-            process_hooks.call_after_fork(self)
+            process_hooks.call_after_fork(self.after_fork)
 
     def families(self) -> list[Family]:
         """Return the current resource usage.

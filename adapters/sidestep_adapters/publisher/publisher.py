@@ -89,8 +89,8 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._warned_at = -WARNING_INTERVAL
         self._start()
-        process_hooks.call_after_fork(self)
-        process_hooks.close_at_exit(self)
+        process_hooks.call_after_fork(self.after_fork)
+        process_hooks.call_at_exit(self.close)
 
     def push(self, item: Item | ItemFactory) -> None:
         """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
@@ -196,7 +196,7 @@ class Publisher:
         self._description_changed = threading.Event()
         self._deadline = 0.0
         self._thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
-        process_hooks.close_at_child_exit(self)
+        process_hooks.call_at_child_exit(self, self.close)
         self._thread.start()
 
     def _restart_after_fork(self) -> None:

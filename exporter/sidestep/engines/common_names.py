@@ -15,7 +15,7 @@ from sidestep.catalog.model import ENGINE_LABELS, Combine, Kind, Row, Source
 from sidestep.engines.row_builders import row
 
 CONVENTIONS = "semantic-conventions-genai as of 2026-08 (status: Development)"
-"""The conventions that the names and bounds are of."""
+"""Source of the names and bounds."""
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - a label
 
 
@@ -23,7 +23,7 @@ class Common(NamedTuple):
     """One family.
 
     Attributes:
-        successor: What to use instead of a name that the conventions do not give to servers.
+        successor: Replacement of a name that the conventions do not define for servers.
     """
 
     name: str

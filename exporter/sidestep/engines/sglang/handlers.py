@@ -79,7 +79,7 @@ class SglangHandlers(Handlers):
         }
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Forget the blocks of lookups, since later ones do not continue earlier ones."""
+        """Forget the blocks of earlier lookups, which later ones do not continue."""
         if engine.lookups is not None:
             engine.lookups.restart()
 
@@ -137,11 +137,11 @@ class SglangHandlers(Handlers):
         self._tenants.begin(engine)
 
     def settle(self, engine: Engine) -> None:
-        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
+        """Bring the counters of cost and of tenants up to date with the engine's own."""
         self._tenants.settle(engine)
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
-        """Count requests that have ended in a folded record, unseen."""
+        """Count requests that ended while their events were folded."""
         sink = self.registry.sink_of(engine) if ended else None
         if sink is not None:
             sink.lose(ended)
@@ -210,7 +210,7 @@ def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
 
 
 def _count(counts: TenantCounts, each: SglangRequest, request: Request) -> None:
-    """Count a request for its tenant; the engine's own counters have only some of them."""
+    """Count a request for its tenant; its tokens only if the engine's own counters have them."""
     if each.counted:
         counts.ended += 1
         counts.computed += max(each.prompt_tokens - each.cached_tokens, 0)

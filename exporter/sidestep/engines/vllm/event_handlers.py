@@ -155,11 +155,11 @@ class EventHandlers(Handlers):
         self._tenants.begin(engine)
 
     def settle(self, engine: Engine) -> None:
-        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
+        """Bring the counters of cost and of tenants up to date with the engine's own."""
         self._tenants.settle(engine)
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
-        """Count requests that have ended in a folded record, unseen."""
+        """Count requests that ended while their events were folded."""
         if engine.sink is not None:
             engine.sink.lose(ended)
 

@@ -31,7 +31,7 @@ _PREFIX = "scheduler.prefix_cache_stats."
 _EXTERNAL = "scheduler.connector_prefix_cache_stats."
 TTFT = ("iteration.time_to_first_tokens_iter[]", _FRONT_END + "time_to_first_tokens[]")
 E2E = (_REQUEST + "e2e_latency", _FRONT_END + "e2e_latencies[]")
-"""Sources of what users wait for: of a tapped core and its front ends, the front ends if they send it."""
+"""Sources of the latencies that users see; the front ends of a tapped core send them if they can."""
 
 # The table is laid out by hand: name above text, two lines a row.
 # fmt: off
