@@ -182,7 +182,7 @@ class LookupEvents:
         )
 
     def is_on(self) -> bool:
-        """Return whether the exporter wants lookups, after taking over what it wants now."""
+        """Return whether the exporter wants lookups, at the rate that it wants now."""
         key, rate = self._sampling()
         rate = max(rate, self._least_rate) if rate else 0.0
         if (key, rate) != (self._key, self._rate):

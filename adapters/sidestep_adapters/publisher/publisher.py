@@ -291,7 +291,7 @@ class Publisher:
             self._sender.describe(self._engines)
 
     def _pump(self) -> None:
-        """Send and receive until there is no progress, or the time is up: the thread encodes as well."""
+        """Send and receive until there is no progress, or for so long that encoding has to go on."""
         self._send_description()
         link, deadline = self._link, time.monotonic() + FLUSH_INTERVAL
         has_progress = True

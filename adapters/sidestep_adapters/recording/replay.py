@@ -124,7 +124,7 @@ class Replay:
     """A recording that is replayed to one exporter, once or repeatedly.
 
     Args:
-        path: A recording in either format: of ``sidestep record``, or stat-logger calls as JSON lines.
+        path: A recording of ``sidestep record``, or stat-logger calls as JSON lines.
         endpoint: The exporter's ingest endpoint.
         realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
         namespace: Prefix of all identities, which keeps live engines untouched.
@@ -217,7 +217,7 @@ class Replay:
         return 0.0
 
     def _publisher(self, stream: str, engines: Sequence[EngineInfo]) -> Publisher:
-        """Return a stream's publisher, of a process that runs steps if there are any to report."""
+        """Return a stream's publisher, which reports progress if the recorded process ran steps."""
         if self.steps is None or stream not in self._stepping:
             return Publisher(self.endpoint, stream, engines)
         for engine in engines:

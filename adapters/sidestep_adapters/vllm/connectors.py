@@ -8,25 +8,39 @@ connectors need no parser: no class of vLLM exposes ``ec_connector_stats``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from sidestep.catalog.model import Kind, Row
-from sidestep.engines.vllm.connector_rows import HF3FS, HISPARSE, MOONCAKE, NIXL, TRANSFER_TYPES
-from sidestep.protocol.limits import MAX_FAMILIES
-from sidestep.protocol.self_described import Family
-from sidestep_adapters.vllm.connector_families import (
-    KNOWN,
-    Children,
-    Payload,
-    families_of,
-    label_values,
-    numbers_of,
-    records_of,
+from sidestep.engines.vllm.connector_rows import (
+    HF3FS,
+    HISPARSE,
+    MOONCAKE,
+    NIXL,
+    ROWS,
+    TRANSFER_TYPES,
     uncatalogued_row,
 )
+from sidestep.protocol.limits import (
+    MAX_FAMILIES,
+    MAX_LABEL_CHARS,
+    MAX_OBSERVATIONS,
+    VALUE_LIMIT,
+    is_printable,
+)
+from sidestep.protocol.self_described import Family, Sample
 
+Payload = Mapping[object, object]
+Children = dict[tuple[str, ...], list[float]]
+"""Reported values by own label values, in the order of the row's ``own_labels``."""
+
+_KNOWN: Final = {row.name: row for row in ROWS}
+_NUMBER: Final = (int, float)
+_LIST: Final = (list, tuple)
+"""Tuples for ``isinstance``, made once: it runs for each value."""
 PayloadParser = Callable[[Payload], Iterator[Family]]
+T = TypeVar("T")
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "counter": "counter",
@@ -109,7 +123,7 @@ def _find_parser(payload: Payload) -> PayloadParser | None:
     for part in payload.values():
         if isinstance(part, Mapping) and "submitted" in part:
             return _parse_umbp
-        if any("duration_seconds" in record for record in records_of(part)):
+        if any("duration_seconds" in record for record in _records_of(part)):
             return _parse_mooncake_store
     return None
 
@@ -129,9 +143,9 @@ def _list_parser(prefix: str, rows: Iterable[Row], **keys: Sequence[str]) -> Pay
 
     def parser(payload: Payload) -> Iterator[Family]:
         for row, own in table:
-            values = [value for key in own for value in numbers_of(payload.get(key))]
+            values = [value for key in own for value in _numbers_of(payload.get(key))]
             if values:
-                yield from families_of(row, {(): values})
+                yield from _families_of(row, {(): values})
 
     return parser
 
@@ -140,16 +154,16 @@ def _parse_mooncake_store(payload: Payload) -> Iterator[Family]:
     """Parse Mooncake's store: {operation: [record of one call, ...]}."""
     found: dict[str, Children] = {name: {} for name in _STORE_FIELDS}
     for operation, records in payload.items():
-        for record in records_of(records):
-            labels = label_values((operation, record.get("status")))
+        for record in _records_of(records):
+            labels = _label_values((operation, record.get("status")))
             if labels is None:
                 continue
             for name, field in _STORE_FIELDS.items():
                 # vLLM exposes all five series from the first call on, with zeros.
                 values = found[name].setdefault(labels, [])
-                values.extend(numbers_of(record.get(field)) if field else (1.0,))
+                values.extend(_numbers_of(record.get(field)) if field else (1.0,))
     for name, children in found.items():
-        yield from families_of(KNOWN[name], children)
+        yield from _families_of(_KNOWN[name], children)
 
 
 def _parse_umbp(payload: Payload) -> Iterator[Family]:
@@ -157,10 +171,10 @@ def _parse_umbp(payload: Payload) -> Iterator[Family]:
     for name, field in _UMBP_FIELDS.items():
         children: Children = {}
         for operation, outcomes in payload.items():
-            labels = label_values((operation,))
+            labels = _label_values((operation,))
             if labels is not None and isinstance(outcomes, Mapping):
-                children[labels] = numbers_of(outcomes.get(field))
-        yield from families_of(KNOWN[name], children)
+                children[labels] = _numbers_of(outcomes.get(field))
+        yield from _families_of(_KNOWN[name], children)
 
 
 def _parse_multi(payload: Payload) -> Iterator[Family]:
@@ -178,25 +192,25 @@ def _parse_self_described(payload: Payload) -> Iterator[Family]:
             if isinstance(name, str) and isinstance(values, Mapping):
                 yield from _described_family(name, types.get(name), values)
         for old, parts in _DEPRECATED_OFFLOAD.items():
-            row = KNOWN[old]
+            row = _KNOWN[old]
             of_kind = [data.get(part) if types.get(part) == row.kind else None for part in parts]
-            yield from families_of(row, _by_direction(of_kind))
-    info = KNOWN["vllm:kv_offload_config_info"]
-    yield from families_of(info, _label_sets(info, payload.get("info")))
+            yield from _families_of(row, _by_direction(of_kind))
+    info = _KNOWN["vllm:kv_offload_config_info"]
+    yield from _families_of(info, _label_sets(info, payload.get("info")))
 
 
 def _described_family(name: str, kind_name: object, values: Payload) -> Iterator[Family]:
     """Yield one family of the self-described format, which omits label names only."""
     kind = _KINDS.get(kind_name) if isinstance(kind_name, str) else None
     children = {
-        labels: numbers_of(value)
+        labels: _numbers_of(value)
         for key, value in values.items()
-        if isinstance(key, tuple) and (labels := label_values(key)) is not None
+        if isinstance(key, tuple) and (labels := _label_values(key)) is not None
     }
     if kind is None or not children:
         return
     exposed = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
-    row = KNOWN.get(exposed) or uncatalogued_row(exposed, kind, len(next(iter(children))))
+    row = _KNOWN.get(exposed) or uncatalogued_row(exposed, kind, len(next(iter(children))))
     if row is None or row.kind != kind:
         return
     own = row.own_labels
@@ -207,7 +221,7 @@ def _described_family(name: str, kind_name: object, values: Payload) -> Iterator
         fitting = {
             tuple(labels[at] for at in positions): found for labels, found in fitting.items()
         }
-    yield from families_of(row, fitting)
+    yield from _families_of(row, fitting)
 
 
 def _by_direction(parts: Iterable[object]) -> Children:
@@ -215,14 +229,75 @@ def _by_direction(parts: Iterable[object]) -> Children:
     children: Children = {}
     for direction, values in zip(TRANSFER_TYPES, parts, strict=True):
         if isinstance(values, Mapping) and () in values:
-            children[(direction,)] = numbers_of(values[()])
+            children[(direction,)] = _numbers_of(values[()])
     return children
 
 
 def _label_sets(row: Row, info: object) -> Children:
     """Return the children of an info metric; a missing label is empty."""
-    sets = ([facts.get(name, "") for name in row.own_labels] for facts in records_of(info))
-    return {labels: [1.0] for each in sets if (labels := label_values(each)) is not None}
+    sets = ([facts.get(name, "") for name in row.own_labels] for facts in _records_of(info))
+    return {labels: [1.0] for each in sets if (labels := _label_values(each)) is not None}
+
+
+def _families_of(row: Row, children: Children) -> Iterator[Family]:
+    """Yield the families of ``row``, in parts that fit the wire's limits."""
+    samples: list[Sample] = []
+    for labels, values in children.items():
+        if row.kind == "histogram":
+            samples += [Sample(list(labels), observations=part) for part in _parts(values)]
+        elif row.kind == "counter":
+            total = math.fsum(value for value in values if value > 0)
+            if total <= VALUE_LIMIT:
+                samples.append(Sample(list(labels), total))
+        elif values:
+            samples.append(Sample(list(labels), values[-1]))
+    if not samples:
+        return
+    own = list(row.own_labels)
+    for part in _parts(samples):
+        if row.name in _KNOWN:
+            yield Family(row.name, row.kind, own, part)
+        else:
+            yield Family(row.name, row.kind, own, part, row.help, list(row.bounds))
+
+
+def _parts(values: list[T]) -> Iterator[list[T]]:
+    """Yield ``values`` in lists within the wire's limit; one empty list if there are none."""
+    for start in range(0, max(len(values), 1), MAX_OBSERVATIONS):
+        yield values[start : start + MAX_OBSERVATIONS]
+
+
+def _numbers_of(value: object) -> list[float]:
+    """Return the numbers in ``value``, a number or a list, that the wire allows."""
+    values = value if isinstance(value, _LIST) else (value,)
+    return [
+        float(each)
+        for each in values
+        if isinstance(each, _NUMBER) and -VALUE_LIMIT <= each <= VALUE_LIMIT
+    ]
+
+
+def _records_of(value: object) -> Iterator[Payload]:
+    """Yield the mappings in ``value``, a mapping or a list."""
+    for each in value if isinstance(value, _LIST) else (value,):
+        if isinstance(each, Mapping):
+            yield each
+
+
+def _label_values(values: Iterable[object]) -> tuple[str, ...] | None:
+    """Return ``values`` as the label values that vLLM exposes; None if one is not allowed."""
+    texts = []
+    for value in values:
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, _NUMBER) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
+            text = str(value)
+        else:
+            return None
+        if len(text) > MAX_LABEL_CHARS or not is_printable(text):
+            return None
+        texts.append(text)
+    return tuple(texts)
 
 
 _NIXL: Final = _list_parser(

@@ -127,10 +127,10 @@ class _Core:
         self.publisher.close(wait=wait)
 
     def close_with(self, manager: Any) -> None:
-        """Start closing when the engine ends, which clears its manager of structured output first.
+        """Start closing when vLLM clears its manager of structured output.
 
-        The scheduler's own end comes last. Until then vLLM waits for its worker processes, as long
-        as its front end waits before it kills this process.
+        An engine that ends does this first, and shuts its scheduler down last. In between it waits for
+        its workers, as long as its front end waits before it kills this process.
         """
         clear = getattr(manager, "clear_backend", None)
         if clear is None:

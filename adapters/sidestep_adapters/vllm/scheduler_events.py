@@ -271,7 +271,7 @@ class SchedulerEvents:
     def _batch(
         self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int], computed: int
     ) -> None:
-        """Add the batch, unless it equals the requests with output, with one token each."""
+        """Add the batch, unless its requests are those with output, with one token each."""
         even = computed == len(scheduled)
         if even and list(scheduled) == names and not any(o.tokens for o in step.outputs):
             return
@@ -339,7 +339,7 @@ def _max_tokens(request: Any) -> int | None:
 
 
 def _parallel_sample(request_id: str) -> tuple[int, int]:
-    """Return a number for the original request of a parallel sample, and the sample's; 0 if single."""
+    """Return a parallel sample's number of the original request, and its own; both 0 for a single one."""
     found = _SAMPLE.fullmatch(request_id)
     if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
         return 0, 0

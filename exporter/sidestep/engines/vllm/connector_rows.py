@@ -8,8 +8,9 @@ families are those of 0.32 and 0.33; ``since`` marks those that 0.32 lacks.
 from __future__ import annotations
 
 import dataclasses
+import re
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.model import Kind, Row, Sampled
 from sidestep.engines.row_builders import SampledRows
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")
@@ -37,6 +38,13 @@ _DESCRIPTORS = (
     50000.0,
 )  # fmt: skip
 _CHUNKS = tuple(float(4**power) for power in range(10))
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")
+_UNKNOWN_LABELS = tuple(f"label_{number}" for number in range(1, 10))
+_UNKNOWN_SECONDS_BOUNDS = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""Bounds that vLLM exposes for a family without bounds: the defaults of prometheus_client."""
+_UNKNOWN_SIZE_BOUNDS = tuple(float(10**power) for power in range(11))
 
 
 _ROWS = SampledRows("vllm:")
@@ -285,3 +293,19 @@ ROWS: tuple[Row, ...] = (
     *_TIERING,
     *FRONT_END,
 )
+
+
+def uncatalogued_row(name: str, kind: Kind, labels: int) -> Row | None:
+    """Return a row for a family outside the catalogue, from a tier or a user's spec; None if it has none."""
+    countable = (kind == "counter") == name.endswith("_total")
+    if not countable or not _NAME.match(name) or labels > len(_UNKNOWN_LABELS):
+        return None
+    bounds = _UNKNOWN_SECONDS_BOUNDS if "seconds" in name else _UNKNOWN_SIZE_BOUNDS
+    return Row(
+        name=name,
+        kind=kind,
+        source=Sampled(),
+        help="Reported by the KV connector of the engine.",
+        labels=_UNKNOWN_LABELS[:labels],
+        bounds=bounds if kind == "histogram" else (),
+    )
