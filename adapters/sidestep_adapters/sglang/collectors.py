@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
@@ -29,7 +28,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import SET, MetricStub
-from sidestep_adapters.sglang.stats import RENAMED_FIELDS, StatsRecorder
+from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
 UNRECORDED_FAMILIES = frozenset(
@@ -58,6 +57,7 @@ class Process:
     Attributes:
         publisher: None before ``start``.
         lookups: Recorder of the lookups of a scheduler whose replica's other ranks do not have one.
+        sources: Sources of recorded calls whose current state a restarted exporter needs.
         readers: Functions that record values which SGLang does not report. They run about once a
             second in the publisher thread.
         measures: Functions that measure an engine's progress at a monotonic time, or return None if
@@ -75,7 +75,7 @@ class Process:
         self._model = ""
         self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
-        self._sources: list[MetricSource] = []
+        self.sources: list[MetricSource] = []
         self.readers: list[Callable[[], None]] = []
         self.measures: list[Callable[[float], Progress | None]] = []
         self.wrapped_families: set[str] = set()
@@ -99,13 +99,6 @@ class Process:
                 progress=self._progress,
             )
             self.deferred.fail = self.publisher.fail
-
-    def stats(self, collector: Any, role: str) -> StatsRecorder:
-        """Return the recorder of the stats of a scheduler's ``collector``."""
-        engine = self.engine(role, collector.labels, _features(collector))
-        source = StatsRecorder(self.deferred, engine, partial(self._describe_missing, engine))
-        self._sources.append(source)
-        return source
 
     def engine(
         self,
@@ -137,7 +130,7 @@ class Process:
                 self.publisher.describe(self._infos)
         return index
 
-    def _describe_missing(self, engine: int, fields: Mapping[str, dict[str, str]]) -> None:
+    def describe_missing(self, engine: int, fields: Mapping[str, dict[str, str]]) -> None:
         """Describe the fields that SGLang's release lacks, as ``FieldCheck`` finds them."""
         with self._lock:
             self._infos[engine].info = {**self._infos[engine].info, **fields}
@@ -164,7 +157,7 @@ class Process:
             fixed_labels=labels,
             beside=self.beside,
         )
-        self._sources.append(stub)
+        self.sources.append(stub)
         return stub
 
     def _progress(self, now: float) -> list[Progress]:
@@ -178,7 +171,7 @@ class Process:
 
     def _current_state(self) -> list[Item]:
         now = time.monotonic()
-        return [item for source in self._sources for item in source.current_state(now)]
+        return [item for source in self.sources for item in source.current_state(now)]
 
 
 class ProcessFamilies:

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -132,18 +133,17 @@ class SchedulerTap:
 
     def __init__(self, process: Process, collector: Any) -> None:
         made = wrap(process, collector, "scheduler")
+        engine = process.engine("scheduler", collector.labels)
         self._process = process
-        self.stats: StatsRecorder = process.stats(collector, "scheduler")
+        missing = partial(process.describe_missing, engine)
+        self.stats = StatsRecorder(process.deferred, engine, missing)
+        process.sources.append(self.stats)
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
         # The ranks of a replica see the same requests.
         if _is_first_rank(collector.labels):
-            process.lookups = LookupRecorder(
-                process.deferred,
-                process.engine("scheduler", collector.labels),
-                lambda: process.publisher,
-            )
+            process.lookups = LookupRecorder(process.deferred, engine, lambda: process.publisher)
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )
