@@ -18,7 +18,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.recording.recorder import Tee
 from socket_peers import Peer, batch, connect, step, tokens

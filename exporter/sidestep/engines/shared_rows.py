@@ -8,7 +8,7 @@ from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
-from sidestep.metrics.kv_curves import HIT_RATIOS
+from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
 from sidestep.tracking.kv_blocks.lookups import REASONS
 

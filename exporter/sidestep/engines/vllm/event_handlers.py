@@ -126,7 +126,7 @@ class EventHandlers(Handlers):
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
-        tracker.has_front_ends = bool(engine.front_ends)
+        tracker.front_ends.expected = bool(engine.front_ends)
         outcomes = tracker.apply(item)
         if engine.front_ends:
             self._skip_front_end_latencies(engine, outcomes)
@@ -201,7 +201,8 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        self._observe_hops(engine, [tracker.token_reported(at - ttft, at) for ttft in waited])
+        live, reports = tracker.requests.live, tracker.front_ends
+        self._observe_hops(engine, [reports.first_token(at - ttft, at, live) for ttft in waited])
         ended, queues = latencies.e2e_latencies, latencies.queue_times
         for e2e, queue in zip(
             ended, queues if len(queues) == len(ended) else repeat(None), strict=False

@@ -21,8 +21,8 @@ from sidestep.engines.shared_rows import (
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.metrics.registry import TENANT
 from sidestep.protocol.messages import ENGINE_CORE
-from sidestep.tracking.requests.held_blocks import MICROS
-from sidestep.tracking.requests.rules import UNTRACKED
+from sidestep.tracking.requests.inflight import MICROS
+from sidestep.tracking.requests.outcomes import UNTRACKED
 
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
