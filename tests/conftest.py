@@ -1,10 +1,12 @@
-"""Fixtures: a running exporter, and recorded pages of real engines."""
+"""Fixtures: a running exporter and golden pages; and which modules ``make quick`` leaves out."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,38 @@ from sidestep.config.settings import read
 settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sidestep")
 
+ROOT = Path(__file__).parents[1]
+PROCESSES = re.compile(
+    r"^(?:import|from) (?:subprocess|playwright|terminals)\b|create_subprocess|\.mark\.slow",
+    re.MULTILINE,
+)
+"""Text of a module that starts processes or browsers, or whose tests are slow."""
+IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages."""
+    """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages, and ``--quick``."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden again")
+    parser.addoption("--quick", action="store_true", help="leave out modules that start processes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--quick``, leave out modules that start processes or are slow."""
+    is_left_out = config.getoption("--quick") and collection_path.suffix == ".py"
+    return True if is_left_out and starts_processes(collection_path) else None
+
+
+@cache
+def starts_processes(module: Path) -> bool:
+    """Return whether a module starts processes, itself or by a helper that it imports."""
+    text = module.read_text()
+    helpers = [
+        path
+        for name in IMPORTS.findall(text)
+        for folder in (ROOT / "tests" / "support", ROOT)
+        if (path := folder.joinpath(*name.split(".")).with_suffix(".py")).exists()
+    ]
+    return bool(PROCESSES.search(text)) or any(map(starts_processes, helpers))
 
 
 @pytest.fixture
