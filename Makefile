@@ -26,9 +26,10 @@ test: $(STAMP) tools
 quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --quick
 
-# With the long forms of tests, such as all mutants and installations on other Pythons.
+# With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
+# examples of properties.
 test-all: $(STAMP) tools
-	$(BIN)/pytest -n 3 --dist loadfile -m "not engine and not image and not otlp"
+	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not engine and not image and not otlp"
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check

@@ -18,7 +18,10 @@ from sidestep.app import Exporter
 from sidestep.config.settings import read
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.
-settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile(
+    "sidestep", deadline=None, max_examples=30, derandomize="CI" in os.environ
+)
+settings.register_profile("long", settings.get_profile("sidestep"), max_examples=300)
 settings.load_profile("sidestep")
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from types import FrameType
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, samples, steps
@@ -161,7 +161,6 @@ def test_bucket_that_the_threshold_divides_is_undecided(
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -> None:
     """Observations arrive directly, folded or buffered, and processes restart."""
     slo = [

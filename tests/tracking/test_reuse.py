@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from naive_reuse import CAPACITIES, compare, compare_stack
@@ -97,7 +97,6 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_distance_is_that_of_a_naive_cache() -> None:
     """Blocks that requests hold, share and release, and their output, are as in a plain list."""
 
-    @settings(deadline=None, max_examples=100)
     @given(st.integers(0, 1 << 32))
     def check(seed: int) -> None:
         compare(seed)
@@ -109,7 +108,6 @@ def test_every_distance_is_that_of_a_naive_cache() -> None:
 def test_places_survive_merges() -> None:
     """Depths and stamps are those of a list."""
 
-    @settings(deadline=None, max_examples=30)
     @given(st.integers(0, 1 << 32), st.integers(1, 60))
     def check(seed: int, blocks: int) -> None:
         compare_stack(seed, blocks)
