@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from exporters import Start
+from prometheus_server import BINARIES, VERSIONS
 from sidestep.app import Exporter
 from sidestep.config.settings import read
 
@@ -26,10 +27,10 @@ settings.load_profile("sidestep")
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = re.compile(
-    r"^(?:import|from) (?:subprocess|playwright|terminals)\b|create_subprocess|\.mark\.slow",
+    r"^(?:import|from) (?:subprocess|playwright|terminals)\b|create_subprocess",
     re.MULTILINE,
 )
-"""Text of a module that starts processes or browsers, or whose tests are slow."""
+"""Text of a module that starts processes or browsers."""
 IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
 
 
@@ -40,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``--quick``, leave out modules that start processes or are slow."""
+    """With ``--quick``, leave out modules that start processes."""
     is_left_out = config.getoption("--quick") and collection_path.suffix == ".py"
     return True if is_left_out and starts_processes(collection_path) else None
 
@@ -69,6 +70,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert page == kept.read_text()
 
     return compare
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    """Return a major version of Prometheus that is installed."""
+    found: str = request.param
+    if BINARIES[found] is None:
+        pytest.skip(f"there is no Prometheus {found} (make tools)")
+    return found
 
 
 @pytest.fixture
