@@ -136,14 +136,6 @@ def help_text() -> str:
     return "".join(sidestep("serve", "--help").stdout.split())
 
 
-def test_the_demos_help_shows_its_own_defaults() -> None:
-    """They differ from those of ``serve``."""
-    text = "".join(sidestep("demo", "--help").stdout.split())
-
-    assert "[SIDESTEP_LOG_STATS_INTERVAL;default:0]" in text
-    assert "[SIDESTEP_INGEST_ENDPOINT;unset:anipcpathinatemporarydirectory]" in text
-
-
 @pytest.mark.parametrize("command", ["serve", "demo --once", "record /tmp/x"])
 def test_an_unknown_variable_is_one_line(command: str) -> None:
     """The line has the nearest known ones, and no value."""
@@ -232,14 +224,6 @@ def test_replay_without_an_exporter_fails_at_run_time(tmp_path: Path) -> None:
     done = sidestep("replay", MAIN_RUN, "--speed", "max", "--connect", f"ipc://{tmp_path}/x")
 
     one_line(done, 1, "no exporter answers")
-
-
-def test_replay_states_what_full_speed_may_change() -> None:
-    """The order between several processes is not that of the recording."""
-    text = " ".join(sidestep("replay", "--help").stdout.split())
-
-    assert "items of one process keep their order" in text
-    assert "vllm:iteration_tokens_total" in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
