@@ -31,19 +31,37 @@ PROCESSES = re.compile(
     re.MULTILINE,
 )
 """Text of a module that starts processes or browsers."""
+SLOW = (
+    "adapters/publisher/test_cache_lookups.py",
+    "adapters/test_poll_memory.py",
+    "adapters/triton/test_poller.py",
+    "engines/test_vllm_lookups.py",
+    "exposition/test_aggregated_text.py",
+    "hostile/test_churn.py",
+    "hostile/test_messages.py",
+    "metrics/test_saturation.py",
+    "otlp/test_families.py",
+)
+"""Modules whose tests compute for long without any process."""
 IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages, and ``--quick``."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden again")
-    parser.addoption("--quick", action="store_true", help="leave out modules that start processes")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out slow modules, and those that start processes",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``--quick``, leave out modules that start processes."""
-    is_left_out = config.getoption("--quick") and collection_path.suffix == ".py"
-    return True if is_left_out and starts_processes(collection_path) else None
+    """With ``--quick``, leave out modules that start processes, and slow ones."""
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    is_slow = collection_path.as_posix().endswith(SLOW)
+    return True if is_slow or starts_processes(collection_path) else None
 
 
 @cache
