@@ -41,6 +41,7 @@ SLOW = (
     "hostile/test_messages.py",
     "metrics/test_saturation.py",
     "otlp/test_families.py",
+    "tracking/test_reuse.py",
 )
 """Modules whose tests compute for long without any process."""
 IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
