@@ -30,7 +30,7 @@ from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
-from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.engines.vllm.own_rows import TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -513,9 +513,9 @@ def doctor() -> str:
     """Return docs/doctor.md from its introduction and the codes."""
     path = DOCS / "doctor.md"
     text = ""
-    for section in SECTIONS:
-        text += f"## {section.title}\n\n{section.usage}\n\n"
-        for code in section.codes:
+    for title, codes, usage in SECTIONS:
+        text += f"## {title}\n\n{usage}\n\n"
+        for code in codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
             text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
     return written(path, "exporter/sidestep_tools/doctor/codes.py", text)

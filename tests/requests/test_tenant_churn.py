@@ -212,5 +212,5 @@ async def test_pages_do_not_starve_the_intake(tmp_path: Path) -> None:
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    assert publisher.folded == 0
+    assert publisher._sender.folded == 0
     assert sum(now["requests"].values()) == load.number
