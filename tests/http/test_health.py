@@ -50,6 +50,7 @@ async def test_a_stalled_engine_fails_its_probe_and_shows_its_stack(start: Start
     """The other engines pass theirs; the probe of all fails."""
     async with start() as exporter, process(exporter) as one, process(exporter, "b", "b", 2):
         await reach(exporter, "ok")
+        await reach(exporter, "ok", "b")
         assert await probe(exporter.url, "/-/engines?ready") == (200, {
             "engines": [
                 {
