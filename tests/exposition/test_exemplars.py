@@ -43,8 +43,8 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.tracking.requests.interval_rules import Rules
 from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.rules import Rules
 from sidestep_adapters.publisher.publisher import Publisher
 
 STOP, ABORT = map(FINISH_REASONS.index, ("stop", "abort"))

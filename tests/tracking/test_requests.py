@@ -30,6 +30,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.tracking.requests.interval_rules import Rules
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
 from sidestep.tracking.requests.parallel_samples import (
@@ -37,7 +38,6 @@ from sidestep.tracking.requests.parallel_samples import (
     PEER_TIMEOUT,
     SampleGroups,
 )
-from sidestep.tracking.requests.rules import Rules
 
 STOP, LENGTH = 0, 1
 

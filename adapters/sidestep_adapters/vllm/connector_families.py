@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
-from sidestep.catalog.model import Kind, Row, Sampled
+from sidestep.catalog.row import Kind, Row, Sampled
 from sidestep.engines.vllm.connector_rows import ROWS
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OBSERVATIONS, VALUE_LIMIT, is_printable
 from sidestep.protocol.self_described import Family, Sample

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from sidestep.catalog.model import Kind, Row
+from sidestep.catalog.row import Kind, Row
 from sidestep.engines.vllm.connector_rows import TRANSFER_TYPES
 from sidestep.protocol.limits import MAX_FAMILIES
 from sidestep.protocol.self_described import Family

@@ -35,7 +35,7 @@ class LookupCounters:
             WireError: The item is invalid; nothing was changed.
         """
         check_lookups(item)
-        if not self._registry.lookup_settings.half_life:
+        if not self._registry.tracking.lookups.half_life:
             return
         found = self._registry.lookups_of(engine).apply(item)
         for reason, tokens in found.missed.items():

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sidestep.catalog.dialect import Polled
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.row_builders import counter
 from sidestep.metrics.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from sidestep.catalog.model import Alias
+from sidestep.catalog.row import Alias
 from sidestep.catalog.slo import LATENCIES, Objective
 from sidestep.engines.dialect import Dialect
 from sidestep.errors import ConfigError

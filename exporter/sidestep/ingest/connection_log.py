@@ -112,7 +112,7 @@ class ConnectionLog:
         for engine in self._registry.engines.values():
             known = self._known.get(engine.id)
             before = frozenset() if known is None else known.streams.keys()
-            if engine.streams != before and not engine.absent:
+            if engine.feeds.streams != before and not engine.absent:
                 self._changed(engine, known)
         for name in self._known.keys() - self._registry.engines.keys():
             if name not in self._registry:
@@ -123,7 +123,7 @@ class ConnectionLog:
         streams = {
             stream.incarnation: stream
             for stream in self._receiver.streams.values()
-            if stream.incarnation in engine.streams
+            if stream.incarnation in engine.feeds.streams
         }
         if any(stream.state is StreamState.LOCAL for stream in streams.values()):
             return

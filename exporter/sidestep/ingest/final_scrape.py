@@ -37,5 +37,5 @@ class FinalScrape:
     def done(self) -> bool:
         """Return whether nothing is left to scrape: all engines have ended, and a later page was scraped."""
         engines = self._intake.registry.engines.values()
-        ended = not self._intake.busy and not any(engine.streams for engine in engines)
-        return ended and all(engine.seen_at < self._scraped_at for engine in engines)
+        ended = not self._intake.busy and not any(engine.feeds.streams for engine in engines)
+        return ended and all(engine.feeds.seen_at < self._scraped_at for engine in engines)

@@ -61,7 +61,7 @@ class Feed:
 
     def is_fed(self, engine: Engine) -> bool:
         """Return whether the stream feeds ``engine``; after a long silence it does not."""
-        return self._stream.incarnation in engine.streams
+        return self._stream.incarnation in engine.feeds.streams
 
 
 class ServerFeed(Feed):
@@ -91,7 +91,7 @@ class ServerFeed(Feed):
             or not (self.is_fed(engine) or self._stream.silent)
         ):
             engine = self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
-        engine.seen_at = max(engine.seen_at, item.stamp)
+        engine.feeds.seen_at = max(engine.feeds.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 
@@ -192,7 +192,7 @@ class RankFeed(Feed):
         info = self._info(label)
         engines = self.intake.registry.engines
         known = engines.get(info.id)
-        if known is not None and any(map(known.streams.__contains__, self._rivals())):
+        if known is not None and any(map(known.feeds.streams.__contains__, self._rivals())):
             raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
         engine = self._engines[label] = self.intake.bindings.bind(self._stream, info)
         # The old stamp may come from the clock of another process.

@@ -14,7 +14,7 @@ def update_availability(engine: Engine) -> None:
     SGLang counts an abort when it is requested, and the request when it ends. In between, the count
     of served requests is lower than before, which Prometheus would take for a counter reset.
     """
-    if engine.objectives is None or not engine.objectives.availability:
+    if not engine.settings.objectives.availability:
         return
     read = engine.layout.tables.availability_counts
     ended = None if read is None else read(engine)

@@ -36,12 +36,7 @@ ORDINARY_INFO_CHARS = 4096
 
 
 def check_engines(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
-    """Check that the engines of a Hello can be registered.
-
-    Args:
-        registry: The engines that are known.
-        named: Number of engines in the Hellos of other streams.
-        infos: The engines of the Hello.
+    """Check that the engines of a Hello can be registered; other streams name ``named`` engines.
 
     Raises:
         WireError: An engine is invalid, or there are too many, or their descriptions are too large.
@@ -66,16 +61,6 @@ def check_engines(registry: Registry, named: int, infos: Sequence[EngineInfo]) -
     _check_page(registry, infos)
 
 
-def check_update(registry: Registry, info: EngineInfo) -> None:
-    """Check that ``info`` can replace the description of an engine that is registered.
-
-    Raises:
-        WireError: It is too large.
-    """
-    _check_size(registry, info)
-    _check_page(registry, [info])
-
-
 def excess(registry: Registry, info: EngineInfo) -> int:
     """Return by how many bytes the engine's page may exceed an ordinary one's, approximately."""
     chars = label_chars(info.labels)
@@ -83,7 +68,7 @@ def excess(registry: Registry, info: EngineInfo) -> int:
     found = 0
     for buckets, bounds in info.bounds.items():
         more = len(bounds) - len(DEFAULTS.get(buckets, ()))
-        if more > 0 and buckets not in registry.overrides:
+        if more > 0 and buckets not in registry.series.overrides:
             histograms, name_chars = families.get(buckets, (0, 0))
             found += more * (histograms * (LINE_BYTES + chars) + name_chars)
             lines += more * histograms
@@ -94,10 +79,9 @@ def excess(registry: Registry, info: EngineInfo) -> int:
 
 @functools.cache
 def _ordinary_page(layout: Layout) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Return the size of a page with default bounds.
+    """Return the most lines of a page with default bounds; by bucket family, histograms and characters.
 
-    Returns:
-        The most lines; and by bucket family, the most histograms and the characters of their names.
+    The characters are those of the histograms' names.
     """
     lines = 0
     families: dict[str, tuple[int, int]] = {}

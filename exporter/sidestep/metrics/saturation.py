@@ -1,17 +1,19 @@
 """Saturation of an engine: the offered load divided by the load that the engine can serve.
 
-Two direct signs enclose it, averaged over the last minutes: how full the batch is, which is too low
-where steps take longer the fuller they are, and how much of the time the engine works, which is too
-high where they do not. The shortest step of the last day says which of both counts how much: the
-part of a step that it explains costs the same whatever the batch, and the rest grows with the load.
-An engine that only computes chunks of long prompts has no short step: what its shortest one computed,
-of all the tokens that a step may have, grows with the load, too.
+The estimate lies between two measurements, both averaged over the last minutes. How full the batch is
+gives too little where a fuller batch takes longer steps. How much of the time the engine works gives
+too much where it does not. The shortest step of the last day weighs them: its time is the part of a step
+that costs the same whatever the batch, and the rest grows with the load. An engine that only computes
+chunks of long prompts has no short step, so the tokens of its shortest one, as a share of the most that a
+step may have, count as load.
 """
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+from sidestep.metrics.engine import Part
 
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 10.0
 """Seconds between two updates: an update sooner than the first is ignored; after a gap longer than
@@ -103,7 +105,7 @@ class ShortestStep:
         self.seconds = seconds if seconds < math.inf else None
 
 
-class Saturation:
+class Saturation(Part):
     """The saturation of one engine; call ``update`` about once a second.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Interface of what merges a sender's items into records while its ring is full."""
+"""Interface of what merges a sender's items into totals while its ring is full."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sidestep.protocol.messages import EngineInfo, Settings
 
 
 class Folded(NamedTuple):
-    """Merged items, as the records of each frame to send."""
+    """Merged items, as the encoded totals in each frame to send."""
 
     items: int
     frames: list[list[bytes]]
 
     @property
     def size(self) -> int:
-        """Bytes of the records."""
-        return sum(len(record) for frame in self.frames for record in frame)
+        """Bytes of the totals."""
+        return sum(len(totals) for frame in self.frames for totals in frame)
 
 
 class Folder(Protocol):

@@ -132,14 +132,14 @@ class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
 class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
     """Sum of the items ``first`` to ``last``, which were folded because the ring was full.
 
-    ``records`` (``records.Record``), one per engine of the stream, hold what the items add;
+    ``totals`` (``engine_totals.EngineTotals``), one per engine of the stream, hold what the items add;
     each is decoded separately, later.
     """
 
     incarnation: Random64
     first: Seq
     last: Seq
-    records: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENGINES_PER_STREAM)]
+    totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENGINES_PER_STREAM)]
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
@@ -149,7 +149,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
         head: Highest seq assigned.
         ring_bytes: Bytes in the sender's ring.
         dropped: Items without a seq, because the queue was full or they could not be read.
-        errors: Records that could not be translated or encoded.
+        errors: Steps that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
         progress: Progress of the stream's engines, as far as the sender measures it.
     """
@@ -180,11 +180,11 @@ class Objective(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Exporter settings that a sender needs, so that folded records fit the exporter's series.
+    """Exporter settings that a sender needs, so that folded items fit the exporter's series.
 
     Attributes:
         buckets: Bounds by bucket family where the operator has set them.
-        scheduled: See ``tracking.requests.rules``, as for ``latency``, ``max_tracked``, ``max_age``.
+        scheduled: See ``tracking.requests.interval_rules``, as for ``latency``, ``max_tracked``, ``max_age``.
         kv_scale: Whether an observation of a sampled block is scaled up by the sample rate.
         kv_max_tracked: Maximum sampled blocks tracked at once, per engine.
         schemas: Schemas of native histograms by bucket family where the operator has set them;

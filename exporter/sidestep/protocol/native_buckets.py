@@ -1,4 +1,4 @@
-"""Native histogram buckets in a record, in addition to the classic ones."""
+"""Native histogram buckets in an engine's totals, in addition to the classic ones."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Sender:
         dropped: Items that could not be folded, or that the exporter refused.
         folded: Items that were folded.
         seals: Number of times that folded items were queued to be sent.
-        errors: Records that could not be made into items; the caller counts them here.
+        errors: Steps that could not be made into items; the caller counts them here.
         boot: Number of the exporter process that answered last.
         complaint: Reason for which the exporter refuses the stream; empty while it does not.
         lookup_key: See ``messages.Settings``, of the exporter that answered last.
@@ -371,10 +371,10 @@ class Sender:
     def _append_folded(self, folded: Folded) -> None:
         """Append the frames of folded items: one seq each, the last frame has all remaining ones."""
         end = self._seq + folded.items
-        for left, records in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
+        for left, totals in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
             first = self._seq + 1
             last = first if left else end
-            raws = [msgspec.Raw(record) for record in records]
+            raws = [msgspec.Raw(one) for one in totals]
             self._append(last, Aggregate(self.incarnation, first, last, raws))
 
     def _append(self, last: int, message: Batch | Aggregate) -> None:

@@ -41,7 +41,7 @@ class Stream:
         caught_up: True once it has sent all that it held when it connected.
         beat: Its last Heartbeat, without the progress that it carried.
         dropped: Items that all its incarnations reported as dropped.
-        errors: Records that they could not translate or encode.
+        errors: Steps that they could not translate or encode.
         folded: Items that they folded.
         duplicates: Items received more than once and applied once, since this process started.
         acked: Applied, durable and sample rate of its last acknowledgement.

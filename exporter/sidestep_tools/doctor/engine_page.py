@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sidestep.catalog.engine_pages import PAGES
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import FeedsFrom, Row
+from sidestep.catalog.row import FeedsFrom, Row
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 
 HITS = ("device_hit", "host_hit", "storage_hit")

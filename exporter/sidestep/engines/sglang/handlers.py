@@ -16,6 +16,7 @@ from sidestep.engines.sglang.wire import QueueCount, SglangStats
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
 
 TOTAL = ("",)
@@ -49,8 +50,9 @@ class SglangHandlers(RequestHandlers):
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Forget the blocks of lookups, since later ones do not continue earlier ones."""
-        if engine.lookups is not None:
-            engine.lookups.restart()
+        lookups = engine.part(Trackers).lookups
+        if lookups is not None:
+            lookups.restart()
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):

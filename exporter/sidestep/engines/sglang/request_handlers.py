@@ -50,7 +50,7 @@ class RequestHandlers(Handlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._ended = layout.handled[request_rows.ENDED]
-        self._tenants = TenantCounters(layout, registry, _TOTALS)
+        self.tenants = self._tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {SglangRequests: self._requests}
 
     def _requests(self, engine: Engine, item: SglangRequests) -> None:
@@ -70,22 +70,15 @@ class RequestHandlers(Handlers):
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
-        self._tenants.settle(engine, tenants)
+        if self.registry.accounting.is_on:
+            self._tenants.settle(engine, tenants)
         if item.unseen:
             self.registry.add(engine, self._ended, OTHER, item.unseen)
             if sink is not None:
                 sink.lose(item.unseen)
 
-    def begin(self, engine: Engine) -> None:
-        """Prepare the counters of cost and of tenants for an item or a folded record."""
-        self._tenants.begin(engine)
-
-    def settle(self, engine: Engine) -> None:
-        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
-        self._tenants.settle(engine)
-
     def lose_requests(self, engine: Engine, ended: int) -> None:
-        """Count requests that have ended in a folded record, unseen."""
+        """Count requests that have ended in folded items, unseen."""
         sink = self.registry.sink_of(engine) if ended else None
         if sink is not None:
             sink.lose(ended)

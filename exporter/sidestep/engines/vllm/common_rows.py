@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.common_names import common_row
 from sidestep.engines.vllm.rows import E2E, TTFT
 

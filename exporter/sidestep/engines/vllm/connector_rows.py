@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.row_builders import SampledRows
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 
-from sidestep.catalog.model import Computed, Handler, Row
+from sidestep.catalog.row import Computed, Handler, Row
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import goodput, tenants
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.metrics.registry import TENANT
 from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.tracking.requests.held_blocks import MICROS
-from sidestep.tracking.requests.rules import UNTRACKED
+from sidestep.tracking.requests.interval_rules import UNTRACKED
 
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)

@@ -41,7 +41,7 @@ class VllmHandlers(EventHandlers):
 
     def _step(self, engine: Engine, item: VllmStep) -> None:
         stats = item.scheduler
-        if stats is not None and self.registry.sampling.scale:
+        if stats is not None and self.registry.tracking.sampling.scale:
             self._observe_scaled_evictions(engine, stats)
         # The rest of an oversized step has observations only: no gauges, and no step to count.
         fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp

@@ -6,7 +6,7 @@ the mode that it described. ``vllm:tokens_total`` has no row, since no release e
 
 from __future__ import annotations
 
-from sidestep.catalog.model import (
+from sidestep.catalog.row import (
     ENGINE_LABELS,
     Alias,
     Combine,

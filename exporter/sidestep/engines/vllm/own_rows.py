@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Computed, Handler, Row
+from sidestep.catalog.row import Computed, Handler, Row
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,

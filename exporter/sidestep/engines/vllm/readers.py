@@ -69,4 +69,4 @@ COMPUTED: Mapping[str, Callable[[Engine], float | None]] = {
     "draft_acceptance_rate": _acceptance_rate,
     "draft_efficiency": _efficiency,
 }
-"""Functions by the name in ``catalog.model.Computed``; None: no sample."""
+"""Functions by the name in ``catalog.row.Computed``; None: no sample."""

@@ -15,11 +15,12 @@ from sidestep.engines.vllm.wire import (
     VllmStep,
 )
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX, HitWindow
+from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
-from sidestep.protocol.records import TOTAL_LIMIT
 
 
 class StatsHandlers:
@@ -49,7 +50,7 @@ class StatsHandlers:
         if item.iteration is not None:
             self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
         if item.mm_cache is not None:
-            _observe_hits(engine.hit_windows[MULTIMODAL], item.mm_cache)
+            _observe_hits(engine.part(RecentSteps).hit_windows[MULTIMODAL], item.mm_cache)
         if item.scheduler is not None:
             self.scheduler(engine, item.scheduler, item.wall, fresh=fresh)
 
@@ -61,19 +62,19 @@ class StatsHandlers:
         arrives after its step was completed counts in the bucket of the next step.
         """
         tokens = iteration.iteration_tokens
-        histogram = engine.histogram(self.iteration_tokens)
+        histogram, steps = engine.histogram(self.iteration_tokens), engine.part(RecentSteps)
         if not last:
-            engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
+            steps.held_tokens = min(steps.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
             return
         before = histogram.sum
-        if histogram.observe(tokens + engine.held_tokens):
+        if histogram.observe(tokens + steps.held_tokens):
             self.omit(engine, 1)
         else:
             # The sum contains the held tokens already. It is assigned, since subtracting floats
             # could decrease it.
             histogram.sum = before + tokens
-        engine.held_tokens = 0
+        steps.held_tokens = 0
 
     def omit(self, engine: Engine, count: int) -> None:
         """Count observations that were refused."""
@@ -82,14 +83,14 @@ class StatsHandlers:
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
         """Apply hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
-            _observe_hits(engine.hit_windows[PREFIX], stats.prefix_cache_stats)
+            _observe_hits(engine.part(RecentSteps).hit_windows[PREFIX], stats.prefix_cache_stats)
             if stats.prefix_cache_stats.hits:
                 self.registry.add(
                     engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits
                 )
         external = stats.connector_prefix_cache_stats
         if external is not None:
-            _observe_hits(engine.hit_windows[EXTERNAL], external)
+            _observe_hits(engine.part(RecentSteps).hit_windows[EXTERNAL], external)
             for tier, tokens in external.hits_by_source.items():
                 self.registry.add(engine, self.cached_by_source, tier, tokens)
         graph = stats.cudagraph_stats
@@ -144,10 +145,11 @@ class StatsHandlers:
 
 def _adapters(engine: Engine, stats: SchedulerStats) -> Mapping[tuple[str, str], int]:
     """Return the requests by adapter and state."""
-    if engine.requests is not None:
+    tracker = engine.part(Trackers).requests
+    if tracker is not None:
         # Counts from the scheduler's events include queued requests, and list an adapter
         # under a state only if one of its requests is in that state.
-        return engine.requests.requests.adapters
+        return tracker.requests.adapters
     if not stats.running_lora_adapters and not stats.waiting_lora_adapters:
         return {}
     by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}

@@ -33,9 +33,9 @@ from sidestep.tracking.requests.endings import ABORT, abort, complete, count_end
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.held_blocks import join_batch, leave_batch
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
+from sidestep.tracking.requests.interval_rules import Rules
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
-from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
 from sidestep.tracking.requests.traces import Traces
 

@@ -1,8 +1,8 @@
-"""Records: an engine's series as one value, for folding, snapshots and forwarding.
+"""Totals of an engine: its series as one value, in snapshots and for items that a sender folds.
 
 The head names what each position of a list means, so that releases with different catalogues
-are compatible. Amounts are checked where they are added (``metrics.validate_record``): the
-totals in a record may exceed the limits of a single item.
+are compatible. Amounts are checked where they are added (``metrics.merge``): the
+totals may exceed the limits of a single item.
 """
 
 from __future__ import annotations
@@ -138,15 +138,15 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     created: Seconds = 0.0
 
 
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """Record of one engine."""
+class EngineTotals(msgspec.Struct, array_like=True, gc=False):
+    """Totals of one engine."""
 
     head: Head
     totals: Totals
 
 
-class EncodedRecord(msgspec.Struct, array_like=True, gc=False):
-    """Record of one engine with its head already encoded, since heads are cached by engine."""
+class EncodedTotals(msgspec.Struct, array_like=True, gc=False):
+    """Totals of one engine whose head is encoded already, since it is cached."""
 
     head: msgspec.Raw
     totals: Totals
