@@ -23,7 +23,7 @@ class Common(NamedTuple):
     """One family.
 
     Attributes:
-        successor: What to use instead of a name that the conventions do not give to servers.
+        successor: Replacement of a name that the conventions do not give to servers.
     """
 
     name: str
@@ -74,16 +74,8 @@ FAMILIES: tuple[Common, ...] = (
         "Time from a request's entry into the queue until it was first scheduled.",
         buckets="gen_ai_request_duration",
     ),
-    Common(
-        "sidestep_requests_running",
-        "gauge",
-        "Requests in the batch that the model executes.",
-    ),
-    Common(
-        "sidestep_requests_waiting",
-        "gauge",
-        "Requests that wait to be scheduled.",
-    ),
+    Common("sidestep_requests_running", "gauge", "Requests in the batch that the model executes."),
+    Common("sidestep_requests_waiting", "gauge", "Requests that wait to be scheduled."),
     Common(
         "sidestep_kv_cache_usage_ratio",
         "gauge",

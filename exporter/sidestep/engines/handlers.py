@@ -16,7 +16,7 @@ from sidestep.tracking.kv_blocks.tracker import BlockObservations
 class Handlers:
     """Applies the items of one dialect, except ``Samples``, which all dialects share.
 
-    A dialect sets ``appliers``, and overrides those of the other methods that its items need.
+    A dialect sets ``appliers``, and overrides the methods that its items need.
 
     Attributes:
         appliers: By class of the item, the function that adds it to an engine's series. It may

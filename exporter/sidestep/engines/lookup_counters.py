@@ -15,12 +15,7 @@ HANDLERS = {"kv_missed_tokens", "kv_missed_idle", HIT_RATIOS}
 
 
 class LookupCounters:
-    """Applies lookups to the engines of one registry.
-
-    Args:
-        layout: The layout of the engines' dialect.
-        registry: The engines' registry.
-    """
+    """Applies lookups to the engines of one registry that have ``layout``."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""Metrics pages that the exporter polls of an engine's server, and the handlers of their families.
+"""Metrics pages that the exporter polls from an engine's server, and the handlers of their families.
 
 A page has totals since the server's process started. The exporter adds up the differences between
 polls, so its counters continue when the server restarts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.row import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
@@ -74,16 +75,9 @@ class SampledRows:
         """Return a counter; ``closed`` are the label values that the engine itself starts at 0."""
         return self._row("counter", name, text, own, closed=closed)
 
-    def gauge(
-        self,
-        name: str,
-        text: str,
-        *own: str,
-        closed: tuple[str, ...] = (),
-        combine: Combine = "sum",
-    ) -> Row:
-        """Return a gauge."""
-        return self._row("gauge", name, text, own, closed=closed, combine=combine)
+    def gauge(self, name: str, text: str, *own: str, **more: Any) -> Row:
+        """Return a gauge; ``more`` are arguments of ``row``."""
+        return self._row("gauge", name, text, own, **more)
 
     def histogram(self, name: str, text: str, buckets: Bounds | str, *own: str) -> Row:
         """Return a histogram; ``buckets`` are its bounds or the name of a bucket family."""
@@ -93,27 +87,6 @@ class SampledRows:
         """Return a summary, which has a sum and a count only."""
         return self._row("summary", name, text, own)
 
-    def _row(
-        self,
-        kind: Kind,
-        name: str,
-        text: str,
-        own: tuple[str, ...],
-        *,
-        closed: tuple[str, ...] = (),
-        buckets: Bounds | str = (),
-        combine: Combine = "sum",
-    ) -> Row:
-        return row(
-            kind,
-            self.prefix + name,
-            Sampled(),
-            text,
-            own=own,
-            shared=self.shared,
-            closed=closed,
-            buckets=buckets,
-            combine=combine,
-            extra_labels=self.extra_labels,
-            mirrored=self.mirrored,
-        )
+    def _row(self, kind: Kind, name: str, text: str, own: tuple[str, ...], **more: Any) -> Row:
+        more |= {"extra_labels": self.extra_labels, "mirrored": self.mirrored}
+        return row(kind, self.prefix + name, Sampled(), text, own=own, shared=self.shared, **more)

@@ -33,7 +33,7 @@ class Accounted(Part):
     """An engine's own counters that have counters by tenant or prices.
 
     Attributes:
-        counters: They by field, as they were accounted for last; None: not yet.
+        counters: Their values by field when they were last accounted for; None: not yet.
     """
 
     __slots__ = ("counters",)
@@ -45,13 +45,9 @@ class Accounted(Part):
 class TenantCounters:
     """Adds outcomes to the counters of tenants, and the cost of tokens to those of engines.
 
-    What an item adds to the engine's own counters and belongs to no shown tenant is counted for
-    ``__other__``: so the sums are equal, also for tokens of requests that are not tracked.
-
-    Args:
-        layout: The layout of the engines' dialect.
-        registry: The engines' registry.
-        totals: The engine's own counter of each field of ``TenantCounts`` that has one, except its cost.
+    ``__other__`` counts what an item adds to the engine's own counters for no shown tenant. So the sums
+    are equal, also for tokens of requests that are not tracked. ``totals`` reads the engine's own
+    counters, by field of ``TenantCounts``, except its cost.
     """
 
     def __init__(self, layout: Layout, registry: Registry, totals: Mapping[str, Total]) -> None:
@@ -78,11 +74,9 @@ class TenantCounters:
                     children[_OTHER] = total - sum(children.values())
 
     def settle(self, engine: Engine, tenants: Mapping[str, TenantCounts] = _NO_TENANTS) -> None:
-        """Count the cost of what was added since the last call, and the rest for no shown tenant.
+        """Count the cost of what was added since the last call, of which ``tenants`` has a part.
 
-        Args:
-            engine: An engine whose own counters were increased.
-            tenants: What of that belongs to tenants.
+        The rest counts for no shown tenant.
         """
         accounted = engine.part(Accounted)
         before = accounted.counters

@@ -1,4 +1,4 @@
-"""Bindings of streams to engines: engine indices of items, and streams that have gone silent."""
+"""Bindings of streams to the engines that they feed, and streams that have gone silent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EngineBindings:
         return stream is not None and stream.state is not StreamState.CLOSED and not stream.silent
 
     def restore(self, stream: Stream) -> None:
-        """Restore what ``stream``, from a snapshot, is to its engines."""
+        """Restore the roles of ``stream``, which is from a snapshot, for its engines."""
         for info in stream.engines:
             engine = self._registry.find(info.id)
             if engine is None:
@@ -85,10 +85,7 @@ class EngineBindings:
                 engine.feeds.front_ends.add(stream.id)
 
     def attach(self, stream: Stream, retired: int | None, now: float) -> list[Work]:
-        """Return the work that binds the engines of ``stream``, one call per engine.
-
-        A stream can have hundreds of engines, so the calls run in separate slices.
-        """
+        """Return the work that binds the engines of ``stream``: one call per engine, each in a slice of its own."""
         if retired is not None:
             self._remove(retired, now)
         # Engines of this incarnation's previous Hello; None if this exporter has had none.

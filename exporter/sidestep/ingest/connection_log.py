@@ -41,7 +41,7 @@ GOES_ON = "its counters go on"
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """State of an engine in the lines so far.
+    """State of an engine by the lines so far.
 
     Attributes:
         streams: Names of the streams that feed it, by incarnation.
@@ -59,10 +59,8 @@ class _Known:
 class ConnectionLog:
     """Follows which streams feed the engines that are counted here.
 
-    Engines of sources in this process have no lines: the sources have their own.
-
-    Args:
-        clock: Of the rate limits: a line of each kind and engine in a minute.
+    Engines of sources in this process have no lines: the sources have their own. An engine has one line
+    of each kind in a minute, by ``clock``.
     """
 
     def __init__(self, registry: Registry, receiver: Receiver, clock: Callable[[], float]) -> None:

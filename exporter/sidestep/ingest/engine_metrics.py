@@ -101,10 +101,9 @@ def _read_health(metrics: SelfMetrics, registry: Registry, health: HealthMonitor
 
 
 class Engines:
-    """Engines by the labels of self-metrics; the labels are cached while no engine's labels change.
+    """Engines by the labels of self-metrics, which are cached while no engine's labels change.
 
-    Args:
-        with_parts: Whether to include engines that are part of another engine.
+    Engines that are part of another engine are included only ``with_parts``.
     """
 
     def __init__(self, registry: Registry, *, with_parts: bool = False) -> None:

@@ -11,10 +11,7 @@ class FinalScrape:
     """Detects whether the last counts of all engines have been scraped.
 
     Once Prometheus has scraped the exporter, other clients' scrapes do not count: routers poll the
-    page many times a second, and store nothing.
-
-    Args:
-        clock: The monotonic clock of the intake.
+    page many times a second, and store nothing. ``clock`` is the monotonic clock of the intake.
     """
 
     def __init__(self, intake: Intake, clock: Callable[[], float]) -> None:

@@ -42,7 +42,7 @@ _NEW = Health(EngineState.STARTING)
 
 
 class AwakeClock:
-    """Monotonic time without the pauses of the exporter itself, which engines are not blamed for."""
+    """Monotonic time without the exporter's own pauses, for which no engine is to blame."""
 
     def __init__(self) -> None:
         self._pauses = 0.0
@@ -103,9 +103,7 @@ class _Streams:
 class HealthMonitor:
     """Follows the health of all engines but those that a polled server no longer has.
 
-    Args:
-        limits: Least and most seconds without progress.
-        clock: Of the log's rate limits; monotonic.
+    ``limits`` has the least and the most seconds without progress; ``clock`` limits the log's rate.
     """
 
     def __init__(
@@ -158,13 +156,7 @@ class HealthMonitor:
     def report(
         self, stream: Stream, reports: Iterable[tuple[Engine, str, Progress]], now: float
     ) -> None:
-        """Record progress.
-
-        Args:
-            stream: The stream that has brought it.
-            reports: Each engine, the role of the process for it, and its progress.
-            now: Monotonic seconds.
-        """
+        """Record what ``stream`` reports: engines, its process's role for each, and their progress."""
         awake = self._awake.read(now)
         self._reporting.add(stream.incarnation)
         for engine, role, progress in reports:
@@ -174,11 +166,7 @@ class HealthMonitor:
             followed.tracker.report(process, progress, self._limits, awake)
 
     def update(self, now: float) -> None:
-        """Evaluate the next batch of engines; call it several times a second.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Evaluate the next batch of engines; call it several times a second."""
         pause = self._awake.advance(now)
         if pause:
             # What was sent meanwhile has not been received yet: no process has been silent for longer.
@@ -309,5 +297,5 @@ def _has_health(engine: Engine) -> bool:
 
 
 def _frame(text: str) -> str:
-    """Return a frame of a stack as log lines and pages may have it; in ASCII, it takes a byte a character."""
+    """Return a frame of a stack in printable ASCII, cut to the length that log lines and pages may have."""
     return printable(text[:MAX_FRAME_CHARS]).encode("ascii", "replace").decode()

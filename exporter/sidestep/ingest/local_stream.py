@@ -22,14 +22,7 @@ MAX_FED = 64
 
 
 class Feed:
-    """Stream of one source in this process, as the source uses it.
-
-    Args:
-        name: Stable name of the stream.
-
-    Attributes:
-        intake: Intake that applies items and counts rejections.
-    """
+    """Stream of one source in this process, as the source uses it; ``name`` is stable over restarts."""
 
     def __init__(self, intake: Intake, name: str) -> None:
         self.intake = intake
@@ -139,11 +132,7 @@ class ServerFeed(Feed):
 
 
 class RankFeed(Feed):
-    """Stream of a subscription: each rank of the publisher is an engine.
-
-    Args:
-        feature: Feature that the subscription adds to its engines.
-    """
+    """Stream of a subscription: each rank of the publisher is an engine, which gets ``feature``."""
 
     def __init__(self, intake: Intake, subscription: Subscription, feature: str) -> None:
         super().__init__(intake, subscription.name)

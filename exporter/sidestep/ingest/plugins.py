@@ -64,10 +64,7 @@ def collectors() -> list[Collector]:
 def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]:
     """Return the sources that installed packages register under ``sidestep.sources``.
 
-    Args:
-        config: The configuration.
-        intake: Accepts what sources bring.
-        passthrough: Registry of other exporters' pages.
+    ``passthrough`` is the registry of other exporters' pages.
 
     Raises:
         ConfigError: A source cannot be created, or a setting needs one and none is installed.

@@ -90,12 +90,7 @@ class Sources:
 
 
 class Ingest:
-    """Owner of the ingest socket that runs the intake in slices of the event loop.
-
-    Args:
-        access: Keys and groups that may connect.
-        watchdog: Memory limits; by default none.
-    """
+    """Owner of the ingest socket, which runs the intake in slices of the event loop's time."""
 
     def __init__(
         self,
@@ -128,10 +123,6 @@ class Ingest:
 
     def open(self, endpoints: Iterable[str], sources: Iterable[Source] = ()) -> None:
         """Bind the socket, and drain it and ``sources`` in the running event loop.
-
-        Args:
-            endpoints: Endpoints that engines connect to.
-            sources: Sources that run in this process and feed engines.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
@@ -188,8 +179,7 @@ class Ingest:
         for descriptor in listener.descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
-    # Readers that re-arm each other would starve the loop, so one flag marks that a slice
-    # is scheduled, and no second one is.
+    # Only one slice is scheduled at a time: several that schedule each other would starve the loop.
     def _drain(self) -> None:
         if self._upkeep is not None and self._upkeep.has_too_many_connections():
             self._act(self._clock())
@@ -305,7 +295,7 @@ class Ingest:
         return True
 
     def _note_time(self) -> None:
-        """Charge the time since the last call to the side whose message was read last."""
+        """Add the time since the last call to that of the side whose message was read last."""
         now = time.perf_counter()
         spent = now - self._served_at
         self._served_at = now

@@ -1,4 +1,4 @@
-"""Interface of what merges a sender's items into totals while its ring is full."""
+"""Interface of the code that merges a sender's items into totals while its ring is full."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ def is_printable(text: str) -> bool:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as a part of one line: other than printable characters as JSON escapes them.
+    """Return ``text`` for a line of a log or a terminal, with unprintable characters escaped as in JSON.
 
-    For logs and terminals: a name must not end the line, move the cursor or turn the text around.
+    A name must not end the line, move the cursor or turn the text around.
     """
     if text.isprintable():
         return text
