@@ -34,9 +34,9 @@ from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
+from sidestep.protocol.engine_totals import NativeBuckets
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay

@@ -18,11 +18,11 @@ from sidestep.protocol.engine_totals import (
     EngineTotals,
     Head,
     Hits,
+    NativeBuckets,
     OpenTotals,
     Totals,
 )
 from sidestep.protocol.messages import EngineInfo, Heartbeat
-from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.requests.request_log import RequestLog
 from sidestep.snapshot.capture import (

@@ -20,9 +20,9 @@ from sidestep.metrics.registry import Registry, Tracking
 from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.engine_totals import Child, Totals
-from sidestep.protocol.folding import Folded
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.protocol.sender import Folded
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.interval_rules import Rules
 

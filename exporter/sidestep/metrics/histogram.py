@@ -9,9 +9,8 @@ from itertools import accumulate
 from sidestep.catalog.buckets import Bounds
 from sidestep.metrics.exemplars import NO_EXEMPLARS, Exemplar, Exemplars
 from sidestep.metrics.slo_counter import SloCounter
-from sidestep.protocol.engine_totals import Buckets
+from sidestep.protocol.engine_totals import Buckets, NativeBuckets
 from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import NativeBuckets
 
 SORT_FROM = 5
 """Values from which on sorting is cheaper than one bisection per value (measured)."""

@@ -17,9 +17,8 @@ from sidestep.metrics.exponential_buckets import (
     upper,
 )
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.protocol.engine_totals import Buckets
-from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import COARSEST, NativeBuckets
+from sidestep.protocol.engine_totals import Buckets, NativeBuckets
+from sidestep.protocol.limits import COARSEST, VALUE_LIMIT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

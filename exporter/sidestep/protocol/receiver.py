@@ -234,7 +234,7 @@ class Receiver:
         return self._refuse(peer, hello.incarnation, code, str(error)).replies
 
     def _hello_event(self, hello: Hello, now: float) -> tuple[Stream, Event]:
-        """Return the present incarnation of the stream, and which event ``hello`` is for it."""
+        """Return the known incarnation of the stream, and the event that ``hello`` is for it."""
         stream = self.streams.get(hello.stream) or Stream(hello.stream, hello.incarnation)
         owner = self._by_incarnation.get(hello.incarnation)
         if owner is not None and owner.id != stream.id:
@@ -395,7 +395,7 @@ class Receiver:
 
 
 def _event(message: Batch | Aggregate | Heartbeat | Bye, seq: int) -> Event:
-    """Return which event ``message`` is for an open stream of which ``seq`` was applied last."""
+    """Return the event that ``message`` is for an open stream whose items are applied up to ``seq``."""
     if isinstance(message, _WITH_ITEMS):
         if message.first == seq + 1 and message.last >= seq:
             return _NEXT
@@ -406,7 +406,7 @@ def _event(message: Batch | Aggregate | Heartbeat | Bye, seq: int) -> Event:
 
 
 def _grown(total: int, more: int) -> int:
-    """Return the sum, up to what a snapshot holds: a peer may send any number any number of times."""
+    """Return the sum, at most what a snapshot can hold: a peer may send any number any number of times."""
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
