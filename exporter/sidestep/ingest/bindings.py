@@ -160,8 +160,7 @@ class EngineBindings:
         fed = self.engines.get(stream.incarnation, [])
         for engine in fed:
             if engine.id == identity:
-                engine.feeds.streams.discard(stream.incarnation)
-                engine.feeds.seen_at = max(engine.feeds.seen_at, stream.seen_at)
+                engine.feeds.remove(stream.incarnation, stream.seen_at)
                 self._registry.touch(engine)
         fed[:] = [engine for engine in fed if engine.id != identity]
 
@@ -173,8 +172,7 @@ class EngineBindings:
     def detach(self, stream: Stream, seen_at: float) -> None:
         """Detach ``stream`` from its engines as of ``seen_at``."""
         for engine in self.engines.get(stream.incarnation, ()):
-            engine.feeds.streams.discard(stream.incarnation)
-            engine.feeds.seen_at = max(engine.feeds.seen_at, seen_at)
+            engine.feeds.remove(stream.incarnation, seen_at)
         for info in stream.engines:
             if info.role == CORE and (core := self._registry.find(info.id)) is not None:
                 core.feeds.lost_cores.add(stream.id)
@@ -230,8 +228,7 @@ class EngineBindings:
         fed = set(self.engines.get(stream.incarnation, ()))
         for engine in before:
             if engine not in fed:
-                engine.feeds.streams.discard(stream.incarnation)
-                engine.feeds.seen_at = max(engine.feeds.seen_at, now)
+                engine.feeds.remove(stream.incarnation, now)
         # Drop the bindings of streams that the receiver has forgotten.
         known = {stream.incarnation for stream in self._receiver.streams.values()}
         for incarnation in self.engines.keys() - known:
@@ -254,5 +251,4 @@ class EngineBindings:
 
     def _remove(self, incarnation: int, now: float) -> None:
         for engine in self.engines.pop(incarnation, ()):
-            engine.feeds.streams.discard(incarnation)
-            engine.feeds.seen_at = max(engine.feeds.seen_at, now)
+            engine.feeds.remove(incarnation, now)

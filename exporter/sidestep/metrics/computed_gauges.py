@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
+from typing import Any
 
 from sidestep.metrics.engine import Engine, Number, Part
 from sidestep.metrics.recent_steps import PREFIX, RecentSteps
@@ -17,41 +17,30 @@ def scalar(engine: Engine, name: str) -> Number:
     return sum(engine.values[slot] or 0 for slot in assignment.slots)
 
 
+def _of(kind: type[Part], *path: str) -> Callable[[Engine], float | None]:
+    """Return the reader of an attribute of a part; None: the part, or one on the way, is not there."""
+
+    def read(engine: Engine) -> float | None:
+        found: Any = engine.find_part(kind)
+        for name in path:
+            found = getattr(found, name, None)
+        value: float | None = found
+        return value
+
+    return read
+
+
+_block_rate = _of(Trackers, "blocks", "rate")
+
+
 def _sample_ratio(engine: Engine) -> float | None:
     own = engine.own_sample_rate
-    return _of_blocks("rate")(engine) if own is None else own
+    return _block_rate(engine) if own is None else own
 
 
 def _shortest_step_time(engine: Engine) -> float | None:
     found = engine.find_part(Saturation)
     return None if found is None or found.shortest.seconds is None else found.shortest.measured
-
-
-def _of_blocks(name: str) -> Callable[[Engine], float | None]:
-    def read(engine: Engine) -> float | None:
-        found = engine.find_part(Trackers)
-        return None if found is None else getattr(found.blocks, name, None)
-
-    return read
-
-
-def _of_curve(name: str) -> Callable[[Engine], float | None]:
-    def read(engine: Engine) -> float | None:
-        found = engine.find_part(Trackers)
-        summary = None if found is None or found.lookups is None else found.lookups.summary
-        return getattr(summary, name, None)
-
-    return read
-
-
-def _of_saturation(name: str) -> Callable[[Engine], float | None]:
-    read = attrgetter(name)
-
-    def find(engine: Engine) -> float | None:
-        found = engine.find_part(Saturation)
-        return None if found is None else read(found)
-
-    return find
 
 
 class SetGauges(Part):
@@ -70,16 +59,16 @@ class SetGauges(Part):
 COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "prefix_cache_hit_rate": lambda engine: engine.part(RecentSteps).hit_windows[PREFIX].rate,
     "kv_sample_ratio": _sample_ratio,
-    "kv_cached_sample_ratio": _of_blocks("rate"),
+    "kv_cached_sample_ratio": _block_rate,
     "max_running_requests": lambda engine: engine.max_running_requests,
-    "saturation": _of_saturation("ratio"),
-    "shortest_step": _of_saturation("shortest.seconds"),
+    "saturation": _of(Saturation, "ratio"),
+    "shortest_step": _of(Saturation, "shortest", "seconds"),
     "shortest_step_time": _shortest_step_time,
-    "whatif_shared_hit_ratio": _of_curve("shared_hit_ratio"),
-    "whatif_hit_ratio_per_gib": _of_curve("per_gib"),
-    "whatif_sufficient_blocks": _of_curve("sufficient"),
-    "kv_working_set_blocks": _of_curve("working_set"),
-    "kv_tracked_blocks": _of_blocks("tracked"),
+    "whatif_shared_hit_ratio": _of(Trackers, "lookups", "summary", "shared_hit_ratio"),
+    "whatif_hit_ratio_per_gib": _of(Trackers, "lookups", "summary", "per_gib"),
+    "whatif_sufficient_blocks": _of(Trackers, "lookups", "summary", "sufficient"),
+    "kv_working_set_blocks": _of(Trackers, "lookups", "summary", "working_set"),
+    "kv_tracked_blocks": _of(Trackers, "blocks", "tracked"),
 }
 """Functions by the name in ``catalog.row.Computed``; ``SetGauges`` has the others."""
 

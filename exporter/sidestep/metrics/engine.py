@@ -109,6 +109,11 @@ class Feeds:
     seen_at: float = 0.0
     caught_up_at: float = 0.0
 
+    def remove(self, incarnation: int, seen_at: float) -> None:
+        """Remove a stream from which the exporter last received something at ``seen_at``."""
+        self.streams.discard(incarnation)
+        self.seen_at = max(self.seen_at, seen_at)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeriesSettings:
