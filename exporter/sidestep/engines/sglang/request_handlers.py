@@ -50,7 +50,7 @@ class RequestHandlers(Handlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._ended = layout.handled[request_rows.ENDED]
-        self.tenants = self._tenants = TenantCounters(layout, registry, _TOTALS)
+        self.tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {SglangRequests: self._requests}
 
     def _requests(self, engine: Engine, item: SglangRequests) -> None:
@@ -70,8 +70,8 @@ class RequestHandlers(Handlers):
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
-        if self.registry.accounting.is_on:
-            self._tenants.settle(engine, tenants)
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, tenants)
         if item.unseen:
             self.registry.add(engine, self._ended, OTHER, item.unseen)
             if sink is not None:

@@ -89,7 +89,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
-        self.tenants = self._tenants = TenantCounters(layout, registry, tenant_totals(layout))
+        self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")
@@ -134,8 +134,8 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        if self.registry.accounting.is_on:
-            self._tenants.settle(engine, outcomes.tenants)
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
