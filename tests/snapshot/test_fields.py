@@ -121,7 +121,9 @@ def objects() -> dict[type, object]:
     """Return an object of each class of state that has no list of its fields."""
     intake = Fed().intake
     tracker = RequestTracker()
-    made = [intake, intake.receiver, intake.registry, intake.metrics, tracker, tracker.requests, tracker.samples,
+    engine = intake.registry.register(EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}))
+    parts = [part() for part in Part.__subclasses__()]
+    made = [engine, *parts, intake, intake.receiver, intake.registry, intake.metrics, tracker, tracker.requests, tracker.samples,
             tracker.steps, tracker.front_ends, SampleGroups(), RequestLog([], SelfMetrics())]  # fmt: skip
     return {type(each): each for each in made}
 

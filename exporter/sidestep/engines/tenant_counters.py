@@ -36,8 +36,6 @@ class Accounted(Part):
         counters: Their values by field when they were last accounted for; None: not yet.
     """
 
-    __slots__ = ("counters",)
-
     def __init__(self) -> None:
         self.counters: dict[str, Number | None] | None = None
 

@@ -50,8 +50,6 @@ class SetGauges(Part):
         values: Gauges by the name in ``catalog.row.Computed``.
     """
 
-    __slots__ = ("values",)
-
     def __init__(self) -> None:
         self.values: Mapping[str, float] = {}
 

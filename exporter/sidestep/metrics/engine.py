@@ -137,8 +137,6 @@ class Part:
     which do nothing by default.
     """
 
-    __slots__ = ()
-
     def detach_core(self, engine: Engine) -> None:
         """End what depends on the events of the engine's core, which no stream sends any more."""
 
@@ -184,32 +182,6 @@ class Engine:
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
         version: The registry's version when this engine last changed.
     """
-
-    __slots__ = (
-        "absent",
-        "created",
-        "description",
-        "exposed_paths",
-        "feeds",
-        "gauge_stamp",
-        "histograms",
-        "id",
-        "info",
-        "keyed",
-        "label_version",
-        "labels",
-        "last_seen",
-        "layout",
-        "live",
-        "missing_slots",
-        "open_families",
-        "parts",
-        "restarts",
-        "settings",
-        "statistics",
-        "values",
-        "version",
-    )
 
     def __init__(
         self,

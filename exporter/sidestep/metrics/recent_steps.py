@@ -55,8 +55,6 @@ class RecentSteps(Part):
         held_tokens: Tokens of a step whose scheduler statistics have not arrived.
     """
 
-    __slots__ = ("held_tokens", "hit_windows")
-
     def __init__(self) -> None:
         self.hit_windows = HitWindow(), HitWindow(), HitWindow()
         self.held_tokens = 0

@@ -74,8 +74,6 @@ class ShortestStep:
         fullness: Tokens of such a step, as a share of the most that it may have; 0 if unknown.
     """
 
-    __slots__ = ("_current", "_mark", "_period", "_previous", "fullness", "measured", "seconds")
-
     def __init__(self) -> None:
         self.seconds: float | None = None
         self.measured = self.fullness = 0.0
@@ -113,21 +111,6 @@ class Saturation(Part):
             queue grows; never negative. None in the first minute.
         shortest: The engine's shortest step.
     """
-
-    __slots__ = (
-        "_arrived",
-        "_before",
-        "_begun",
-        "_busy",
-        "_known",
-        "_occupied",
-        "_seconds",
-        "_since",
-        "_steps",
-        "_when",
-        "ratio",
-        "shortest",
-    )
 
     def __init__(self) -> None:
         self.reset()

@@ -23,8 +23,6 @@ class Trackers(Part):
         lookups: Lookups in its prefix cache, where it sends them.
     """
 
-    __slots__ = ("blocks", "lookups", "requests", "sink")
-
     def __init__(self) -> None:
         self.requests: RequestTracker | None = None
         self.sink: RequestSink | None = None
