@@ -1,8 +1,8 @@
 """Folding: the items that do not fit into a full ring become totals of their series.
 
-The exporter's own applier adds them to a registry in the sending process, so that counters and
-buckets are the same as if each item had arrived. Intervals of requests and lifetimes of blocks
-that are in progress when folding begins or ends are lost.
+The sending process adds them to a registry of its own, with the exporter's applier. So counters and
+buckets are the same as if each item had arrived. Lost are only intervals of requests and lifetimes of
+blocks that are in progress when folding begins or ends.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class EngineBindings:
         """Return whether a core's ``hello`` is to be repeated later, when front ends are known (R9).
 
         A front end that is known before the core's first item owns the latencies that users see.
-        After an outage both have items to send, in which the same requests occur.
+        After an outage both send items of the same requests.
         """
         known = self._receiver.streams.get(hello.stream)
         if known is not None and known.incarnation == hello.incarnation:
@@ -217,7 +217,7 @@ class EngineBindings:
             engine.restarts += 1
             self._registry.reset_gauges(engine)
             if info.role == CORE:
-                # Others belonged to the core's previous process, some of whose items came after theirs.
+                # The others belonged to the core's previous process, which may have sent items after them.
                 engine.feeds.front_ends = set(filter(self._is_active, engine.feeds.front_ends))
         engine.feeds.contested = stream.replica > 1
         self._feed(stream, engine, info.role)
@@ -245,7 +245,7 @@ class EngineBindings:
             engine.feeds.lost_cores.discard(stream.id)
         elif role == FRONT_END:
             engine.feeds.front_ends.add(stream.id)
-        # Without its core, an engine's gauges are those of before.
+        # Without its core, an engine's gauges have their last values.
         engine.live = engine.live or engine.is_up
         self._registry.touch(engine)
 

@@ -215,8 +215,7 @@ class HealthMonitor:
     def _processes(self, engine: Engine, now: float) -> list[Process]:
         """Return the processes of ``engine`` that report progress, and should.
 
-        A front end that has fallen silent feeds the engine no more, but the requests that it has
-        accepted still wait, whatever the core does.
+        A silent front end no longer feeds the engine, but the requests that it has accepted still wait.
         """
         awake = self._awake.read(now)
         front_ends = [self._receiver.streams.get(name) for name in engine.feeds.front_ends]

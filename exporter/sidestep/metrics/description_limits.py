@@ -1,8 +1,7 @@
 """Limits on the engine descriptions in Hellos.
 
-Each field has its own limit in ``protocol.messages``. Labels are repeated in every line of a page,
-and each bucket bound adds lines: without these limits, a Hello of 1 MiB whose fields were all
-valid led to a page of gigabytes.
+Each field has its own limit in ``protocol.messages``. But labels are repeated in every line of a page, and
+each bucket bound adds lines: without further limits, a valid Hello of 1 MiB made a page of gigabytes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class LoadTracker:
 
     def _update(self, engine: Engine, now: float) -> None:
         if engine.live and not engine.is_up:
-            # The engine may reconnect soon; until then its gauges are those of before.
+            # The engine may reconnect soon; until then its gauges have their last values.
             return
         reader = _reader(engine.layout)
         load = None

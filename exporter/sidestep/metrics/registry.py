@@ -289,7 +289,7 @@ class Registry:
                 self.version += 1
 
     def release_requests(self) -> None:
-        """Pass on all requests that wait for front ends, since the exporter ends."""
+        """Pass on all requests that wait for a front end, because the exporter ends."""
         for engine in self.engines.values():
             requests = engine.part(Trackers).requests
             if requests is not None:
@@ -369,7 +369,7 @@ class Registry:
         return found
 
     def hide_tenant(self, name: str) -> None:
-        """Count from now on under ``__other__`` what was counted for a tenant."""
+        """Add the counts of a tenant to those of ``__other__``."""
         for engine in self:
             for children in _by_tenant(engine):
                 if (name,) in children:

@@ -95,7 +95,7 @@ class ShortestStep:
             self._mark = load
         elif (steps := load.steps - (mark.steps or 0)) >= WINDOW_STEPS and load.stamp > mark.stamp:
             seconds = (load.stamp - mark.stamp) / steps
-            # Chunks of prompts without an output, which are no steps, make it 1.
+            # Chunks of prompts without an output do not count as steps; with them, the share is 1.
             full = (load.tokens - mark.tokens) / (steps * load.budget) if load.budget else 0.0
             self._current = min(self._current, (seconds, load.seen, min(max(full, 0.0), 1.0)))
             self._mark = load
@@ -175,7 +175,7 @@ class Saturation(Part):
         found = served / self._seconds * offered / (self._begun + FEW_REQUESTS)
         if self._since is not None and now - self._since >= BLOCKED_SECONDS:
             found = max(found, 1.0)
-        # Rounding to a thousandth avoids sending insignificant changes.
+        # Rounded, so that an insignificant change does not make the engine's page a new one.
         return round(found, 3)
 
 

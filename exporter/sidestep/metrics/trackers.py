@@ -18,7 +18,7 @@ class Trackers(Part):
 
     Attributes:
         requests: The engine's requests in flight, where it sends request events.
-        sink: Receiver of its requests that end; None until its first one, or where they are not needed.
+        sink: Receiver of its requests that end; None before the first one, or where none is needed.
         blocks: The engine's KV blocks, where it sends events of them.
         lookups: Lookups in its prefix cache, where it sends them.
     """

@@ -151,7 +151,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
         dropped: Items without a seq, because the queue was full or they could not be read.
         errors: Steps that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
-        progress: Progress of the stream's engines, as far as the sender measures it.
+        progress: Progress of those of the stream's engines for which the sender measures it.
     """
 
     incarnation: Random64

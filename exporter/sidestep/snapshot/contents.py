@@ -1,4 +1,4 @@
-"""What a snapshot holds: one list of all state, and where each field that outlives the process is.
+"""The content of a snapshot: one list of all state, and where each field that outlives the process is.
 
 ``tests/snapshot/test_fields.py`` compares it with the classes and with the wire structs, so a new field
 of either needs its place here.
@@ -36,7 +36,7 @@ class Held(NamedTuple):
     Attributes:
         state: The class.
         saved: By field, the fields of wire structs that hold it in a snapshot.
-        anew: Fields that settings, other fields or the next Hello determine, or that begin anew.
+        anew: Fields that begin anew, or that settings, other fields or the next Hello determine.
     """
 
     state: type
