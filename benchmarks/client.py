@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine

@@ -17,7 +17,7 @@ import msgspec
 from fuzz.world import make_intake
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.record_codec import encode_record, totals_of
+from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import MAX_REQUESTS
@@ -411,7 +411,7 @@ def _record(case: Case, **changes: Any) -> Any:
     totals = totals_of(engine)
     for name, value in changes.items():
         setattr(totals, name, value)
-    return msgspec.msgpack.decode(encode_record(engine, totals))
+    return msgspec.msgpack.decode(encode_totals(engine, totals))
 
 
 CASES: tuple[Callable[[], Case], ...] = (

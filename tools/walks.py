@@ -131,7 +131,7 @@ async def walks(profile: Profile, folder: Path) -> None:
             await send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
             await send(Heartbeat(1, 0, 0))
             await count(1)
-            with profile.walk("A frame to its series", INGEST, set()):
+            with profile.walk("A frame to its series", INGEST, {"Ingest.acknowledge"}):
                 await count(2)
             await page()
             await count(3)

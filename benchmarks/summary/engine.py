@@ -302,7 +302,7 @@ def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Rec
         record: Record = logger.record
     else:
         layout = compile_layout(DIALECTS["vllm"])
-        engine = Registry({"vllm": layout}, {}).register(engine_info(0))
+        engine = Registry({"vllm": layout}).register(engine_info(0))
         metrics = ClientMetrics(layout)
 
         def record(scheduler: Any, iteration: Any) -> None:

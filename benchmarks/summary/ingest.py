@@ -337,7 +337,7 @@ async def _serve_client(config: Config) -> None:
     exporter = Exporter(config, [metrics.registry])
     exporter.intake.applier = ClientApplier(exporter.registry, metrics)
     # The page has the client's series in place of those of the registry.
-    exporter.registry = Registry(layouts, {})
+    exporter.registry = Registry(layouts)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with exporter.running():

@@ -12,7 +12,6 @@ import msgspec
 
 from benchmarks.summary.pages import milliseconds
 from benchmarks.summary.rows import Figure, Row, Topic
-from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
@@ -46,7 +45,7 @@ LOG = "the log record of a request"
 
 def measure(quick: bool) -> Mapping[str, Figure]:
     """Return microseconds of CPU a request, medians."""
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    registry = Registry(DIALECTS.layouts())
     engine = registry.register(EngineInfo("pod/m/0", "vllm", {"engine": "0", "model_name": "m"}))
     ended = [_ended(number) for number in range(REQUESTS)]
     records = [make_record(engine, one, WALL) for one in ended]

@@ -36,7 +36,7 @@ STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 
 def fleet(engines: int) -> Registry:
     """Return a registry of engines that have all counted steps."""
-    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])})
     applier, steps = Applier(registry), Steps()
     for _ in range(engines):
         add_engine(registry, applier, steps)

@@ -23,6 +23,7 @@ from sidestep.catalog.slo import Objectives
 from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
 from sidestep.diagnosis.own_checks import Installation, OwnChecks
+from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import resolve
@@ -42,12 +43,14 @@ from sidestep.http.routes import application
 from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop, plugins
+from sidestep.ingest.event_loop import Shutdown
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.engine import SeriesSettings
+from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.otlp.page_families import PageFamilies
+from sidestep.protocol.receiver import Receiver
 from sidestep.requests.parts import request_log
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
@@ -117,23 +120,17 @@ class Exporter:
         self.tenants = None
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
-        has_sink = bool(self.request_log or self.tenants or objectives)
+        sink = None
+        if self.request_log or self.tenants or objectives:
+            sink = functools.partial(EngineRequests, self.request_log, self.tenants)
         self.registry = Registry(
             layouts,
-            config.buckets,
-            request_settings,
-            sampling,
-            native_histograms(config),
-            objectives=Objectives(objectives),
+            SeriesSettings(config.buckets, native_histograms(config), Objectives(objectives)),
+            Tracking(request_settings, sampling, LookupSettings(config.kv_curve_half_life), sink),
+            Accounting(self.tenants, Prices(config.prices_model)),
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
             wall=time.time,
-            tenants=self.tenants,
-            request_sink=functools.partial(EngineRequests, self.request_log, self.tenants)
-            if has_sink
-            else None,
-            prices=Prices(config.prices_model),
-            lookup_settings=LookupSettings(config.kv_curve_half_life),
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant
@@ -142,18 +139,19 @@ class Exporter:
         watchdog = Watchdog(
             config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
         )
+        receiver = Receiver(
+            secrets.randbits(63),
+            engine_settings(config, objectives),
+            durable=bool(config.state_dir),
+        )
         self.intake = Intake(
-            self.registry,
+            Applier(self.registry, dialects),
+            receiver,
             self.metrics,
-            boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
-            durable=bool(config.state_dir),
-            settings=engine_settings(config, objectives),
             guard=PeerGuard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
             limits=Thresholds(config.health_min_threshold, config.health_max_threshold),
-            dialects=dialects,
-            request_log=self.request_log,
         )
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
         self.ingest = Ingest(self.intake, allowed, watchdog)
@@ -186,7 +184,7 @@ class Exporter:
         self.config, changed, pending = before.adjusted(config)
         self._set_sample_rate()
         self._set_gpu_price()
-        self.registry.prices = Prices(self.config.prices_model)
+        self.registry.accounting.change_prices(Prices(self.config.prices_model))
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
@@ -358,7 +356,7 @@ class Exporter:
         if not self.config.state_dir:
             return None
         directory = StateDirectory(Path(self.config.state_dir))
-        snapshots = Snapshots(directory, self.ingest)
+        snapshots = Snapshots(directory, self.ingest, self.request_log)
         found = snapshots.recover()
         if self.tenants is None:
             self.registry.drop_tenants()

@@ -13,7 +13,9 @@ from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmSleep, VllmStep
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -115,8 +117,9 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
     # 1, 2, 3 at the begin, 5 at the end; 4 was reported from its start to its end.
     assert {name: n for name, n in found.items() if n} == {"folded": 4}
     assert sum(engine.values[slot] or 0 for slot in success.slots) == 5
-    assert engine.requests is not None
-    assert engine.requests.requests.live == {}
+    tracker = engine.part(Trackers).requests
+    assert tracker is not None
+    assert tracker.requests.live == {}
 
 
 @given(st.data())
@@ -183,7 +186,7 @@ def test_a_folder_uses_the_exporters_bounds() -> None:
     folded = folder.seal()
     for overrides, moved in (({"inter_token_latency": (0.5, 1.0)}, 0), ({}, 3)):
         fed = Fed()
-        fed.intake.registry.overrides = overrides
+        fed.intake.registry.series = SeriesSettings(overrides)
         fed.send_hello("s", [ENGINE])
         fed.aggregate("s", folded.items, folded.frames)
         counters = fed.intake.metrics.counters()

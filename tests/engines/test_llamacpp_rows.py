@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llama_servers import pages
-from sidestep.catalog.model import Sampled
+from sidestep.catalog.row import Sampled
 from sidestep.engines.llamacpp.rows import ROWS, UNMAPPED
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "llamacpp" / "metrics.json"

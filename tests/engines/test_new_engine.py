@@ -20,7 +20,7 @@ from tools import docs
 from exporters import until
 from pages import Family, get, parse
 from sidestep.app import Exporter
-from sidestep.catalog.model import Handler
+from sidestep.catalog.row import Handler
 from sidestep.config.settings import read
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
@@ -158,4 +158,4 @@ def test_handlers_fit_the_rows_and_the_items(change: dict[str, Any], named: str)
     dialects = Dialects(dataclasses.replace(DIALECT, **change))
 
     with pytest.raises(CatalogueError, match=named):
-        Applier(Registry(dialects.layouts(), {}), dialects)
+        Applier(Registry(dialects.layouts()), dialects)

@@ -10,7 +10,7 @@ import pytest
 
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Alias, Row, check
+from sidestep.catalog.row import Alias, Row, check
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import CatalogueError

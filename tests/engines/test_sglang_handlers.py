@@ -19,8 +19,8 @@ from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, Sglan
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
-from sidestep.metrics.validate_record import MAX_CHILDREN
+from sidestep.metrics.merge import MAX_CHILDREN
+from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample, Samples
@@ -329,9 +329,9 @@ def test_a_histogram_by_known_values_has_a_slot_for_each() -> None:
     assert typed == {"input": (2, 905.0), "output": (1, 17.0)}
 
     engine = bench.registry.engines["t"]
-    record = decode_record(encode_record(engine, totals_of(engine)))
+    record = decode_totals(encode_totals(engine, totals_of(engine)))
     other = Bench(TOKENIZER, legacy=True, common=True)
-    assert other.applier.add_record(other.registry.engines["t"], record) == 0
+    assert other.applier.add_totals(other.registry.engines["t"], record) == 0
     assert parse(other.text) == parse(bench.text)
 
 

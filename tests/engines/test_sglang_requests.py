@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from exporters import Start
 from pages import get, parse
 from sglang_managers import Manager
+from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.config.parsing import tenant_rule
 from sidestep.engines.apply import Applier
@@ -24,10 +25,10 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
-from sidestep.metrics.engine import Engine
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
@@ -104,14 +105,19 @@ class Ends:
 class Bench:
     """A registry with tenants, and one tokenizer."""
 
-    def __init__(self, limit: int = len(TENANTS), by: str = "cache-salt", **options: Any) -> None:
+    def __init__(
+        self,
+        limit: int = len(TENANTS),
+        by: str = "cache-salt",
+        prices: Prices | None = None,
+        objectives: Objectives | None = None,
+    ) -> None:
         self.tenants = Tenants(by, limit)
         self.registry = Registry(
             DIALECTS.layouts(),
-            {},
-            tenants=self.tenants,
-            request_sink=lambda engine: Ends(self.tenants, engine),
-            **options,
+            SeriesSettings(objectives=objectives or Objectives()),
+            tracking=Tracking(request_sink=lambda engine: Ends(self.tenants, engine)),
+            accounting=Accounting(self.tenants, prices),
         )
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
@@ -348,7 +354,7 @@ def test_folded_requests_are_unseen() -> None:
     for frame in folder.seal().frames:
         for raw in frame:
             for each in (bench, fresh):
-                each.applier.add_record(each.engine, decode_record(msgspec.Raw(raw)))
+                each.applier.add_totals(each.engine, decode_totals(msgspec.Raw(raw)))
                 each.check()
 
     assert (bench.ends.lost, fresh.ends.lost) == (4, 4)

@@ -13,7 +13,7 @@ import pytest
 from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Alias, Handler, Row
+from sidestep.catalog.row import Alias, Handler, Row
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows, request_rows

@@ -317,7 +317,7 @@ def test_tracked_blocks_feed_the_engines_families(bench: Bench) -> None:
 def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counted: int) -> None:
     """They are scaled by the rate that the engine's configuration names."""
     bench = Bench()
-    bench.registry.sampling.scale = scale
+    bench.registry.tracking.sampling.scale = scale
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": "0.25"}})
     evicted = [KVCacheEvictionEvent(2.0, 1.0, [0.5])] * 3
     bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
@@ -351,7 +351,7 @@ def test_a_new_hello_replaces_the_info() -> None:
 def test_an_invalid_rate_scales_nothing(rate: str) -> None:
     """The rate comes from the engine and is not trusted."""
     bench = Bench()
-    bench.registry.sampling.scale = True
+    bench.registry.tracking.sampling.scale = True
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": rate}})
     evicted = [KVCacheEvictionEvent(2.0, 1.0)]
     bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))

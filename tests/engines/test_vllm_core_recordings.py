@@ -69,7 +69,7 @@ class Played:
 
     def __init__(self, run: str) -> None:
         layouts = DIALECTS.layouts()
-        self.registry = Registry(layouts, {})
+        self.registry = Registry(layouts)
         self.run = run
 
     def applied(self) -> Iterator[tuple[Engine, Item]]:

@@ -18,8 +18,10 @@ from sidestep.errors import WireError
 from sidestep.exposition.engine_values import copied
 from sidestep.exposition.family_series import family_series
 from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_ENGINE_SERIES
+from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
@@ -316,7 +318,7 @@ def test_changed_bounds_restart_the_histogram(bench: Bench) -> None:
 def test_configured_bounds_take_precedence() -> None:
     """The engine's bounds take precedence over the defaults."""
     layouts = DIALECTS.layouts()
-    registry = Registry(layouts, {"request_params_n": (7.0,)})
+    registry = Registry(layouts, SeriesSettings({"request_params_n": (7.0,)}))
     labels = {"engine": "0", "model_name": "m"}
     bounds = {"request_params_n": [3.0], "time_to_first_token": [9.0]}
     engine = registry.register(EngineInfo("e", "vllm", labels, bounds=bounds))
@@ -494,10 +496,10 @@ def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
     for hits in (0, 10):
         stats = CacheStats(requests=1000, queries=10, hits=hits)
         bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
-    assert engine.hit_windows[0].rate == 1.0
+    assert engine.part(RecentSteps).hit_windows[0].rate == 1.0
 
     bench.apply(step(SchedulerStats(prefix_cache_stats=CacheStats(reset=True))))
-    assert engine.hit_windows[0].rate is None
+    assert engine.part(RecentSteps).hit_windows[0].rate is None
 
 
 def test_labels_are_escaped_once(bench: Bench) -> None:

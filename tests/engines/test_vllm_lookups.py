@@ -11,9 +11,11 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.errors import WireError
 from sidestep.metrics.hit_ratio_curves import HitRatioCurves
-from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.totals_codec import decode_totals
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups, Lookup
 from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.tracking.kv_blocks.lookups import LookupSettings
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from vllm_bench import Bench
 
@@ -126,8 +128,8 @@ def test_folded_lookups_have_an_unknown_reason() -> None:
         assert folder.fold(encode_item(item), [info])
     for frame in folder.seal().frames:
         for raw in frame:
-            bench.applier.add_record(bench.engines["0"], decode_record(raw))
-    (lookups,) = [bench.engines["0"].lookups]
+            bench.applier.add_totals(bench.engines["0"], decode_totals(raw))
+    (lookups,) = [bench.engines["0"].part(Trackers).lookups]
     assert lookups is not None
     assert lookups.reuse.tracked == 0
     before = dict(bench.values(MISSED))
@@ -142,12 +144,12 @@ def test_folded_lookups_have_an_unknown_reason() -> None:
 def test_a_half_life_of_zero_counts_nothing() -> None:
     """The estimate is off."""
     bench = Bench()
-    bench.registry.lookup_settings = type(bench.registry.lookup_settings)(half_life=0.0)
+    bench.registry.tracking.lookups = LookupSettings(half_life=0.0)
     bench.engine()
     bench.apply(*items(10))
 
     assert not bench.values(MISSED)
-    assert bench.engines["0"].lookups is None
+    assert bench.engines["0"].part(Trackers).lookups is None
 
 
 def test_an_invalid_item_changes_nothing() -> None:
@@ -158,7 +160,7 @@ def test_an_invalid_item_changes_nothing() -> None:
     with pytest.raises(WireError):
         bench.apply(wrong)
 
-    assert engine.lookups is None
+    assert engine.part(Trackers).lookups is None
     assert not bench.values(MISSED)
 
 
@@ -190,7 +192,7 @@ def test_hot_blocks_of_a_low_rate_keep_the_curve_right() -> None:
         cache.release(request)
         events.released(number, stamp, prompt)
         bench.apply(*events.items(stamp))
-    lookups = bench.engines["0"].lookups
+    lookups = bench.engines["0"].part(Trackers).lookups
     assert lookups is not None
     (point,) = lookups.reuse.points([CAPACITY])
 

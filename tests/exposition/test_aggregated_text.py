@@ -38,7 +38,7 @@ OTHER_BOUNDS = {"request_latency": [0.5, 1.0, 7.0, 60.0], "time_to_first_token":
 
 def new_registry() -> Registry:
     """Return a registry without engines."""
-    return Registry(LAYOUTS, {})
+    return Registry(LAYOUTS)
 
 
 def filled(engine: Engine, random: Random) -> Engine:
@@ -240,7 +240,7 @@ def test_the_counters_of_a_retired_engine_stay_in_the_sum() -> None:
         info = EngineInfo(str(number), "vllm", {"engine": str(number), "model_name": "m"})
         filled(registry.register(info), Random(number))
     engine = registry.engines["0"]
-    registry.engines["1"].streams.add(1)
+    registry.engines["1"].feeds.streams.add(1)
     before = page(registry, SeriesFilter().for_pod)
     pages = [before]
     registry.expire(ENGINE_EXPIRES_SECONDS + 1)

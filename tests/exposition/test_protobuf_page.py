@@ -29,13 +29,14 @@ from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples, render
 from sidestep.exposition.sample_families import collected
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals
+from sidestep.protocol.engine_totals import NativeBuckets
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay
@@ -131,7 +132,7 @@ def test_classic_histograms_store_nothing_for_protobuf() -> None:
     assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
         type(None) if None not in engine.histograms else int
     }
-    assert (engine.native, engine.created) == (None, 0.0)
+    assert (engine.settings.native, engine.created) == (None, 0.0)
 
 
 def test_an_engine_is_encoded_once_until_it_changes() -> None:
@@ -298,7 +299,9 @@ def test_native_buckets_survive_a_change_of_bounds() -> None:
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     other = Fed(boot=2, native=NATIVE)
-    other.intake.registry.overrides = {"inter_token_latency": (0.001, 0.003, 1.0)}
+    other.intake.registry.series = SeriesSettings(
+        {"inter_token_latency": (0.001, 0.003, 1.0)}, NATIVE
+    )
 
     restore(other.intake, fed.snapshot(), 0.0)
     slot = next(iter(fed.intake.registry.engines.values())).layout.find(
@@ -350,7 +353,7 @@ def test_native_buckets_that_do_not_fit_are_refused() -> None:
     folder.fold(encode_item(Samples(0, 1.0, [family])), [engine])
     folder.fold(encode_item(VllmStep(0, 1.0, 1.0, iteration=IterationStats())), [engine])
     ((raw,),) = folder.seal().frames
-    good = [decode_record(raw) for _ in range(2)]
+    good = [decode_totals(raw) for _ in range(2)]
     first = next(b for b in good[0].totals.histograms if b is not None)
     (child,) = good[1].totals.open[0].children
     for buckets in (first, child.buckets):
@@ -503,7 +506,7 @@ async def test_merged_and_thinned_pages_are_text_only(
 
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
     """The aggregated histogram has the observations of all engines."""
-    registry = Registry(DIALECTS.layouts(legacy=True), {}, native=NATIVE)
+    registry = Registry(DIALECTS.layouts(legacy=True), SeriesSettings(native=NATIVE))
     name = "vllm:time_in_queue_requests"
     for number in range(50):
         labels = {"engine": str(number), "model_name": "m"}

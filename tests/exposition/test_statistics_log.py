@@ -50,7 +50,7 @@ class Log:
         """Return the lines of the last ten seconds, in which streams have fed all engines."""
         self.now += 10.0
         for engine in self.registry:
-            engine.streams.add(1)
+            engine.feeds.streams.add(1)
         return [*self.log.lines()]
 
     def texts(self) -> list[str]:

@@ -51,7 +51,7 @@ LABELS = {
 
 def fleet(engines: int) -> Registry:
     """Return a registry of engines that have a value in every slot."""
-    registry = Registry(LAYOUTS, {})
+    registry = Registry(LAYOUTS)
     for number in range(engines):
         labels = {**LABELS["vllm"], "model_name": f"m{number}"}
         engine = registry.register(EngineInfo(f"e{number}", "vllm", labels))
@@ -179,7 +179,7 @@ def test_json_has_the_values_of_the_text_page() -> None:
             end = "" if "value" in sample else "_count"
             value = sample["value"] if "value" in sample else sample["count"]
             assert found[family["name"] + end, labels] == value
-    assert json.loads(json_format.encode(copied(Registry(LAYOUTS, {})))) == []
+    assert json.loads(json_format.encode(copied(Registry(LAYOUTS)))) == []
 
 
 def test_labels_of_engines_that_are_gone_are_dropped() -> None:
@@ -206,7 +206,7 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
             labels = {**LABELS["vllm"], "engine": str(number)}
             engine = exporter.registry.register(EngineInfo(f"e{number}", "vllm", labels))
             # Otherwise it would expire within a second.
-            engine.seen_at = time.monotonic()
+            engine.feeds.seen_at = time.monotonic()
         plain: dict[str, str] = {"Accept-Encoding": "identity"}
         url = f"{exporter.url}?name[]=vllm:e2e_request_latency_seconds_bucket"
         async with session.get(url, headers=plain) as answer:
@@ -225,7 +225,7 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
 
 def test_histograms_without_a_common_bound_are_aggregated() -> None:
     """Only the bucket +Inf remains."""
-    registry = Registry(LAYOUTS, {})
+    registry = Registry(LAYOUTS)
     name = "vllm:time_in_queue_requests"
     (slot,) = LAYOUTS["vllm"].find(name).slots
     for number, bounds in enumerate(([1.0, 2.0], [3.0, 4.0])):

@@ -35,7 +35,7 @@ async def engine(exporter: Exporter, name: str = "s") -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(made.close)
-    await until(lambda: not any(one.streams for one in exporter.registry.engines.values()))
+    await until(lambda: not any(one.feeds.streams for one in exporter.registry.engines.values()))
 
 
 async def scraped(exporter: Exporter, *, by_prometheus: bool = False) -> bool:

@@ -178,7 +178,7 @@ async def test_a_refused_hello_changes_nothing(start: Start) -> None:
 
         assert isinstance(answer, Nack)
         assert answer.code == "over_limit"
-        assert exporter.registry.engines["s0"].streams == {1}
+        assert exporter.registry.engines["s0"].feeds.streams == {1}
 
 
 async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
@@ -192,7 +192,7 @@ async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
         await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
 
         assert len(exporter.ingest.intake.bindings.engines) == 1
-        assert exporter.registry.engines["s0"].streams == {299}
+        assert exporter.registry.engines["s0"].feeds.streams == {299}
 
 
 async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None:

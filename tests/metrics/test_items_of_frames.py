@@ -25,6 +25,7 @@ from sidestep.engines.vllm.wire import (
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
+from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
     IterationStats,
@@ -120,10 +121,10 @@ def state(engine: Engine) -> list[Any]:
         [None if h is None else (h.counts, h.sum) for h in engine.histograms],
         [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
         engine.gauge_stamp,
-        engine.held_tokens,
+        engine.part(RecentSteps).held_tokens,
         engine.exposed_paths,
         engine.last_seen,
-        [(h.queries, h.hits) for h in engine.hit_windows],
+        [(h.queries, h.hits) for h in engine.part(RecentSteps).hit_windows],
         {name: family.children for name, family in engine.open_families.items()},
     ]
 
@@ -155,7 +156,11 @@ def test_slices_of_a_step_are_observed_with_its_last_slice() -> None:
     slot = engine.layout.find("vllm:iteration_tokens_total").slots[0]
     histogram = engine.histogram(slot)
     assert dict(zip(histogram.bounds, histogram.counts, strict=False))[8.0] == 7
-    assert (sum(histogram.counts), histogram.sum, engine.held_tokens) == (8, 23.0, 0)
+    assert (sum(histogram.counts), histogram.sum, engine.part(RecentSteps).held_tokens) == (
+        8,
+        23.0,
+        0,
+    )
     assert histogram.counts[histogram.bounds.index(16.0)] == 1
 
 

@@ -120,7 +120,7 @@ class Recorded:
     def attach(self, fed: Fed) -> None:
         """Make records of the requests of another intake."""
         log = RequestLog([self.queue], SelfMetrics())
-        fed.intake.registry.request_sink = lambda engine: EngineRequests(log, None, engine)
+        fed.intake.registry.tracking.request_sink = lambda engine: EngineRequests(log, None, engine)
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Return the records by the numbers of their requests."""

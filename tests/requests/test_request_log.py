@@ -21,7 +21,6 @@ from pages import get, parse
 from records_of import ENGINE, recorded
 from schedulers import WALL, Scheduler, actions
 from sidestep.app import Exporter
-from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -278,7 +277,7 @@ def test_a_record_is_made_and_queued_in_few_calls() -> None:
     metrics = SelfMetrics()
     queues = [RecordQueue(output, "", metrics) for output in ("file", "traces", "logs")]
     log = RequestLog(queues, metrics)
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    registry = Registry(DIALECTS.layouts())
     engine = registry.register(ENGINE)
     trace = Identity("cmpl-1", trace=f"00-{'a' * 32}-{'b' * 16}-01")
     state = Request(1.0, arrival=WALL, queued=1.0, scheduled=1.1, first=1.2, last=2.2, tokens=9,

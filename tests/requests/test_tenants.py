@@ -27,8 +27,8 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import Accounting, Registry, Tracking
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
@@ -69,10 +69,10 @@ class Bench:
         self.tenants = Tenants(by, limit, always)
         self.registry = Registry(
             DIALECTS.layouts(),
-            {},
-            tenants=self.tenants,
-            request_sink=lambda engine: EngineRequests(None, self.tenants, engine),
-            prices=Prices([PRICE]),
+            tracking=Tracking(
+                request_sink=lambda engine: EngineRequests(None, self.tenants, engine)
+            ),
+            accounting=Accounting(self.tenants, Prices([PRICE])),
         )
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
@@ -231,7 +231,7 @@ def test_folded_items_count_for_others() -> None:
         assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
     for frame in folder.seal().frames:
         for raw in frame:
-            bench.applier.add_record(bench.engine, decode_record(msgspec.Raw(raw)))
+            bench.applier.add_totals(bench.engine, decode_totals(msgspec.Raw(raw)))
     assert_sums(bench.engine)
     assert bench.children("generation_tokens")[OTHER] > 0
 
@@ -270,10 +270,10 @@ def test_a_change_of_price() -> None:
     third = len(events) // 3
     bench.apply(*events[:third])
     first = bench.children("cost")
-    bench.registry.prices = Prices()
+    bench.registry.accounting.change_prices(Prices())
     bench.apply(*events[third : 2 * third])
     assert bench.children("cost") == first
-    bench.registry.prices = Prices([Price("*", 1, 1, 1)])
+    bench.registry.accounting.change_prices(Prices([Price("*", 1, 1, 1)]))
     bench.apply(*events[2 * third :])
     added = sum(bench.children("cost").values()) - sum(first.values())
     assert 0 < added < 1000
@@ -292,7 +292,7 @@ def test_folded_items_cost_as_much() -> None:
         assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
     for frame in folder.seal().frames:
         for raw in frame:
-            folded.applier.add_record(folded.engine, decode_record(msgspec.Raw(raw)))
+            folded.applier.add_totals(folded.engine, decode_totals(msgspec.Raw(raw)))
     assert_sums(folded.engine)
     cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
     assert folded.engine.values[cost] == whole.engine.values[cost] != 0

@@ -16,6 +16,7 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     Finished,
@@ -192,7 +193,7 @@ def test_changed_bounds_restart_the_histogram() -> None:
     fed = Fed()
     fed.feed(steps("core"))
     other = Fed(boot=2)
-    other.intake.registry.overrides = {"inter_token_latency": (0.5, 1.0)}
+    other.intake.registry.series = SeriesSettings({"inter_token_latency": (0.5, 1.0)})
     restore(other.intake, fed.snapshot(), 0.0)
     (engine,) = other.intake.registry.engines.values()
     names = [row.name for row in engine.layout.histograms]

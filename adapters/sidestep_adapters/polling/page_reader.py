@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sidestep.catalog.model import Row, Sampled
+from sidestep.catalog.row import Row, Sampled
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_BOUNDS, VALUE_LIMIT, printable

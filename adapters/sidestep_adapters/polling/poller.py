@@ -33,7 +33,7 @@ DEFAULT_ADVICE = "check the URL and the kind of the server"
 
 
 class EnginePoller:
-    """Polls one server; implements ``sidestep.ingest.source.Source``.
+    """Polls one server; implements ``sidestep.ingest.plugins.Source``.
 
     The updates of a poll wait for their turn, and the next poll waits until all are applied.
 

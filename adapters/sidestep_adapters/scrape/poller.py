@@ -32,7 +32,7 @@ JSON_ADVICE = (
 
 
 class PagePoller:
-    """Polls one target at an interval; implements ``sidestep.ingest.source.Source``.
+    """Polls one target at an interval; implements ``sidestep.ingest.plugins.Source``.
 
     The next request waits until the last page is applied.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.catalog.model import Row, Sampled
+from sidestep.catalog.row import Row, Sampled
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.process_rows import PENDING, PROCESS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.engines.items import Item
 from sidestep.protocol.limits import (
     FLOPS_LIMIT,

@@ -39,7 +39,7 @@ _PREFIX = "sidestep_subscription_"
 
 
 class Subscriber:
-    """Reads one stream; implements ``sidestep.ingest.source.Source``.
+    """Reads one stream; implements ``sidestep.ingest.plugins.Source``.
 
     Args:
         feed: The ingest side of the stream.

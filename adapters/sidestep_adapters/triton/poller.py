@@ -97,7 +97,7 @@ REJECTED_FOR = 60.0
 
 
 class TritonPoller:
-    """Polls one server; implements ``sidestep.ingest.source.Source``.
+    """Polls one server; implements ``sidestep.ingest.plugins.Source``.
 
     The updates of a poll wait for their turn and are applied in parts; the next poll waits until
     all are applied.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from sidestep.catalog.model import Kind, Row
+from sidestep.catalog.row import Kind, Row
 from sidestep.engines.vllm.connector_rows import (
     HF3FS,
     HISPARSE,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from sidestep.errors import ConfigError
-from sidestep.protocol.native_buckets import COARSEST, FINEST
+from sidestep.protocol.limits import COARSEST, FINEST
 
 Bounds = tuple[float, ...]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sidestep.catalog.model import Row, check
+from sidestep.catalog.row import Row, check
 
 AvailabilityCounts = tuple[int | float, int | float]
 """Requests that were served, and requests that were not."""
@@ -127,7 +127,7 @@ class DialectTables:
             path.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
             shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.
-        computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
+        computed: Functions of an engine that compute gauges, by the name in ``row.Computed``,
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
             engine does not report that.

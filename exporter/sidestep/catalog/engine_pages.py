@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sidestep.catalog.model import Kind
+from sidestep.catalog.row import Kind
 
 
 class Match(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sidestep.catalog.dialect import DialectTables
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Computed, Handler, Kind, Row
+from sidestep.catalog.row import ENGINE_LABELS, OBSERVED, Alias, Computed, Handler, Kind, Row
 from sidestep.protocol.limits import OTHER
 
 OWN_PREFIXES = ("sidestep_", "process_", "python_")
@@ -77,7 +77,7 @@ def _paths(sources: Iterable[object]) -> list[str]:
 
 
 class FeedTarget(NamedTuple):
-    """A slot that also receives the increases of another family's children; see ``FeedsFrom``."""
+    """A slot that also receives what another family's children receive; see ``row.FeedsFrom``."""
 
     row: Row
     slot: int

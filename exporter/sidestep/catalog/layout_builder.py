@@ -20,7 +20,7 @@ import msgspec
 
 from sidestep.catalog.dialect import DialectTables
 from sidestep.catalog.layout import FeedTarget, Layout, SlotAssignment, Storage, StructFields
-from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
+from sidestep.catalog.row import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.errors import CatalogueError
 
 WITHOUT_SLOT: Mapping[type, Storage] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Kind, Row, Source
+from sidestep.catalog.row import ENGINE_LABELS, Combine, Kind, Row, Source
 from sidestep.engines.row_builders import row
 
 CONVENTIONS = "semantic-conventions-genai as of 2026-08 (status: Development)"

@@ -15,12 +15,7 @@ HANDLERS = {"kv_missed_tokens", "kv_missed_idle", HIT_RATIOS}
 
 
 class LookupCounters:
-    """Applies lookups to the engines of one registry.
-
-    Args:
-        layout: The layout of the engines' dialect.
-        registry: The engines' registry.
-    """
+    """Applies lookups to the engines of one registry that have ``layout``."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self._registry = registry
@@ -35,7 +30,7 @@ class LookupCounters:
             WireError: The item is invalid; nothing was changed.
         """
         check_lookups(item)
-        if not self._registry.lookup_settings.half_life:
+        if not self._registry.tracking.lookups.half_life:
             return
         found = self._registry.lookups_of(engine).apply(item)
         for reason, tokens in found.missed.items():

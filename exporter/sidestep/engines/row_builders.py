@@ -6,7 +6,7 @@ import dataclasses
 import functools
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
+from sidestep.catalog.row import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
 
 
 def row(

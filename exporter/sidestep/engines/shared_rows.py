@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.prices import PARTS, PRICED
+from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS

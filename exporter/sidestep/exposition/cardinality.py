@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sidestep.catalog.model import Kind
+from sidestep.catalog.row import Kind
 from sidestep.exposition.engine_values import RegistryValues
 from sidestep.exposition.families import Family
 from sidestep.exposition.family_series import family_series

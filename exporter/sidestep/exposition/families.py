@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from sidestep.catalog.layout import Layout, SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
+from sidestep.catalog.row import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
 from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
 from sidestep.metrics.engine import Key
 from sidestep.metrics.histogram import Histogram

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.exposition.engine_values import RegistryValues, Value
 from sidestep.exposition.family_series import family_series
 from sidestep.exposition.passthrough.families import Sample

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from sidestep.catalog.dialect import KeySeries
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.exposition.aggregated_series import replica_of
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.series import NumberReader, number_reader

@@ -115,10 +115,10 @@ class Pages:
         self._with_exemplars = {
             view: TextPage(each, exemplars=True) for view, each in filters.items()
         }
-        native = registry.native
+        native = registry.series.native
         self._protobuf = ProtobufPage(classic_buckets=native is None or native.both)
         # The filter on labels and bounds applies to text formats only.
-        self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
+        self.has_protobuf = shown.keeps_labels_and_buckets and registry.series.native is not None
         self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
         # One thread: pages keep what they have written of engines that do not change.
         self._thread = ThreadPoolExecutor(1, "sidestep-pages")

@@ -24,7 +24,7 @@ from sidestep.metrics.registry import Registry
 
 def render(registry: Registry, names: Collection[str] = ()) -> bytes:
     """Return the engines' page of this moment."""
-    native = registry.native
+    native = registry.series.native
     page = ProtobufPage(classic_buckets=native is None or native.both)
     return b"".join(page.write(copied(registry), names))
 

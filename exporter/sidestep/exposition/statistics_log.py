@@ -24,8 +24,9 @@ from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import evaluate, state_text
+from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
+from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.tracking.health.states import Health
 
@@ -193,8 +194,9 @@ class StatsLog:
             "prompt_throughput": row.prompt_tokens_per_second or 0.0,
             "generation_throughput": row.generation_tokens_per_second or 0.0,
         }
-        if engine.computed != found:
-            engine.computed = found
+        gauges = engine.part(SetGauges)
+        if gauges.values != found:
+            gauges.values = found
             self._registry.touch(engine)
 
     def _engines(self) -> Iterator[tuple[Engine, str]]:
@@ -291,7 +293,7 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
 
 
 def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:
-    windows = [engine.hit_windows[window] for engine in engines]
+    windows = [engine.part(RecentSteps).hit_windows[window] for engine in engines]
     if not any(each.requests for each in windows):
         return None
     queries = sum(each.queries for each in windows)

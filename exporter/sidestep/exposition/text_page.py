@@ -11,7 +11,7 @@ from typing import NamedTuple
 from prometheus_client.utils import floatToGoString
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import Kind
+from sidestep.catalog.row import Kind
 from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, aggregate_histograms
 from sidestep.exposition.encoded_series import EncodedSeries, EncodedSums
 from sidestep.exposition.engine_values import RegistryValues, Value, copied

@@ -24,6 +24,7 @@ from sidestep.http.chunked_response import PartsResponse
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.health.states import Health
 
 
@@ -219,8 +220,9 @@ class Endpoints:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
         curves = []
         for engine in [*engines.values()] if name is None else [engines[name]]:
-            if engine.lookups is not None:
-                curves.append(engine_curve(engine, engine.lookups))
+            lookups = engine.part(Trackers).lookups
+            if lookups is not None:
+                curves.append(engine_curve(engine, lookups))
                 # A curve takes a millisecond.
                 await asyncio.sleep(0)
         return _json({"engines": curves})
@@ -327,7 +329,7 @@ def _engine(engine: Engine, health: Health | None) -> dict[str, Any]:
         "up": engine.is_up,
         "state": None if health is None else health.state.value,
         "reason": _reason(health),
-        "streams": len(engine.streams),
+        "streams": len(engine.feeds.streams),
         "restarts": engine.restarts,
         "features": sorted(engine.description.features),
         "info": engine.info,

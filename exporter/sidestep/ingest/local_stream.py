@@ -22,14 +22,7 @@ MAX_FED = 64
 
 
 class Feed:
-    """Stream of one source in this process, as the source uses it.
-
-    Args:
-        name: Stable name of the stream.
-
-    Attributes:
-        intake: Intake that applies items and counts rejections.
-    """
+    """Stream of one source in this process, as the source uses it; ``name`` is stable over restarts."""
 
     def __init__(self, intake: Intake, name: str) -> None:
         self.intake = intake
@@ -61,7 +54,7 @@ class Feed:
 
     def is_fed(self, engine: Engine) -> bool:
         """Return whether the stream feeds ``engine``; after a long silence it does not."""
-        return self._stream.incarnation in engine.streams
+        return self._stream.incarnation in engine.feeds.streams
 
 
 class ServerFeed(Feed):
@@ -91,7 +84,7 @@ class ServerFeed(Feed):
             or not (self.is_fed(engine) or self._stream.silent)
         ):
             engine = self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
-        engine.seen_at = max(engine.seen_at, item.stamp)
+        engine.feeds.seen_at = max(engine.feeds.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 
@@ -139,11 +132,7 @@ class ServerFeed(Feed):
 
 
 class RankFeed(Feed):
-    """Stream of a subscription: each rank of the publisher is an engine.
-
-    Args:
-        feature: Feature that the subscription adds to its engines.
-    """
+    """Stream of a subscription: each rank of the publisher is an engine, which gets ``feature``."""
 
     def __init__(self, intake: Intake, subscription: Subscription, feature: str) -> None:
         super().__init__(intake, subscription.name)
@@ -192,7 +181,7 @@ class RankFeed(Feed):
         info = self._info(label)
         engines = self.intake.registry.engines
         known = engines.get(info.id)
-        if known is not None and any(map(known.streams.__contains__, self._rivals())):
+        if known is not None and any(map(known.feeds.streams.__contains__, self._rivals())):
             raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
         engine = self._engines[label] = self.intake.bindings.bind(self._stream, info)
         # The old stamp may come from the clock of another process.

@@ -1,12 +1,13 @@
-"""Periodic reading of the engines' hit-ratio curves into gauges."""
+"""Hit ratios that prefix caches of other sizes would have, read from the engines' curves now and then."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import FULL_SHARES, Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.kv_blocks.hit_ratio_curve import HitRatioCurve
 from sidestep.tracking.kv_blocks.lookups import HORIZON, CurveSummary, LookupTracker, SharedCache
 
@@ -49,7 +50,7 @@ class HitRatioCurves:
         slot = _slot(engine)
         if slot is None:
             return
-        tracker = engine.lookups
+        tracker = engine.part(Trackers).lookups
         if tracker is not None:
             tracker.summary = summarise(tracker, self._shared_capacity(tracker.shared))
         summary = None if tracker is None else tracker.summary
@@ -61,13 +62,13 @@ class HitRatioCurves:
 
     def _share(self) -> None:
         """Let engines of the same model share a cache, and all of them the memory."""
-        tracked = [e.lookups for e in self._due if e.lookups is not None]
+        tracked = _tracked(self._due)
         groups: defaultdict[Group, list[LookupTracker]] = defaultdict(list)
         for engine in self._due:
-            if (one := engine.lookups) is not None:
+            if (one := engine.part(Trackers).lookups) is not None:
                 model = engine.labels.get("model_name", "")
                 groups[engine.layout.dialect, model, one.block_size, one.rate].append(one)
-        settings = self._registry.lookup_settings
+        settings = self._registry.tracking.lookups
         most = settings.blocks * FULL_SHARES // max(len(tracked) + len(self._caches), 1)
         for one in tracked:
             one.reuse.max_blocks = max(min(settings.blocks, most), 1)
@@ -89,10 +90,14 @@ class HitRatioCurves:
         """Return the blocks of all caches that share; 0: none do, or one of them is unknown."""
         if cache is None:
             return 0
-        engines = self._registry.engines.values()
-        trackers = [e.lookups for e in engines if e.lookups is not None]
+        trackers = _tracked(self._registry.engines.values())
         capacities = [one.capacity for one in trackers if one.shared is cache]
         return sum(capacities) if all(capacities) else 0
+
+
+def _tracked(engines: Iterable[Engine]) -> list[LookupTracker]:
+    found = (engine.part(Trackers).lookups for engine in engines)
+    return [tracker for tracker in found if tracker is not None]
 
 
 def summarise(tracker: LookupTracker, shared_capacity: int) -> CurveSummary | None:

@@ -121,7 +121,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     begin, ttft, e2e = _queued_at(ended, request), _ttft(request), _e2e(ended, request)
     decode, more = _between(first, request.last), request.tokens - 1
     labels = engine.labels
-    has_objectives = engine.objectives is not None and engine.objectives.names
+    has_objectives = bool(engine.settings.objectives.names)
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
         time=_utc(_ended_at(ended, request, now)),
@@ -183,16 +183,15 @@ def objectives_met(
     A request that was not served meets none. One of inter-token latency is met if the longest
     time between two outputs meets it.
     """
-    if engine.objectives is None:
-        return {}
+    objectives = engine.settings.objectives
     is_served = ended.reason not in FAILED
     found: dict[str, bool] = {}
     for name, family in engine.layout.tables.latencies.items():
         seconds = times.get(name)
         if seconds is not None:
-            for limit in engine.objectives.limits(family):
+            for limit in objectives.limits(family):
                 found[limit.objective] = is_served and seconds <= limit.threshold
-    if engine.objectives.availability:
+    if objectives.availability:
         found[AVAILABILITY] = is_served
     return found
 

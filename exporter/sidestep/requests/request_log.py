@@ -117,7 +117,7 @@ class EngineRequests:
         """Slots of the counters of requests and tokens that met all objectives; empty without any."""
         self._by_tenant: list[int] = []
         """The same by tenant; empty if tenants are not counted."""
-        if engine.objectives is not None and engine.objectives.names:
+        if engine.settings.objectives.names:
             handled = engine.layout.handled
             self._goodput = [handled[name].slots[0] for name in GOODPUT]
             self._count_goodput("", 0, 0)

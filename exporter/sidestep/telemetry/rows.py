@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Kind
+from sidestep.catalog.row import Kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

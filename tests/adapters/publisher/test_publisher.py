@@ -45,7 +45,7 @@ async def test_pushed_items_arrive(start: Start) -> None:
         await until(lambda: generated(exporter) == 1000)
 
         assert exporter.metrics.value("sidestep_messages_total", "bye") == 1
-        assert not exporter.registry.engines["e"].streams
+        assert not exporter.registry.engines["e"].feeds.streams
 
 
 async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
         one.close(wait=False)
         await until(lambda: generated(exporter) == 1)
         (engine,) = exporter.registry.engines.values()
-        await until(lambda: not engine.streams)
+        await until(lambda: not engine.feeds.streams)
         one.close()
 
     assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}

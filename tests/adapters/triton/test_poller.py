@@ -538,10 +538,12 @@ async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> N
             await until(lambda: len(Page(exporter).served) == 3)
         async with start(state_dir=state, triton=triton(server, "model=b*/2")) as exporter:
             registry = exporter.registry
-            await until(lambda: any(e.streams for e in registry.engines.values() if e.statistics))
+            await until(
+                lambda: any(e.feeds.streams for e in registry.engines.values() if e.statistics)
+            )
             await queried(server)
 
-            fed = [e.labels for e in registry.engines.values() if e.statistics and e.streams]
+            fed = [e.labels for e in registry.engines.values() if e.statistics and e.feeds.streams]
             assert fed == [{"model": "b", "version": "2"}]
 
 

@@ -67,7 +67,7 @@ class Polls:
     @property
     def is_up(self) -> bool:
         """Return whether the model's engine is up."""
-        return bool(self.fed.intake.registry.engines[MODEL.id].streams)
+        return bool(self.fed.intake.registry.engines[MODEL.id].feeds.streams)
 
     @property
     def now(self) -> str:
@@ -163,7 +163,7 @@ def test_a_server_that_never_had_statistics_is_down() -> None:
     for _ in range(400):
         polls.bad(PollError("restricted", "?"))
         assert polls.now == "down"
-    assert not polls.fed.intake.registry.engines[SERVER.id].streams
+    assert not polls.fed.intake.registry.engines[SERVER.id].feeds.streams
 
 
 def test_a_server_without_a_first_answer_is_down(
@@ -174,7 +174,7 @@ def test_a_server_without_a_first_answer_is_down(
     polls.state.poll_started(polls.fed.now)
     polls.wait(0.5)
     assert polls.now == "down"
-    assert not polls.fed.intake.registry.engines[SERVER.id].streams
+    assert not polls.fed.intake.registry.engines[SERVER.id].feeds.streams
     polls.wait(CONNECT_LIMIT - 1)
     assert not messages(caplog)
     polls.wait(30)

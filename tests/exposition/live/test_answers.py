@@ -113,7 +113,7 @@ async def played(
     playing = [asyncio.create_task(asyncio.to_thread(p.run, once=False)) for p in players]
     await until(lambda: all(player.delivered.is_set() for player in players), 60.0)
     engines = exporter.registry.engines.values()
-    await until(lambda: not any(math.isnan(engine.caught_up_at) for engine in engines))
+    await until(lambda: not any(math.isnan(engine.feeds.caught_up_at) for engine in engines))
 
     async def again() -> None:
         for player in players:
@@ -490,7 +490,7 @@ async def test_streams_and_their_delivery(start: Start) -> None:
         }  # fmt: skip
         assert (await live(exporter)).exporter.lost == 3
         await peer.send(Bye(1, 2))
-        await until(lambda: not exporter.registry.engines["s0"].streams)
+        await until(lambda: not exporter.registry.engines["s0"].feeds.streams)
         assert (await stream())["state"] == "closed"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import ENGINE_LABELS, Alias, Computed, FeedsFrom, Row
+from sidestep.catalog.row import ENGINE_LABELS, Alias, Computed, FeedsFrom, Row
 from sidestep.engines.common_names import common_row
 from sidestep.engines.polled_page import resets_row
 from sidestep.engines.row_builders import SampledRows, gauge

@@ -21,6 +21,7 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.self_described import Samples
@@ -71,7 +72,7 @@ class SglangHandlers(Handlers):
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
         self._ended = layout.handled[request_rows.ENDED]
-        self._tenants = TenantCounters(layout, registry, _TOTALS)
+        self.tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {
             SglangStats: self._stats,
             SglangRequests: self._requests,
@@ -80,8 +81,9 @@ class SglangHandlers(Handlers):
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Forget the blocks of earlier lookups, which later ones do not continue."""
-        if engine.lookups is not None:
-            engine.lookups.restart()
+        lookups = engine.part(Trackers).lookups
+        if lookups is not None:
+            lookups.restart()
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):
@@ -126,19 +128,12 @@ class SglangHandlers(Handlers):
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
-        self._tenants.settle(engine, tenants)
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, tenants)
         if item.unseen:
             self.registry.add(engine, self._ended, OTHER, item.unseen)
             if sink is not None:
                 sink.lose(item.unseen)
-
-    def begin(self, engine: Engine) -> None:
-        """Prepare the counters of cost and of tenants for an item or a folded record."""
-        self._tenants.begin(engine)
-
-    def settle(self, engine: Engine) -> None:
-        """Bring the counters of cost and of tenants up to date with the engine's own."""
-        self._tenants.settle(engine)
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that ended while their events were folded."""

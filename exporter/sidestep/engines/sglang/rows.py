@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from sidestep.catalog.model import Combine, FeedsFrom, Handler, Row
+from sidestep.catalog.row import Combine, FeedsFrom, Handler, Row
 from sidestep.engines.row_builders import gauge
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS

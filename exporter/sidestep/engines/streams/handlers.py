@@ -13,6 +13,7 @@ from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
@@ -73,14 +74,15 @@ class StreamHandlers(Handlers):
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all block hashes, since their events were folded."""
-        if engine.blocks is not None:
-            if engine.blocks.tracked:
-                increase(engine, self._abandoned, engine.blocks.tracked)
-            engine.blocks = None
+        trackers = engine.part(Trackers)
+        if trackers.blocks is not None:
+            if trackers.blocks.tracked:
+                increase(engine, self._abandoned, trackers.blocks.tracked)
+            trackers.blocks = None
         engine.keyed[self._resident].clear()
 
     def _cache(self, engine: Engine, item: CacheEvents) -> None:
-        if engine.blocks is None:
+        if engine.part(Trackers).blocks is None:
             # Reject a malformed item before the registry creates a tracker for it.
             check_changes(item.changes)
         observed = self.registry.blocks_of(engine, CachedBlocks).apply(item)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import Computed, Handler, Row, Sampled
+from sidestep.catalog.row import Computed, Handler, Row, Sampled
 from sidestep.engines.row_builders import counter, gauge, histogram
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"

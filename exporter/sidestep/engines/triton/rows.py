@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 
 MODEL = ("model", "version")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from sidestep.catalog.model import Kind, Row, Sampled
+from sidestep.catalog.row import Kind, Row, Sampled
 from sidestep.engines.row_builders import SampledRows
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")

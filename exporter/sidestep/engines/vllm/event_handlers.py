@@ -18,9 +18,10 @@ from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import COST, Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
-from sidestep.protocol.records import Record
+from sidestep.protocol.engine_totals import EngineTotals
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 from sidestep.tracking.kv_blocks.physical import check as check_blocks
@@ -97,7 +98,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
-        self._tenants = TenantCounters(layout, registry, tenant_totals(layout))
+        self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")
@@ -121,14 +122,14 @@ class EventHandlers(Handlers):
         """Slots by the name in ``BlockObservations``."""
 
     def _requests(self, engine: Engine, item: RequestEvents) -> None:
-        if engine.requests is None:
+        if engine.part(Trackers).requests is None:
             # Reject a malformed item before the registry creates a tracker for it.
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
-        tracker.front_ends.expected = bool(engine.front_ends)
+        tracker.front_ends.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
-        if engine.front_ends:
+        if tracker.front_ends.expected:
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
         histogram = engine.histogram(self._iteration_tokens)
@@ -138,7 +139,8 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        self._tenants.settle(engine, outcomes.tenants)
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
@@ -150,28 +152,20 @@ class EventHandlers(Handlers):
                 for slot in self._latency_slots[latency]:
                     engine.histogram(slot).exemplify(one)
 
-    def begin(self, engine: Engine) -> None:
-        """Prepare the counters of cost and of tenants for an item or a folded record."""
-        self._tenants.begin(engine)
-
-    def settle(self, engine: Engine) -> None:
-        """Bring the counters of cost and of tenants up to date with the engine's own."""
-        self._tenants.settle(engine)
-
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that ended while their events were folded."""
-        if engine.sink is not None:
-            engine.sink.lose(ended)
+        sink = engine.part(Trackers).sink
+        if sink is not None:
+            sink.lose(ended)
 
-    def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
-        """Remove from a core's ``record`` the latencies that its front ends send."""
-        head, totals = record.head, record.totals
+    def leave_to_front_ends(self, engine: Engine, added: EngineTotals) -> None:
+        """Remove from a core's totals the latencies that its front ends send."""
+        head, totals = added.head, added.totals
         for index, name in enumerate(head.histograms):
             if name in self._front_end_families:
                 totals.histograms[index] = None
-        if engine.objectives is None:
-            return
-        limits = [n for name in self._front_end_families for n in engine.objectives.limits(name)]
+        objectives = engine.settings.objectives
+        limits = [n for name in self._front_end_families for n in objectives.limits(name)]
         counted = {limit.objective for limit in limits}
         for name, children in zip(head.keyed, totals.keyed, strict=True):
             if name in (SLO_REQUESTS, SLO_UNDECIDED):
@@ -215,7 +209,7 @@ class EventHandlers(Handlers):
         increase(engine, self._omitted, refused)
 
     def _blocks(self, engine: Engine, item: BlockEvents) -> None:
-        if engine.blocks is None:
+        if engine.part(Trackers).blocks is None:
             check_blocks(item)
         blocks = self.registry.blocks_of(engine, PhysicalBlocks)
         self.observe_blocks(engine, blocks.apply(item))
@@ -227,24 +221,26 @@ class EventHandlers(Handlers):
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all blocks, since their events were folded or are no longer sent."""
-        if engine.blocks is not None:
-            increase(engine, self._block_counters["abandoned"], engine.blocks.tracked)
-            engine.blocks = None
-        if engine.lookups is not None:
-            engine.lookups.restart()
+        trackers = engine.part(Trackers)
+        if trackers.blocks is not None:
+            increase(engine, self._block_counters["abandoned"], trackers.blocks.tracked)
+            trackers.blocks = None
+        if trackers.lookups is not None:
+            trackers.lookups.restart()
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
-        if engine.requests is None:
+        tracker = engine.part(Trackers).requests
+        if tracker is None:
             return
         # The scheduler counts a preempted request as waiting or as deferred.
-        preempted = min(len(engine.requests.requests.preempted), waiting + deferred)
+        preempted = min(len(tracker.requests.preempted), waiting + deferred)
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)
         numbers = (waits, deferred - among_deferred, preempted, running, 0)
         for slot, number in zip(self._states, numbers, strict=False):
             engine.values[slot] = number
-        engine.values[self._longest] = engine.requests.longest_preemption
+        engine.values[self._longest] = tracker.longest_preemption
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of physical blocks."""

@@ -21,11 +21,12 @@ from sidestep.engines.vllm.wire import (
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.field_readers import compile_reader
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX, HitWindow
+from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
-from sidestep.protocol.records import TOTAL_LIMIT
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]
@@ -60,7 +61,7 @@ class VllmHandlers(EventHandlers):
 
     def _step(self, engine: Engine, item: VllmStep) -> None:
         stats = item.scheduler
-        if stats is not None and self.registry.sampling.scale:
+        if stats is not None and self.registry.tracking.sampling.scale:
             self._observe_scaled_evictions(engine, stats)
         # The rest of an oversized step has observations only: no gauges, and no step to count.
         fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp
@@ -72,7 +73,7 @@ class VllmHandlers(EventHandlers):
             if item.iteration is not None:
                 self._count_tokens(engine, item.iteration, last=stats is not None)
             if item.mm_cache is not None:
-                _observe_hits(engine.hit_windows[MULTIMODAL], item.mm_cache)
+                _observe_hits(engine.part(RecentSteps).hit_windows[MULTIMODAL], item.mm_cache)
             if stats is not None:
                 self._scheduler(engine, stats, item.wall, fresh=fresh)
         if fresh and stats is not None:
@@ -103,32 +104,33 @@ class VllmHandlers(EventHandlers):
         """
         tokens = iteration.iteration_tokens
         histogram = engine.histogram(self._iteration_tokens)
+        steps = engine.part(RecentSteps)
         if not last:
-            engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
+            steps.held_tokens = min(steps.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
             return
         before = histogram.sum
-        if histogram.observe(tokens + engine.held_tokens):
+        if histogram.observe(tokens + steps.held_tokens):
             increase(engine, self._omitted, 1)
         else:
             # The sum contains the held tokens already. It is assigned, since subtracting floats
             # could decrease it.
             histogram.sum = before + tokens
-        engine.held_tokens = 0
+        steps.held_tokens = 0
 
     def _scheduler(
         self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool
     ) -> None:
         """Apply hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
-            _observe_hits(engine.hit_windows[PREFIX], stats.prefix_cache_stats)
+            _observe_hits(engine.part(RecentSteps).hit_windows[PREFIX], stats.prefix_cache_stats)
             if stats.prefix_cache_stats.hits:
                 self.registry.add(
                     engine, self._cached_by_source, "device", stats.prefix_cache_stats.hits
                 )
         external = stats.connector_prefix_cache_stats
         if external is not None:
-            _observe_hits(engine.hit_windows[EXTERNAL], external)
+            _observe_hits(engine.part(RecentSteps).hit_windows[EXTERNAL], external)
             for tier, tokens in external.hits_by_source.items():
                 self.registry.add(engine, self._cached_by_source, tier, tokens)
         graph = stats.cudagraph_stats
@@ -183,10 +185,11 @@ class VllmHandlers(EventHandlers):
 
 def _adapters(engine: Engine, stats: SchedulerStats) -> Mapping[tuple[str, str], int]:
     """Return the requests by adapter and state."""
-    if engine.requests is not None:
+    tracker = engine.part(Trackers).requests
+    if tracker is not None:
         # Counts from the scheduler's events include queued requests, and list an adapter
         # under a state only if one of its requests is in that state.
-        return engine.requests.requests.adapters
+        return tracker.requests.adapters
     if not stats.running_lora_adapters and not stats.waiting_lora_adapters:
         return {}
     by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
@@ -257,4 +260,4 @@ COMPUTED: Mapping[str, Callable[[Engine], float | None]] = {
     "draft_acceptance_rate": _acceptance_rate,
     "draft_efficiency": _efficiency,
 }
-"""Functions by the name in ``catalog.model.Computed``; None: no sample."""
+"""Functions by the name in ``catalog.row.Computed``; None: no sample."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sidestep.catalog.model import (
+from sidestep.catalog.row import (
     ENGINE_LABELS,
     Alias,
     Computed,

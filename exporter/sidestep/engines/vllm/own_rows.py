@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from sidestep.catalog.model import Computed, Handler, Row, Sampled
+from sidestep.catalog.row import Computed, Handler, Row, Sampled
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,

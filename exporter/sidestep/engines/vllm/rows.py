@@ -6,7 +6,7 @@ Names, labels and bounds are the engine's; the HELP texts are this project's.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import ENGINE_LABELS, Handler, Info, Row
+from sidestep.catalog.row import ENGINE_LABELS, Handler, Info, Row
 from sidestep.engines.common_names import common_row
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.protocol.iteration_stats import FINISH_REASONS

@@ -44,7 +44,7 @@ def engine_row(
         saturation=saturation,
         up=engine.is_up,
         last_seen=max(wall - engine.last_seen, 0.0) if engine.last_seen else None,
-        contested=engine.contested and engine.is_up,
+        contested=engine.feeds.contested and engine.is_up,
         **_health(health),
         **_counted(found),
     )

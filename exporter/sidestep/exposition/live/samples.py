@@ -176,7 +176,7 @@ def read(engine: Engine, now: float) -> EngineSample:
         [_number(reader(engine)) for reader in readers.counters],
         tuple(() if found is None else found[0] for found in buckets),
         tuple(None if found is None else found[1] for found in buckets),
-        engine.caught_up_at,
+        engine.feeds.caught_up_at,
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind

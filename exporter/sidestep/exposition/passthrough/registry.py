@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.exposition.passthrough.families import PageFamily, Sample, group_labels
 from sidestep.exposition.passthrough.page import Page, ParsedPage
 from sidestep.exposition.passthrough.parser import Labels, PageKind

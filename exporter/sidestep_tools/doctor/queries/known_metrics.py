@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.engine_pages import PAGES
-from sidestep.catalog.model import Kind, Row
 from sidestep.catalog.prices import PRICED
+from sidestep.catalog.row import Kind, Row
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD

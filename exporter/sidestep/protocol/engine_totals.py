@@ -1,8 +1,8 @@
-"""Records: an engine's series as one value, for folding, snapshots and forwarding.
+"""Totals of an engine: its series as one value, in snapshots and for items that a sender folds.
 
 The head names what each position of a list means, so that releases with different catalogues
-are compatible. Amounts are checked where they are added (``metrics.validate_record``): the
-totals in a record may exceed the limits of a single item.
+are compatible. Amounts are checked where they are added (``metrics.merge``): the
+totals may exceed the limits of a single item.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sidestep.protocol.limits import (
     FamilyName,
     Labels,
     Number,
+    Schema,
     Seconds,
     Text,
 )
 from sidestep.protocol.messages import Bounds, EngineInfo
-from sidestep.protocol.native_buckets import NativeBuckets
 
 MAX_PLACES = 4096
 """Maximum number of scalars, histograms or self-described families of one engine."""
@@ -34,13 +34,35 @@ MAX_CHILDREN = 256
 MAX_OPEN_CHILDREN = 96
 """Maximum children of one family: above the limits on label values, and few enough to decode."""
 TOTAL_LIMIT = 1 << 62
+MAX_NATIVE = 512
+"""Maximum native buckets of one histogram; every release of sidestep uses fewer."""
 
 Amount = int | float | str
 """A string is an integer over 64 bits, such as the operations of a GPU."""
 Total = Annotated[int, Meta(ge=0, le=TOTAL_LIMIT)]
+Index = Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)]
+Wide = Annotated[str, Meta(max_length=64)]
+"""An integer over 64 bits."""
 Names = Annotated[list[Text], Meta(max_length=MAX_PLACES)]
 # All LoRA adapters in use form one label value, as in the engine: longer than any other.
 Values = Annotated[list[Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=MAX_LABELS)]
+
+
+class NativeBuckets(msgspec.Struct, array_like=True, gc=False):
+    """Counts of exponential buckets; with ``zeros`` they add up to the classic histogram's count.
+
+    Attributes:
+        zeros: Observations in the zero bucket.
+        indices: Indices of the buckets, in any order.
+        counts: Count of each bucket, not cumulative.
+        created: Unix time at which counting started; 0.0 where unknown.
+    """
+
+    schema: Schema
+    zeros: int | Wide = 0
+    indices: Annotated[list[Index], Meta(max_length=MAX_NATIVE)] = []
+    counts: Annotated[list[int | Wide], Meta(max_length=MAX_NATIVE)] = []
+    created: Seconds = 0.0
 
 
 class Buckets(msgspec.Struct, array_like=True, gc=False):
@@ -138,15 +160,15 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     created: Seconds = 0.0
 
 
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """Record of one engine."""
+class EngineTotals(msgspec.Struct, array_like=True, gc=False):
+    """Totals of one engine."""
 
     head: Head
     totals: Totals
 
 
-class EncodedRecord(msgspec.Struct, array_like=True, gc=False):
-    """Record of one engine with its head already encoded, since heads are cached by engine."""
+class EncodedTotals(msgspec.Struct, array_like=True, gc=False):
+    """Totals of one engine whose head is encoded already, since it is cached."""
 
     head: msgspec.Raw
     totals: Totals

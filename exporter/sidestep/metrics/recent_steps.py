@@ -1,11 +1,14 @@
-"""Cache hit rates over a recent window."""
+"""State of an engine's recent steps: cache lookups, and tokens of a step that is not complete."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from sidestep.metrics.engine import Part
+from sidestep.protocol.engine_totals import TOTAL_LIMIT, Hits, Totals
+
 PREFIX, EXTERNAL, MULTIMODAL = range(3)
-"""Positions of an engine's windows in ``Engine.hit_windows``."""
+"""Positions in ``RecentSteps.hit_windows``."""
 
 
 class HitWindow:
@@ -42,3 +45,31 @@ class HitWindow:
         if not self.requests:
             return None
         return self.hits / self.queries if self.queries else 0.0
+
+
+class RecentSteps(Part):
+    """Recent steps of an engine.
+
+    Attributes:
+        hit_windows: Recent lookups in the prefix cache, an external and the multimodal cache.
+        held_tokens: Tokens of a step whose scheduler statistics have not arrived.
+    """
+
+    def __init__(self) -> None:
+        self.hit_windows = HitWindow(), HitWindow(), HitWindow()
+        self.held_tokens = 0
+
+    def save(self, totals: Totals) -> None:
+        """Write the lookups as one entry per window, each number limited to 62 bits."""
+        totals.held_tokens = self.held_tokens
+        totals.hits = [
+            Hits(*(min(number, TOTAL_LIMIT) for number in (one.requests, one.queries, one.hits)))
+            for one in self.hit_windows
+        ]
+
+    def add(self, totals: Totals) -> None:
+        """Add what ``save`` has written."""
+        self.held_tokens = min(self.held_tokens + totals.held_tokens, TOTAL_LIMIT)
+        for window, hits in zip(self.hit_windows, totals.hits, strict=False):
+            if hits.requests:
+                window.add(hits.requests, hits.queries, hits.hits)

@@ -25,12 +25,12 @@ from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
+from sidestep.metrics.slo_counter import SloCounter
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol import messages
+from sidestep.protocol.engine_totals import Child, EngineTotals, Head, Totals
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.records import Child, Head, Record, Totals
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 VLLM = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
@@ -104,7 +104,8 @@ def test_every_way_to_observe_counts_once(
     plain = NativeHistogram(bounds) if native else Histogram(bounds)
     requests: dict[tuple[str, ...], int | float] = {}
     limits = [Limit(f"at_{place}", threshold) for place, threshold in enumerate(THRESHOLDS)]
-    found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
+    found = plain.copy()
+    found.slo_counter = SloCounter(requests, {}, limits)
     for histogram in (plain, found):
         for batch in batches:
             histogram.observe_many([*batch])
@@ -126,10 +127,11 @@ def test_merging_and_changed_bounds_count_nothing() -> None:
     """Pages merge histograms that have been counted already."""
     requests: dict[tuple[str, ...], int | float] = {}
     for plain in (Histogram((1.0,)), NativeHistogram((1.0,))):
-        found = with_slo_counter(plain, SloCounter(requests, {}, [Limit("a", 0.5)]))
+        found = plain.copy()
+        found.slo_counter = SloCounter(requests, {}, [Limit("a", 0.5)])
         found.observe_many([0.1, 0.7])
         before = dict(requests)
-        found.empty_copy().merge(found)
+        plain.merge(found)
         other = found.with_bounds((0.2, 2.0))
 
         assert requests == before
@@ -245,7 +247,7 @@ def test_accepted_families_are_counted_though_others_are_rejected() -> None:
         folder.fold(tokenizer(family), [SGLANG])
         folder.fold(tokenizer(Family("own", "gauge", ["b"], [Sample(["x"], 1.0)])), [SGLANG])
         folded = folder.seal()
-        record = decode_record(folded.frames[0][0])
+        record = decode_totals(folded.frames[0][0])
         if "ttft" in kinds:
             (first,) = (one for one in record.totals.open if one.name == family.name)
             first.labels = ["another"]
@@ -263,7 +265,7 @@ def test_slo_counts_of_engines_without_latencies_are_ignored() -> None:
     node = fed(objectives("ttft=350ms"), triton)
     for labels in ([], ["good", "ttft"]):
         head = Head(triton, {}, [], [], [], [SLO_REQUESTS])
-        record = Record(head, Totals(keyed=[[Child(labels, 1)]]))
+        record = EngineTotals(head, Totals(keyed=[[Child(labels, 1)]]))
         node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
 
         assert node.rejected == {}
@@ -284,7 +286,7 @@ def test_family_named_repeatedly_is_counted_once() -> None:
     folder = ItemFolder()
     folder.settings = Settings(objectives=sent)
     assert folder.fold(step([0.1, 0.5]), [VLLM])
-    record = decode_record(folder.seal().frames[0][0])
+    record = decode_totals(folder.seal().frames[0][0])
 
     children = record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]
     assert {child.value for child in children} == {1}
@@ -538,7 +540,7 @@ def test_record_cannot_add_objectives() -> None:
     )
     assert sender.fold(step([0.1, 9.5]), [VLLM])
     folded = sender.seal()
-    record = decode_record(folded.frames[0][0])
+    record = decode_totals(folded.frames[0][0])
     for child in record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]:
         if child.labels == ["bad", "late"]:
             child.labels[0] = "ugly"

@@ -1,4 +1,4 @@
-"""The model of a catalogue row. The rows themselves are in ``engines/<engine>/``."""
+"""A row of the catalogue: one metric of an engine. The rows themselves are in ``engines/<engine>/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec for records, which hold an engine's series in snapshots and folded batches."""
+"""The codec of an engine's totals, which are in snapshots and in batches of folded items."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ import msgspec
 from sidestep.catalog.dialect import DialectTables, Polled
 from sidestep.errors import WireError
 from sidestep.metrics.availability import update_availability
-from sidestep.metrics.engine import Engine, Number, OpenFamily
+from sidestep.metrics.engine import Engine, Number, OpenFamily, Part
 from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.hit_window import HitWindow
-from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
-from sidestep.protocol.records import (
-    TOTAL_LIMIT,
+from sidestep.metrics.recent_steps import RecentSteps
+from sidestep.protocol.engine_totals import (
     Amount,
     Buckets,
     Child,
-    EncodedRecord,
+    EncodedTotals,
+    EngineTotals,
     Head,
-    Hits,
     OpenTotals,
-    Record,
     Totals,
 )
+from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 
 DecodedType = TypeVar("DecodedType")
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_decoder: msgspec.msgpack.Decoder[EngineTotals] = msgspec.msgpack.Decoder(EngineTotals)
 INT_LIMIT = 1 << 63
 MAX_DIGITS = 64
+SAVED_PARTS: Sequence[type[Part]] = (RecentSteps,)
+"""Parts of an engine with state that outlives the process."""
 
 
-def encode_record(engine: Engine, totals: Totals) -> bytes:
-    """Encode the record of ``engine`` with ``totals``."""
-    record = EncodedRecord(msgspec.Raw(_head(engine)), totals)
+def encode_totals(engine: Engine, totals: Totals) -> bytes:
+    """Encode ``totals`` of ``engine`` with their head."""
+    encoded = EncodedTotals(msgspec.Raw(_head(engine)), totals)
     try:
-        return _encoder.encode(record)
+        return _encoder.encode(encoded)
     except OverflowError:
         _encode_large_ints(totals)
-        return _encoder.encode(record)
+        return _encoder.encode(encoded)
 
 
-def decode_record(raw: bytes | msgspec.Raw) -> Record:
-    """Decode the record in ``raw``.
+def decode_totals(raw: bytes | msgspec.Raw) -> EngineTotals:
+    """Decode the totals in ``raw``.
 
     Raises:
-        WireError: The record is malformed or contradicts itself.
+        WireError: They are malformed or contradict themselves.
     """
-    record = _decode(_decoder, raw)
-    _check_columns(record)
-    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
+    found = _decode(_decoder, raw)
+    _check_columns(found)
+    for bounds, buckets in zip(found.head.bounds, found.totals.histograms, strict=True):
         if buckets is not None:
             check_buckets(buckets, bounds)
-    return record
+    return found
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[DecodedType], raw: bytes | msgspec.Raw) -> DecodedType:
@@ -70,8 +70,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[DecodedType], raw: bytes | msgspec.
         raise WireError("bad_item", str(error)) from None
 
 
-def _check_columns(record: Record) -> None:
-    head, totals = record.head, record.totals
+def _check_columns(found: EngineTotals) -> None:
+    head, totals = found.head, found.totals
     columns = (
         (head.scalars, totals.scalars),
         (head.histograms, totals.histograms),
@@ -79,7 +79,7 @@ def _check_columns(record: Record) -> None:
         (head.keyed, totals.keyed),
     )
     if any(len(names) != len(values) for names, values in columns):
-        raise WireError("bad_item", "a record's columns differ in length")
+        raise WireError("bad_item", "the columns of totals differ in length")
 
 
 def decode_polled(tables: DialectTables, data: msgspec.Raw) -> Polled:
@@ -99,22 +99,22 @@ def decode_polled(tables: DialectTables, data: msgspec.Raw) -> Polled:
 def totals_of(engine: Engine) -> Totals:
     """Return the current totals and gauges of ``engine``."""
     update_availability(engine)
-    return Totals(
+    totals = Totals(
         list(engine.values),
         [None if h is None else h.to_wire() for h in engine.histograms],
         [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
         [_open_totals(family) for family in engine.open_families.values()],
         engine.gauge_stamp,
-        engine.held_tokens,
-        [_hits(window) for window in engine.hit_windows],
-        sorted(engine.exposed_paths),
-        engine.restarts,
-        engine.last_seen,
-        polled=[]
-        if engine.statistics is None
-        else [msgspec.Raw(_encoder.encode(engine.statistics))],
+        seen=sorted(engine.exposed_paths),
+        restarts=engine.restarts,
+        last_seen=engine.last_seen,
         created=engine.created,
     )
+    if engine.statistics is not None:
+        totals.polled.append(msgspec.Raw(_encoder.encode(engine.statistics)))
+    for kind in SAVED_PARTS:
+        engine.part(kind).save(totals)
+    return totals
 
 
 def _head(engine: Engine) -> bytes:
@@ -196,12 +196,6 @@ def number_of(value: Amount, *, negative: bool = False) -> Number:
     if not math.isfinite(value) or (value < 0 and not negative):
         raise WireError("bad_item", "a number that cannot be counted")
     return value
-
-
-def _hits(window: HitWindow) -> Hits:
-    """Return a window's lookups, each limited to 62 bits."""
-    found = (window.requests, window.queries, window.hits)
-    return Hits(*(min(number, TOTAL_LIMIT) for number in found))
 
 
 def _encode_large_ints(totals: Totals) -> None:
