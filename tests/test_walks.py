@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST = {
     "A frame to its series": (46, 22),
-    "A scrape to its bytes": (80, 17),
+    "A scrape to its bytes": (58, 14),
     "Ended requests to their records": (24, 9),
 }
 """Functions and files."""

@@ -116,9 +116,10 @@ async def walks(profile: Profile, folder: Path) -> None:
         "requests_log": str(log),
     }
     async with Exporter(read(flags, {})).running() as exporter, aiohttp.ClientSession() as client:
+        url = exporter.url
 
         async def page() -> None:
-            async with client.get(exporter.url) as answer:
+            async with client.get(url) as answer:
                 await answer.read()
 
         async with _connected(endpoint) as send:

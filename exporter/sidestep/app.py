@@ -38,9 +38,9 @@ from sidestep.from_config import (
     native_histograms,
     series_filter,
 )
-from sidestep.http.routes import application
+from sidestep.http.listener import listen
+from sidestep.http.routes import Endpoints, application
 from sidestep.http.server import HttpServer
-from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop, plugins
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.ingest.intake import Intake
@@ -278,15 +278,15 @@ class Exporter:
             scraped_at=lambda: pages.scraped_at,
             refusals=self.intake.refusals,
         )
-        app = application(
+        endpoints = Endpoints(
             pages,
-            self.config.web_telemetry_path,
             lambda: bool(self.endpoints),
             self.intake.health,
             checks,
             view=self.config.web_default_view,
             live=None if self.config.web_disable_ui else live,
         )
+        app = application(endpoints, self.config.web_telemetry_path)
         async with self.http_server.serving(app, sockets):
             background = [_background(checks.run())]
             if not self.config.web_disable_ui:

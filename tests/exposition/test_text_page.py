@@ -29,7 +29,7 @@ from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.renders import Body, compress
 from sidestep.exposition.sample_families import collected
 from sidestep.exposition.text_page import TextPage, render
-from sidestep.http.chunked_response import PIECE, pieces
+from sidestep.http.responses import PIECE, pieces
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry

@@ -143,7 +143,7 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     form: Format = "openmetrics" if openmetrics else "text"
 
     async def ask() -> str:
-        return b"".join(await pages.page("pod", form)).decode()
+        return b"".join((await pages.page("pod", form)).parts).decode()
 
     assert f'{name}_count{{model_name="m"}} 0' in await ask()
     registry.retire(registry.engines["a"])

@@ -65,7 +65,8 @@ class Exporter:
 
     async def finish_round(self) -> None:
         """Render a page, take a snapshot, and let the engines of this round expire."""
-        assert b"vllm:generation_tokens_total" in b"".join(await self.pages.page("engine", "text"))
+        body = await self.pages.page("engine", "text")
+        assert b"vllm:generation_tokens_total" in b"".join(body.parts)
         self.save()
         self.fed.now += ENGINE_EXPIRES_SECONDS
         self.fed.intake.expire(self.fed.now)

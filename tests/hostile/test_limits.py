@@ -683,7 +683,7 @@ async def test_a_large_page_does_not_block_the_loop() -> None:
         await asyncio.sleep(0)
         turns += 1
         registry.register(engine(f"late{turns}"))
-    page = b"".join(await making).decode()
+    page = b"".join((await making).parts).decode()
 
     assert turns > 5
     assert 'vllm:request_params_n_count{engine="299",model_name="m"} 0\n' in page
@@ -699,7 +699,7 @@ async def test_the_previous_page_is_freed_before_the_next_is_rendered() -> None:
     pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
     tracemalloc.start()
     try:
-        size = sum(map(len, await pages.page("engine", "text")))
+        size = sum(map(len, (await pages.page("engine", "text")).parts))
         for one in registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:

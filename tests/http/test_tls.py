@@ -11,7 +11,7 @@ import pytest
 
 from exporters import until
 from fronts import Authority, Site, front, only
-from sidestep.http.limits import Limits
+from sidestep.http.connection import Limits
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 
@@ -237,4 +237,4 @@ async def test_a_partial_handshake_is_closed(authority: Authority) -> None:
         writer.close()
 
         assert site.refused("slow") == 1
-        await until(lambda: site.front.connections == 0)
+        await until(lambda: site.connections == 0)

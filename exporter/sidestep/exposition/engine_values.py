@@ -77,6 +77,7 @@ class RegistryValues:
         engines: Engines that are exposed.
         gone: Engines that are not, whose totals the registry retains.
         of_dialect: The exposed engines by dialect.
+        versions: Versions of all engines: pages of equal versions have the same series.
     """
 
     engines: Sequence[EngineValues]
@@ -85,10 +86,7 @@ class RegistryValues:
     layouts: Mapping[str, Layout]
     is_exposed: Callable[[str], bool]
     has_exemplars: bool
-
-    def versions(self) -> list[int]:
-        """Return the versions of all engines: pages of equal versions have the same series."""
-        return [engine.version for engine in (*self.engines, *self.gone)]
+    versions: Sequence[int]
 
 
 class EngineCopier:
@@ -121,13 +119,15 @@ class EngineCopier:
         of_dialect: dict[str, list[EngineValues]] = {}
         for engine in engines:
             of_dialect.setdefault(engine.layout.dialect, []).append(engine)
+        gone += [engine for engine in found if engine.absent and with_gone]
         return RegistryValues(
             engines,
-            [*gone, *(engine for engine in found if engine.absent)] if with_gone else (),
+            gone,
             of_dialect,
             registry.layouts,
             registry.is_exposed,
             registry.has_exemplars,
+            [engine.version for engine in (*engines, *gone)],
         )
 
     def _copied(self, engine: Engine) -> EngineValues:

@@ -15,7 +15,7 @@ from sidestep.exposition import proto_format
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.sample_families import collected
-from sidestep.exposition.text_page import header, label_text, series_text
+from sidestep.exposition.text_page import header, label_text
 from sidestep.telemetry.rows import SelfRow
 from sidestep.telemetry.self_metrics import Labels, OwnRegistry, Sample
 
@@ -73,17 +73,21 @@ def _message(row: SelfRow, samples: Sequence[Sample]) -> bytes:
 
 def _text(row: SelfRow, samples: Sequence[Sample], *, openmetrics: bool) -> str:
     lines = [
-        f"{_series(row.name, row.labels, labels)}{floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
+        f"{row.name}{_label_text(row.labels, labels)} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
         for labels, value in samples
     ]
     return header(row.name, row.kind, row.help, openmetrics=openmetrics) + "".join(lines)
 
 
 @functools.lru_cache(MAX_LABEL_SETS)
-def _series(family: str, names: Labels, labels: Labels) -> str:
-    return series_text(family, label_text(dict(zip(names, labels, strict=True))))
+def _label_text(names: Labels, labels: Labels) -> str:
+    return f"{{{label_text(_pairs(names, labels)).decode()}}}" if names else ""
 
 
 @functools.lru_cache(MAX_LABEL_SETS)
 def _label_bytes(names: Labels, labels: Labels) -> bytes:
-    return proto_format.labels(sorted(zip(names, labels, strict=True)))
+    return proto_format.labels(_pairs(names, labels))
+
+
+def _pairs(names: Labels, labels: Labels) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(zip(names, labels, strict=True)))

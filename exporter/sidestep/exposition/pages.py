@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
@@ -130,29 +130,24 @@ class Pages:
         form: Format,
         names: frozenset[str] = frozenset(),
         *,
-        packed: bool = False,
         by_prometheus: bool = False,
-    ) -> Sequence[bytes]:
-        """Return the parts of a page, or of its gzip if ``packed``.
-
-        The engines' families come first, then passthrough families, then the exporter's own.
+    ) -> Body:
+        """Return a page: families of engines, then passthrough families, then the exporter's own.
 
         Args:
             view: ``engine``, or ``pod``, which has no protobuf.
             form: The format.
             names: Samples whose families to include, on a page that is not cached; empty for all.
-            packed: Whether to compress it.
             by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
         """
         if by_prometheus:
             self.scraped_at = time.monotonic()
         if names:
-            body = await self._render(view, form, names)
-        else:
-            body = await self._renders.get((view, form), lambda: self._render(view, form))
-            if self._final_scrape is not None:
-                self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
-        return await body.packed() if packed else body.parts
+            return await self._render(view, form, names)
+        body = await self._renders.get((view, form), lambda: self._render(view, form))
+        if self._final_scrape is not None:
+            self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
+        return body
 
     async def written(
         self,

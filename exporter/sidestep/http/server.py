@@ -11,8 +11,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from sidestep.http.connection import Limits
 from sidestep.http.current_config import ActiveConfig, CurrentConfig
-from sidestep.http.limits import Limits
 from sidestep.http.listener import HttpListener
 from sidestep.http.request_guard import RequestGuard
 from sidestep.telemetry.logs import RateLimitedLog
@@ -75,20 +75,15 @@ class HttpServer:
         path = Path(config_file) if config_file else None
         self.current = CurrentConfig(path, metrics, self._changed)
         self._listener: HttpListener | None = None
-        self._guard = RequestGuard(self.current, metrics, self._limits, allowed_hosts)
+        self._guard = RequestGuard(self.current.active.config, metrics, self._limits, allowed_hosts)
+        metrics.set("sidestep_http_connections", 0)
         for reason in REFUSED:
             metrics.add("sidestep_http_refused_total", 0, reason)
-        metrics.read("sidestep_http_connections", lambda: [((), self.connections)])
 
     @property
     def scheme(self) -> str:
         """Return ``https`` with TLS, else ``http``."""
         return "https" if self.current.active.context is not None else "http"
-
-    @property
-    def connections(self) -> int:
-        """Return the number of open connections."""
-        return self._listener.connections if self._listener is not None else 0
 
     @contextlib.asynccontextmanager
     async def serving(
