@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 MOST = {
     "A frame to its series": (46, 22),
     "A scrape to its bytes": (58, 14),
-    "Ended requests to their records": (24, 9),
+    "An ended request to its record and span": (44, 14),
 }
 """Functions and files."""
 

@@ -1,7 +1,7 @@
 """Print what a value passes on its way through the exporter: the functions that run, in order, with their files.
 
 ``python -m tools.walks`` follows a frame to its series, a scrape to its bytes, and ended requests to
-their records, in an exporter of this process. Each ran once before, so that caches are filled.
+their records and spans, in an exporter of this process. Each ran once before, so that caches are filled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 import zmq
 import zmq.asyncio
+from aiohttp import web
 
 from sidestep.app import Exporter
 from sidestep.config.settings import read
@@ -34,8 +35,8 @@ from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat,
 
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
 INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
-RECORD = {"ended", "RequestLog.add", "RecordWriter._run"}
-"""Functions that make an ended request, take it, and write its record."""
+RECORD = {"ended", "EngineRequests.end", "RecordWriter._run"}
+"""Functions that make an ended request, take it, and write its record or send its span."""
 PATIENCE = 60.0
 
 
@@ -115,7 +116,12 @@ async def walks(profile: Profile, folder: Path) -> None:
         "log_stats_interval": "0",
         "requests_log": str(log),
     }
-    async with Exporter(read(flags, {})).running() as exporter, aiohttp.ClientSession() as client:
+    received: list[str] = []
+    async with (
+        _receiver(received) as flags["otlp_traces_endpoint"],
+        Exporter(read(flags, {})).running() as exporter,
+        aiohttp.ClientSession() as client,
+    ):
         url = exporter.url
 
         async def page() -> None:
@@ -143,10 +149,31 @@ async def walks(profile: Profile, folder: Path) -> None:
         run = [sys.executable, "-m", "sidestep", "replay", "--connect", endpoint, "--speed", "max"]
         run += [str(recording("core_aborts.rec.gz")), "--namespace"]
         await asyncio.to_thread(subprocess.run, [*run, "one"], check=True, capture_output=True)
-        size = log.stat().st_size
-        with profile.walk("Ended requests to their records", RECORD, set()):
+        await until(lambda: bool(received))
+        size, requests = log.stat().st_size, len(received)
+        with profile.walk("An ended request to its record and span", RECORD, set()):
             await asyncio.to_thread(subprocess.run, [*run, "two"], check=True, capture_output=True)
-            await until(lambda: log.stat().st_size > size)
+            await until(lambda: log.stat().st_size > size and len(received) > requests)
+
+
+@contextlib.asynccontextmanager
+async def _receiver(received: list[str]) -> AsyncIterator[str]:
+    """Run a receiver of OTLP that notes requests, and yield its URL."""
+
+    async def accept(request: web.Request) -> web.Response:
+        await request.read()
+        received.append(request.path)
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/traces", accept)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
