@@ -35,7 +35,7 @@ from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat,
 
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
 INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
-RECORD = {"ended", "EngineRequests.end", "RecordWriter._run"}
+RECORD = {"ended", "EngineRequests.end", "RecordOutput._run"}
 """Functions that make an ended request, take it, and write its record or send its span."""
 PATIENCE = 60.0
 

@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.otlp.page_families import PageFamilies
-from sidestep.requests.parts import request_log
-from sidestep.requests.request_log import EngineRequests
+from sidestep.requests.record_output import RecordOutput
+from sidestep.requests.request_log import EngineRequests, request_log
 from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
@@ -113,7 +113,10 @@ class Exporter:
         self.series_filter = series_filter(config)
         self.metrics = SelfMetrics()
         self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
-        self.request_log, self._log_writer = request_log(config, self.metrics)
+        self.request_log = request_log(config, self.metrics)
+        self._outputs: Sequence[RecordOutput] = ()
+        if self.request_log is not None:
+            self._outputs = self.request_log.outputs
         self.tenants = None
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
@@ -228,11 +231,8 @@ class Exporter:
             stack.push_async_callback(self._finish_records, senders)
             if snapshots is None:
                 stack.callback(self.registry.release_requests)
-            for writer in (
-                *filter(None, [self._log_writer]),
-                *(senders.records if senders else ()),
-            ):
-                writer.start()
+            for output in self._outputs:
+                output.start()
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
@@ -332,14 +332,13 @@ class Exporter:
             PageFamilies, self.registry, self.passthrough, self.collectors, self.series_filter
         )
         port = self.addresses[0][1] if self.addresses else 0
-        queues = [] if self.request_log is None else self.request_log.queues
         hold = self.ingest.held
         try:
             # Only this feature needs the SDK, which takes 150 ms to load.
             from sidestep.otlp.senders import Senders  # noqa: PLC0415
 
             return Senders(
-                config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots
+                config, port, families, self._outputs, self.metrics, hold=hold, snapshots=snapshots
             )
         except ImportError as error:
             raise ConfigError(
@@ -349,10 +348,9 @@ class Exporter:
 
     async def _finish_records(self, senders: Senders | None) -> None:
         """Write and send the last records of requests, for a few seconds."""
-        work = [] if senders is None else [senders.close_records()]
-        if self._log_writer is not None:
-            work.append(asyncio.to_thread(self._log_writer.close))
-        await asyncio.gather(*work)
+        await asyncio.gather(*(asyncio.to_thread(output.close) for output in self._outputs))
+        if senders is not None:
+            senders.close_records()
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,7 @@ from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import Resource, resource
 from sidestep.otlp.spans import spans
 from sidestep.requests.record import RequestRecord
-from sidestep.requests.record_queue import RecordQueue
-from sidestep.requests.record_writer import RecordWriter, Write
+from sidestep.requests.record_output import RecordOutput, Write
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.telemetry.self_metrics import SelfMetrics
 
@@ -31,12 +29,12 @@ Convert = Callable[[RequestRecord, bytes, Resource], Sequence[Any]]
 
 
 def record_output(
-    queue: RecordQueue, convert: Convert, resource: Resource, destination: Destination
+    output: RecordOutput, convert: Convert, resource: Resource, destination: Destination
 ) -> Write:
     """Return what sends records until the receiver has accepted or refused them.
 
     Args:
-        queue: Counts records that cannot be read.
+        output: Counts records that cannot be read.
         convert: Makes the SDK's objects.
         resource: Their resource.
         destination: The receiver.
@@ -57,7 +55,7 @@ def record_output(
         if parts and destination.export(parts, len(parts)) == "failed":
             return False
         for _ in range(len(lines) - len(made)):
-            queue.lose("unreadable")
+            output.lose("unreadable")
         return True
 
     return write
@@ -84,14 +82,13 @@ class Senders:
         config: All settings.
         port: Port of the exporter's page; 0: none.
         families: Makes what reads the families of the page, given whether to read native buckets.
-        queues: Records by output; those of other outputs than OTLP's are ignored.
+        outputs: Outputs of records; those to OTLP are given what writes them.
         metrics: Self-metrics.
         hold: Pauses all changes for a block, so that a push is of one moment.
         snapshots: Snapshots that pushes wait for.
 
     Attributes:
         metrics: Sender of the page's families; None: they are not sent.
-        records: Writers of the records of requests.
 
     Raises:
         ConfigError: A variable of OpenTelemetry's is invalid.
@@ -102,7 +99,7 @@ class Senders:
         config: Config,
         port: int,
         families: Callable[..., PageFamilies],
-        queues: Sequence[RecordQueue],
+        outputs: Sequence[RecordOutput],
         metrics: SelfMetrics,
         *,
         hold: Hold,
@@ -122,23 +119,21 @@ class Senders:
                 hold=hold,
                 snapshots=snapshots,
             )
-        outputs: Mapping[str, tuple[Signal, str, Convert]] = {
+        signals: Mapping[str, tuple[Signal, str, Convert]] = {
             "traces": (TRACES, config.otlp_traces_endpoint, spans),
             "logs": (LOGS, config.otlp_logs_endpoint, log_records),
         }
         self._destinations: list[Destination] = []
-        self.records: list[RecordWriter] = []
-        for queue in queues:
-            if queue.output in outputs:
-                signal, url, convert = outputs[queue.output]
+        for output in outputs:
+            if output.name in signals:
+                signal, url, convert = signals[output.name]
                 destination = Destination(signal, url, metrics)
-                output = record_output(queue, convert, source, destination)
                 self._destinations.append(destination)
-                self.records.append(RecordWriter(queue, output, MAX_PAUSE, PERIOD))
+                write = record_output(output, convert, source, destination)
+                output.write_by(write, MAX_PAUSE, PERIOD)
 
-    async def close_records(self) -> None:
-        """Send the last records of requests, for a few seconds, and close the connections."""
-        await asyncio.gather(*(asyncio.to_thread(writer.close) for writer in self.records))
+    def close_records(self) -> None:
+        """Close the connections of outputs of records."""
         for destination in self._destinations:
             destination.close()
 
