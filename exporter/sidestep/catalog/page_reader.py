@@ -26,14 +26,14 @@ MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""
 
 
-class Sample(NamedTuple):
+class PageSample(NamedTuple):
     """A sample of a page."""
 
     labels: Mapping[str, str]
     value: float
 
 
-Samples = Mapping[str, list[Sample]]
+Samples = Mapping[str, list[PageSample]]
 """Samples by their name."""
 Buckets = tuple[tuple[float, ...], tuple[float, ...]]
 """Upper bounds without +Inf, and cumulative counts, the last of +Inf."""
@@ -87,7 +87,7 @@ def readings(text: str) -> list[Reading]:
 
 def _samples(text: str) -> Samples:
     """Return the samples that are wanted."""
-    found: dict[str, list[Sample]] = {}
+    found: dict[str, list[PageSample]] = {}
     for line in text.split("\n"):
         name, brace, rest = line.partition("{")
         if not brace:
@@ -103,7 +103,7 @@ def _samples(text: str) -> Samples:
             # As good as no number: NaN, an infinity, or what no engine counts to.
             continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
-        found.setdefault(name, []).append(Sample(labels, value))
+        found.setdefault(name, []).append(PageSample(labels, value))
     return found
 
 
@@ -115,7 +115,7 @@ def _plain(text: str) -> str:
 
 def _replicas(page: EnginePage, samples: Samples) -> list[Reading]:
     """Return the replicas of one engine's page."""
-    groups: dict[tuple[str, ...], dict[str, list[Sample]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[PageSample]]] = {}
     for name, found in samples.items():
         if not name.startswith(page.prefix):
             continue
@@ -178,7 +178,7 @@ def _health(
     """Return state, reason, seconds without progress and age of the step, as an exporter has them."""
     names = (page.model, *page.replica)
 
-    def own(name: str) -> list[Sample]:
+    def own(name: str) -> list[PageSample]:
         found = samples.get(name, ())
         return [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from sidestep.exposition.passthrough.parser import unescape_labels
 from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.proto_format import MAX_COUNT
+from sidestep.telemetry.rows import SelfRow
 
 GROUPED = frozenset({"histogram", "summary"})
 """Kinds of which several samples are one series."""
@@ -28,8 +29,8 @@ _GAUGE_HISTOGRAM_SUFFIXES = ("_gcount", "_gsum")
 Pairs = tuple[tuple[str, str], ...]
 
 
-class Sample(NamedTuple):
-    """A sample: the suffix of its name, labels, value, and its timestamp in milliseconds."""
+class SuffixedSample(NamedTuple):
+    """A sample: the suffix of its name, sorted labels, value, and its timestamp in milliseconds."""
 
     suffix: str
     labels: Pairs
@@ -43,7 +44,7 @@ class SampleFamily(NamedTuple):
     name: str
     kind: str
     help: str
-    samples: list[Sample]
+    samples: list[SuffixedSample]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,26 +69,35 @@ class SampledSeries(NamedTuple):
     created: float
 
 
+def of_exporter(row: SelfRow, samples: Iterable[tuple[Sequence[str], float]]) -> SampleFamily:
+    """Return a family of the exporter's own."""
+    found = [
+        SuffixedSample("", tuple(sorted(zip(row.labels, labels, strict=True))), float(value))
+        for labels, value in samples
+    ]
+    return SampleFamily(row.name, row.kind, row.help, found)
+
+
 def passed_on(family: PassthroughFamily) -> SampleFamily:
     """Return another exporter's family."""
-    samples: list[Sample] = []
+    samples: list[SuffixedSample] = []
     for series, text in family.samples:
         value, _, stamp = text.partition(b" ")
         own = tuple(sorted(unescape_labels(series.labels).items()))
         suffix = series.name.removeprefix(family.name)
-        samples.append(Sample(suffix, own, float(value), int(stamp) if stamp else None))
+        samples.append(SuffixedSample(suffix, own, float(value), int(stamp) if stamp else None))
     return SampleFamily(family.name, family.kind, family.help, samples)
 
 
 def collected(found: Metric) -> Iterator[SampleFamily]:
     """Yield a family of prometheus_client as its ``generate_latest`` writes it: as one or several."""
     kind = KINDS.get(found.type, "untyped")
-    families: dict[tuple[str, str], list[Sample]] = {}
+    families: dict[tuple[str, str], list[SuffixedSample]] = {}
     for sample in found.samples:
         stamp = None if sample.timestamp is None else int(float(sample.timestamp) * 1000)
         suffix = sample.name.removeprefix(found.name)
         own = tuple(sorted(sample.labels.items()))
-        read = Sample(suffix, own, float(sample.value), stamp)
+        read = SuffixedSample(suffix, own, float(sample.value), stamp)
         name = found.name
         if kind == "counter":
             name += "_total"
@@ -109,16 +119,16 @@ def series_of(family: SampleFamily) -> Iterator[SampledSeries]:
     return _singles(family.kind, family.samples)
 
 
-def _singles(kind: str, samples: list[Sample]) -> Iterator[SampledSeries]:
+def _singles(kind: str, samples: list[SuffixedSample]) -> Iterator[SampledSeries]:
     created = {read.labels: read.value for read in samples if read.suffix == "_created"}
     for read in samples:
         if read.suffix != "_created" or kind != "counter":
             yield SampledSeries(read.labels, read.value, read.stamp, created.get(read.labels, 0.0))
 
 
-def _grouped(kind: str, samples: Iterable[Sample]) -> Iterator[SampledSeries]:
+def _grouped(kind: str, samples: Iterable[SuffixedSample]) -> Iterator[SampledSeries]:
     inner = "quantile" if kind == "summary" else "le"
-    children: dict[Pairs, list[Sample]] = {}
+    children: dict[Pairs, list[SuffixedSample]] = {}
     for read in samples:
         outer = tuple(pair for pair in read.labels if pair[0] != inner)
         children.setdefault(outer, []).append(read)

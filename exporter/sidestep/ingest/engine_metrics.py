@@ -12,7 +12,7 @@ from sidestep.protocol.messages import Heartbeat
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
-from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
+from sidestep.telemetry.self_metrics import LabelledValue, Labels, Reading, SelfMetrics
 from sidestep.tracking.health.states import EngineState
 
 
@@ -87,7 +87,7 @@ class Engines:
         """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
         return lambda: [(labels, value(engine)) for labels, engine in self._engines()]
 
-    def samples(self, samples: Callable[[Engine], Iterable[Sample]]) -> Reading:
+    def samples(self, samples: Callable[[Engine], Iterable[LabelledValue]]) -> Reading:
         """Return a reading of any number of ``samples`` of each engine, with own labels."""
         return lambda: [
             ((*labels, *own), value)
@@ -134,7 +134,7 @@ class SeriesCount:
         self._known: dict[int, tuple[int, int]] = {}
         """By label version: the version of an engine, and its number of series then."""
 
-    def reading(self) -> Iterable[Sample]:
+    def reading(self) -> Iterable[LabelledValue]:
         """Read the number of series for ``SelfMetrics.read``."""
         before, self._known = self._known, {}
         known = self._known
@@ -162,28 +162,28 @@ def series_of(engine: Engine) -> int:
 _STATES = tuple((state, (state.value,)) for state in EngineState)
 
 
-def _states(health: HealthMonitor, engine: Engine) -> list[Sample]:
+def _states(health: HealthMonitor, engine: Engine) -> list[LabelledValue]:
     found = health.of(engine)
     if found is None:
         return []
     return [(labels, float(found.state is state)) for state, labels in _STATES]
 
 
-def _stalls(health: HealthMonitor, engine: Engine) -> list[Sample]:
+def _stalls(health: HealthMonitor, engine: Engine) -> list[LabelledValue]:
     found = health.of(engine)
     if found is None or found.state is not EngineState.STALLED or found.reason is None:
         return []
     return [((found.reason.value,), found.age)]
 
 
-def _steps(health: HealthMonitor, engine: Engine) -> list[Sample]:
+def _steps(health: HealthMonitor, engine: Engine) -> list[LabelledValue]:
     found = health.of(engine)
     if found is None or not health.has_steps(engine):
         return []
     return [((), found.step_age or 0.0)]
 
 
-def _unfinished(health: HealthMonitor, engine: Engine) -> list[Sample]:
+def _unfinished(health: HealthMonitor, engine: Engine) -> list[LabelledValue]:
     found = health.of(engine)
     if found is None or found.unfinished is None:
         return []

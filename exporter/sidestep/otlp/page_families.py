@@ -9,14 +9,10 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregated_series import (
-    AggregatedSeries,
-    aggregate_histograms,
-    aggregate_native,
-    rebucketed,
-)
+from sidestep.exposition.aggregated_series import rebucketed
 from sidestep.exposition.engine_values import RegistryValues
-from sidestep.exposition.families import Family, families, series_labels
+from sidestep.exposition.families import Family
+from sidestep.exposition.family_series import family_series
 from sidestep.exposition.own_families import OwnValues
 from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
@@ -103,7 +99,6 @@ class PageFamilies:
         self._began = int(own.metrics.created * NANOS)
         self._filter = series_filter
         self._exponential = exponential
-        self._aggregated = AggregatedSeries(series_filter.dropped_labels)
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
@@ -114,30 +109,20 @@ class PageFamilies:
         return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 
     def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
-        self._aggregated.retain(values)
         created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        for family in families(values):
-            is_aggregated = self._filter.dropped_labels or family.is_shared
-            read = self._aggregate if is_aggregated else self._single
+        for family, series in family_series(values, dropped_labels=self._filter.dropped_labels):
             kind = "histogram" if family.kind == "summary" else family.kind
-            yield SeriesFamily(family.name, kind, family.help, read(values, family))
-
-    def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
-        """Yield series of one engine each."""
-        for engine in family.engines(values):
-            names, children = family.children(engine)
-            start = int(engine.created * NANOS)
-            for key, value in children:
-                labels = series_labels(engine, family, names, key)
-                yield self._series(family, labels, value, start)
-
-    def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
-        """Yield series of several engines each."""
-        aggregate = aggregate_native if self._exponential else aggregate_histograms
-        start = int(self._oldest * NANOS)
-        for labels, value in self._aggregated.series(values, family, aggregate):
-            yield self._series(family, dict(labels), value, start)
+            found = (
+                self._series(
+                    family,
+                    labels,
+                    value,
+                    int((self._oldest if engine is None else engine.created) * NANOS),
+                )
+                for labels, value, engine in series
+            )
+            yield SeriesFamily(family.name, kind, family.help, found)
 
     def _series(
         self, family: Family, labels: Mapping[str, str], value: Number | Histogram, start: int

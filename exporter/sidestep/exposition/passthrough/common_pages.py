@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
 from sidestep.engines.common_names import FAMILIES, TOKEN_TYPE
 from sidestep.exposition.passthrough import parser
-from sidestep.exposition.passthrough.families import PageFamily, PassthroughSeries, Sample
+from sidestep.exposition.passthrough.families import (
+    PageFamily,
+    PassthroughSample,
+    PassthroughSeries,
+)
 from sidestep.exposition.passthrough.parser import Labels
 
 NAMES = frozenset(family.name for family in FAMILIES)
@@ -39,9 +43,12 @@ class CommonCopies:
         return list(made.values())
 
     def _samples(
-        self, samples: Sequence[Sample], row: CommonName, known: dict[bytes, PassthroughSeries]
-    ) -> list[Sample]:
-        found: list[Sample] = []
+        self,
+        samples: Sequence[PassthroughSample],
+        row: CommonName,
+        known: dict[bytes, PassthroughSeries],
+    ) -> list[PassthroughSample]:
+        found: list[PassthroughSample] = []
         for series, value in samples:
             copy = self._known.get(series.key) or _copy(series, row)
             known[series.key] = copy
@@ -49,9 +56,9 @@ class CommonCopies:
         return _highest(found) if row.process else found
 
 
-def _highest(samples: Iterable[Sample]) -> list[Sample]:
+def _highest(samples: Iterable[PassthroughSample]) -> list[PassthroughSample]:
     """Return the highest sample of each series that several processes repeat."""
-    highest: dict[bytes, Sample] = {}
+    highest: dict[bytes, PassthroughSample] = {}
     for sample in samples:
         known = highest.get(sample[0].key)
         if known is None or _number(sample) > _number(known):
@@ -59,7 +66,7 @@ def _highest(samples: Iterable[Sample]) -> list[Sample]:
     return list(highest.values())
 
 
-def _number(sample: Sample) -> float:
+def _number(sample: PassthroughSample) -> float:
     return float(sample[1].split()[0])
 
 

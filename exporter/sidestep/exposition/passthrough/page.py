@@ -15,8 +15,8 @@ from sidestep.exposition.passthrough.common_pages import NAMES, CommonCopies
 from sidestep.exposition.passthrough.families import (
     FamilySorter,
     PageFamily,
+    PassthroughSample,
     PassthroughSeries,
-    Sample,
 )
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
@@ -111,13 +111,13 @@ class Page:
         parsed = ParsedPage(lines, [], Counter(), {})
         sorter = FamilySorter(parsed.left_out, self._excluded)
         is_openmetrics = lines[-1:] == [b"# EOF"]
-        samples: list[Sample] = []
+        samples: list[PassthroughSample] = []
         self._pairs = {}
         for line in lines:
             start, _, value = line.rpartition(b" ")
             series = known.get(start)
             if series is not None and parser.is_plain_value(value):
-                sample: Sample | None = (series, value)
+                sample: PassthroughSample | None = (series, value)
             else:
                 sample = self._parse_line(line, sorter, known, openmetrics=is_openmetrics)
             if sample is not None:
@@ -141,7 +141,7 @@ class Page:
         known: Mapping[bytes, PassthroughSeries],
         *,
         openmetrics: bool,
-    ) -> Sample | None:
+    ) -> PassthroughSample | None:
         """Return the sample of a new line, if it has one; comments and errors go to ``sorter``."""
         if not line.strip():
             return None

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
 from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.families import PageFamily, Sample, group_labels
+from sidestep.exposition.passthrough.families import PageFamily, PassthroughSample, group_labels
 from sidestep.exposition.passthrough.page import Page, ParsedPage
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
@@ -32,12 +32,12 @@ class PassthroughFamily:
     kind: PageKind
     help: str
     names: frozenset[str]
-    of_pages: list[tuple[Page, list[Sample]]]
+    of_pages: list[tuple[Page, list[PassthroughSample]]]
     is_openmetrics: bool = True
     is_common: bool = False
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[PassthroughSample]:
         """Return the samples of all pages."""
         return [sample for _, samples in self.of_pages for sample in samples]
 
@@ -175,7 +175,7 @@ class PassthroughRegistry:
         _mark_openmetrics(merged.families)
         return merged
 
-    def _visible(self, at: int, found: PageFamily, claim: _Claim) -> list[Sample]:
+    def _visible(self, at: int, found: PageFamily, claim: _Claim) -> list[PassthroughSample]:
         """Return the samples of ``found`` that no earlier page exposes."""
         overlapping = self._overlapping[at] & claim.pages.keys()
         if not overlapping:
