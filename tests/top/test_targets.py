@@ -206,7 +206,7 @@ def test_numbers_cover_a_minute() -> None:
     quick = Increases()
     for at in range(4 * MAX_READINGS):
         quick.add(reading(at), at / 1000)
-    assert len(quick._counted) == MAX_READINGS
+    assert len(quick._samples) == MAX_READINGS
 
 
 def test_the_first_reading_has_no_rates() -> None:

@@ -17,12 +17,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sidestep.catalog.page_reader import Reading, readings
-from sidestep.exposition.key_numbers import has_requests, key_number, without_repeated_ranks
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.rows import EngineRow, Percentiles
-from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read
-from sidestep.exposition.live.shown_engines import ShownEngines
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
+from sidestep.exposition.live.shown_engines import (
+    ShownEngines,
+    has_requests,
+    key_number,
+    without_repeated_ranks,
+)
 from sidestep.exposition.live.verdict import evaluate, state_text
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
@@ -254,21 +258,9 @@ def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
     """Return the totals at the last line, with 0 for series that have begun since."""
     now = totals.sample
     if before is None:
-        none = (math.nan,) * len(now.counters)
-        empty = now._replace(
-            at=last, counters=none, bounds=((),) * len(now.bounds), caught_up_at=0.0
-        )
-        before = totals._replace(sample=empty, drafted=0, accepted=0)
-    then = before.sample
-    counters = [0.0 if math.isnan(number) else number for number in then.counters]
-    counts = [
-        [0] * len(counted) if counted is not None and own != bounds else known
-        for counted, bounds, known, own in zip(
-            now.counts, now.bounds, then.counts, then.bounds, strict=True
-        )
-    ]
-    sample = then._replace(counters=counters, counts=tuple(counts), bounds=now.bounds)
-    return before._replace(sample=sample)
+        none = (math.nan,) * len(now.counters), ((),) * len(now.bounds), (None,) * len(now.counts)
+        before = _Totals(totals.engine, EngineSample(last, (), *none), 0, 0)
+    return before._replace(sample=zeroed(before.sample, now))
 
 
 def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -> Line:

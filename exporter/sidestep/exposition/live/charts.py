@@ -16,12 +16,10 @@ from sidestep.exposition.live.samples import (
     Counts,
     EngineSample,
     Increase,
-    Numbers,
     increase,
 )
 from sidestep.metrics.quantile import histogram_quantile
 
-_PROMPT, _GENERATION, _PREEMPTIONS, _LOOKED_UP, _FOUND, _FINISHED, _ABORTED = range(len(COUNTERS))
 SERIES = (
     *GAUGES,
     "prompt_tokens_per_second",
@@ -34,39 +32,26 @@ SERIES = (
 )
 
 
-class Counted(NamedTuple):
-    """The numbers of an ``EngineRow`` that follow from what was counted."""
-
-    prompt_tokens_per_second: float | None
-    generation_tokens_per_second: float | None
-    prefix_hit_rate: float | None
-    finished: float | None
-    aborted: float | None
-    preemptions: float | None
-
-
 def known(number: float) -> float | None:
     """Return a number; None for NaN."""
     return None if math.isnan(number) else number
 
 
-def counted(one: Increase) -> Counted:
-    """Return the numbers of what was counted."""
-    counters = one.counters
-    return Counted(
-        known(counters[_PROMPT] / one.seconds),
-        known(counters[_GENERATION] / one.seconds),
-        hit_rate(counters),
-        known(counters[_FINISHED]),
-        known(counters[_ABORTED]),
-        known(counters[_PREEMPTIONS]),
-    )
+def counted(one: Increase) -> dict[str, float | None]:
+    """Return the numbers of an ``EngineRow`` that follow from what was counted, in the order of ``SERIES``."""
+    found = dict(zip(COUNTERS, one.counters, strict=True))
+    return {
+        "prompt_tokens_per_second": known(found["prompt_tokens"] / one.seconds),
+        "generation_tokens_per_second": known(found["generation_tokens"] / one.seconds),
+        "prefix_hit_rate": hit_rate(one),
+        **{name: known(found[name]) for name in ("finished", "aborted", "preemptions")},
+    }
 
 
-def hit_rate(counters: Numbers) -> float | None:
+def hit_rate(one: Increase) -> float | None:
     """Return the share of the looked-up tokens that were found; None without lookups."""
-    looked_up = counters[_LOOKED_UP]
-    return known(counters[_FOUND] / looked_up) if looked_up > 0 else None
+    looked_up, found = (one.counters[COUNTERS.index(name)] for name in ("looked_up", "found"))
+    return known(found / looked_up) if looked_up > 0 else None
 
 
 def percentiles(bounds: Bounds, counts: Counts) -> Percentiles | None:
@@ -113,7 +98,7 @@ def points(samples: Sequence[EngineSample]) -> Iterator[Point]:
         minute = increase(samples[start : end + 1], LATENCIES)
         if interval is None or minute is None or interval.seconds <= 0:
             continue
-        numbers = [*map(known, last.gauges), *counted(interval)]
+        numbers = [*map(known, last.gauges), *counted(interval).values()]
         for bounds, counts in zip(minute.bounds, minute.counts, strict=False):
             found = percentiles(bounds, counts)
             numbers += (None,) * 3 if found is None else (found.p50, found.p95, found.p99)

@@ -46,15 +46,16 @@ def engine_row(
         last_seen=max(wall - engine.last_seen, 0.0) if engine.last_seen else None,
         contested=engine.contested and engine.is_up,
         **_health(health),
-        **_counted(found),
+        **counted_fields(found),
     )
 
 
-def _counted(found: Increase | None) -> dict[str, Any]:
+def counted_fields(found: Increase | None) -> dict[str, Any]:
+    """Return the fields of a row that follow from what was counted; none if that is not known."""
     if found is None:
         return {}
     latencies = map(percentiles, found.bounds, found.counts)
-    return {**counted(found)._asdict(), **dict(zip(LATENCIES, latencies, strict=False))}
+    return {**counted(found), **dict(zip(LATENCIES, latencies, strict=False))}
 
 
 def _health(health: Health | None) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _total(parts: Sequence[EngineRow], merged: Increase, engines: int) -> Engine
         model=models.pop() if len(models) == 1 else "",
         dialect=dialects.pop() if len(dialects) == 1 else "",
         kv_cache_usage=sum(usages) / len(usages) if usages else None,
-        prefix_hit_rate=hit_rate(merged.counters),
+        prefix_hit_rate=hit_rate(merged),
         saturation=max(numbers("saturation"), default=None),
         step_age=max(numbers("step_age"), default=None),
         last_seen=min(numbers("last_seen"), default=None),

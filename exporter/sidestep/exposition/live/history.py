@@ -20,7 +20,7 @@ from sidestep.exposition.live.samples import (
     EngineSample,
     Increase,
     Numbers,
-    packed_counts,
+    zeroed,
 )
 from sidestep.metrics.engine import Engine
 
@@ -121,7 +121,7 @@ class TotalHistory(SampleHistory):
         """
         counters, bounds, counts = added.counters, added.bounds, added.counts
         if self.samples:
-            last = self.samples[-1] = _started(self.samples[-1], added)
+            last = self.samples[-1] = zeroed(self.samples[-1], added)
             counters = [*map(_sum, last.counters, counters)]
             bounds = [new or then for new, then in zip(bounds, last.bounds, strict=True)]
             counts = [
@@ -129,23 +129,6 @@ class TotalHistory(SampleHistory):
                 for new, then in zip(counts, last.counts, strict=True)
             ]
         self.append(EngineSample(now, gauges, counters, tuple(bounds), tuple(counts)))
-
-
-def _started(last: EngineSample, added: Increase) -> EngineSample:
-    """Return the last sample with a total of 0 for what is counted from now on.
-
-    That is also a histogram whose bounds have changed.
-    """
-    counters = array("d", last.counters)
-    for index, number in enumerate(added.counters):
-        if math.isnan(counters[index]) and not math.isnan(number):
-            counters[index] = 0.0
-    bounds, counts = [*last.bounds], [*last.counts]
-    for index, found in enumerate(added.counts):
-        if found is not None and bounds[index] != added.bounds[index]:
-            bounds[index] = added.bounds[index]
-            counts[index] = packed_counts([0] * len(found))
-    return last._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 
 def _sum(known: float, added: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout
-from sidestep.exposition.key_numbers import can_have
+from sidestep.catalog.model import Row
 from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.series import (
@@ -152,6 +152,12 @@ def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
     return reader
 
 
+def can_have(engine: Engine, row: Row) -> bool:
+    """Return whether the engine has the option and the labels of ``row``."""
+    is_enabled = not row.feature or row.feature in engine.description.features
+    return is_enabled and engine.labels.keys() >= set(row.shared)
+
+
 def is_shown(engine: Engine) -> bool:
     """Return whether the engine can have any of a sample's series."""
     return any(can_have(engine, row) for row in _Readers.of(engine.layout).rows)
@@ -230,6 +236,23 @@ def increase(
         last.bounds,
         [_counted(samples, index) for index in range(len(histograms))],
     )
+
+
+def zeroed(before: EngineSample, now: EngineSample | Increase) -> EngineSample:
+    """Return ``before`` with totals of 0 for series that have begun since.
+
+    So has a histogram whose bounds have changed.
+    """
+    counters = array("d", before.counters)
+    for index, number in enumerate(now.counters):
+        if math.isnan(counters[index]) and not math.isnan(number):
+            counters[index] = 0.0
+    bounds, counts = [*before.bounds], [*before.counts]
+    for index, found in enumerate(now.counts):
+        if found is not None and bounds[index] != now.bounds[index]:
+            bounds[index] = now.bounds[index]
+            counts[index] = packed_counts([0] * len(found))
+    return before._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 
 def _late_increase(numbers: Sequence[float]) -> float:
