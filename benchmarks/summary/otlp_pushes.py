@@ -19,7 +19,7 @@ try:
     from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
-    from sidestep.otlp.points import batches
+    from sidestep.otlp.metric_sender import batches
     from sidestep.otlp.resource import SCOPE, Resource
 except ImportError:
     ABSENT = "absent: the extra otlp"

@@ -28,10 +28,9 @@ try:
     from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-    from sidestep.otlp.log_records import log_records
     from sidestep.otlp.resource import Resource
     from sidestep.otlp.senders import Convert
-    from sidestep.otlp.spans import spans
+    from sidestep.otlp.spans import log_records, spans
 except ImportError:
     ABSENT = "absent: the extra otlp"
 else:

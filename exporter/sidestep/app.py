@@ -80,14 +80,10 @@ class Exporter:
     """One exporter, built from a Config and run by ``running``.
 
     Args:
-        config: All settings.
         collectors: Collectors of prometheus_client that the page includes.
         dialects: Dialects of the engines that may connect.
 
     Attributes:
-        registry: Engines and their series.
-        series_filter: Filter of the families and labels that pages expose.
-        metrics: Self-metrics of the exporter.
         final_scrape: Detector of the scrape that has the last counts of all engines.
         addresses: Host and port of every HTTP listener, once running.
         endpoints: Ingest endpoints that engines connect to, once running.
@@ -403,9 +399,7 @@ async def _linger(shutdown: Shutdown, exporter: Exporter) -> None:
 async def serve(config: Config, reload: Callable[[], Config] | None = None) -> None:
     """Run an exporter until SIGTERM or SIGINT, then drain and return; see ``--shutdown.linger``.
 
-    Args:
-        config: All settings.
-        reload: Reads the settings again on SIGHUP, which applies those that can change while running.
+    ``reload`` reads the settings again on SIGHUP; those that can change while running apply then.
 
     Raises:
         ConfigError: An address or endpoint is not available.

@@ -23,10 +23,9 @@ from records_of import ENGINE, recorded
 from schedulers import WALL
 from sidestep.app import Exporter
 from sidestep.otlp.destination import LOGS, TRACES, Destination
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.senders import record_output
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,

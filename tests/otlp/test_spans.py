@@ -17,9 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import Receiver, encoded_spans, values
 from records_of import made_record, recorded
 from schedulers import WALL, Scheduler, actions
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Finished,

@@ -20,12 +20,7 @@ _NONE: Mapping[Key, Number] = {}
 
 
 class EngineValues:
-    """Values of an engine that pages show, at one moment; the attributes are those of ``Engine``.
-
-    Attributes:
-        features: Options that the engine has.
-        computed: Computed gauges by row.
-    """
+    """Values of an engine that pages show, at one moment; most attributes are those of ``Engine``."""
 
     __slots__ = (
         "absent",
@@ -74,9 +69,7 @@ class RegistryValues:
     """Values of a registry that pages show, at one moment; the attributes are those of ``Registry``.
 
     Attributes:
-        engines: Engines that are exposed.
         gone: Engines that are not, whose totals the registry retains.
-        of_dialect: The exposed engines by dialect.
         versions: Versions of all engines: pages of equal versions have the same series.
     """
 

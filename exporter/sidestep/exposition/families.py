@@ -241,11 +241,7 @@ Encoded = TypeVar("Encoded")
 
 
 class LabelCache(Generic[Encoded]):
-    """Encoded labels of series, cached until the labels of their engine may have changed.
-
-    Args:
-        encode: Encodes the labels of one series.
-    """
+    """Encoded labels of series, cached until the labels of their engine may have changed."""
 
     def __init__(self, encode: Callable[[dict[str, str]], Encoded]) -> None:
         self._encode = encode

@@ -27,7 +27,6 @@ class OwnValues(NamedTuple):
     """The exporter's own families at one moment.
 
     Attributes:
-        families: Its metrics.
         others: Families of other collectors: of the process, and users' own.
     """
 

@@ -84,7 +84,6 @@ class Pages:
         snapshots: If given, a page is returned only once a snapshot holds what it shows, so
             that no counter that Prometheus has seen decreases after a crash.
         final_scrape: If given, records the requests for whole pages.
-        series_filter: Labels, families and buckets to leave out.
         hold: Pauses the intake between two frames, so that sums by tenant are those of the engines.
 
     Attributes:

@@ -30,11 +30,7 @@ def render(registry: Registry, names: Collection[str] = ()) -> bytes:
 
 
 class ProtobufPage:
-    """Encodes the families of engines as protobuf messages.
-
-    Args:
-        classic_buckets: Whether histograms have classic buckets beside the native ones.
-    """
+    """Encodes the families of engines as protobuf messages, with classic buckets beside native ones or without."""
 
     def __init__(self, *, classic_buckets: bool = True) -> None:
         self._encoded = EncodedFamilies(

@@ -122,9 +122,6 @@ class StatsLog:
 
     Args:
         registry: The engines; what they have counted so far is in no line.
-        health: Returns the health of an engine; None where it is not known.
-        clock: Monotonic time.
-        wall: Unix time.
         pages: Returns the scraped pages by the names of their targets.
     """
 

@@ -134,13 +134,7 @@ class TextPage:
 
 
 class SeriesWriter:
-    """Writes the series of one family.
-
-    Args:
-        family: The family.
-        series_filter: Buckets to leave out.
-        exemplars: Whether to write exemplars.
-    """
+    """Writes the series of one family, with the buckets that the filter shows."""
 
     def __init__(
         self, family: Family, series_filter: SeriesFilter, *, exemplars: bool = False

@@ -55,7 +55,6 @@ class HttpListener:
     """Connections of all listening sockets.
 
     Args:
-        make: Creates the protocol of a new connection.
         current: The configuration; each handshake uses the newest.
     """
 

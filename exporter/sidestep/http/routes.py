@@ -14,7 +14,7 @@ from sidestep import __version__
 from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
-from sidestep.exposition.cardinality import count_series
+from sidestep.exposition.cardinality import cardinality_report
 from sidestep.exposition.kv_curve import engine_curve
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
@@ -28,12 +28,7 @@ from sidestep.tracking.health.states import Health
 
 
 def landing_page(links: Iterable[tuple[str, str]], count: int) -> str:
-    """Return the page as HTML.
-
-    Args:
-        links: Path and text of each link.
-        count: Number of engines.
-    """
+    """Return the page as HTML, with the path and text of each link."""
     items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
     engines = f"{count} engine{'' if count == 1 else 's'}"
     return (
@@ -100,10 +95,7 @@ class Endpoints:
     """Handlers of requests, one per endpoint.
 
     Args:
-        pages: Metrics pages.
         ready: Returns whether engines can connect.
-        health: Health of the engines.
-        checks: Checks of the exporter by itself.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
     """
@@ -195,9 +187,10 @@ class Endpoints:
         """Return the number of series by family and label."""
         views = self.pages.views
         report = await self.pages.written(
-            lambda values: count_series(values.engines, values.passthrough, views), with_gone=True
+            lambda values: cardinality_report(values.engines, values.passthrough, views),
+            with_gone=True,
         )
-        return _json(report.json())
+        return _json(report)
 
     async def kv_curve(self, request: web.Request) -> web.StreamResponse:
         """Return the hit curves of all engines that send lookups, or of the one that is named."""

@@ -40,11 +40,7 @@ class File(NamedTuple):
 
 
 class LivePage:
-    """The live page and the files that it loads.
-
-    Args:
-        links: Path and text of each link to a page for programs.
-    """
+    """The live page and the files that it loads."""
 
     def __init__(self, links: Iterable[tuple[str, str]]) -> None:
         found = {}

@@ -42,10 +42,6 @@ class Increments:
 
     An increment that was not accepted is part of the next one. With a state directory, the totals
     outlive the process, as the counters do.
-
-    Args:
-        kinds: The kinds.
-        directory: Where the totals are kept.
     """
 
     def __init__(self, kinds: Collection[str], directory: StateDirectory | None) -> None:

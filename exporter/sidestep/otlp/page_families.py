@@ -79,10 +79,6 @@ class PageFamilies:
     """Reads the families of the page.
 
     Args:
-        registry: The engines.
-        passthrough: Families of other exporters.
-        own: The exporter's own collectors.
-        series_filter: Labels, families and buckets to leave out.
         exponential: Whether histograms with native buckets are read with those.
     """
 

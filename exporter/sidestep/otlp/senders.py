@@ -14,11 +14,10 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.pages import Hold
 from sidestep.otlp.destination import LOGS, METRICS, TRACES, Destination, Signal
 from sidestep.otlp.increments import Increments
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.metric_sender import MetricSender
 from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import Resource, resource
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.requests.record import RequestRecord
 from sidestep.requests.record_output import RecordOutput, Write
 from sidestep.snapshot.schedule import Snapshots
@@ -31,14 +30,7 @@ Convert = Callable[[RequestRecord, bytes, Resource], Sequence[Any]]
 def record_output(
     output: RecordOutput, convert: Convert, resource: Resource, destination: Destination
 ) -> Write:
-    """Return what sends records until the receiver has accepted or refused them.
-
-    Args:
-        output: Counts records that cannot be read.
-        convert: Makes the SDK's objects.
-        resource: Their resource.
-        destination: The receiver.
-    """
+    """Return what sends lines to a receiver; ``output`` counts those that cannot be read."""
     decode = msgspec.json.Decoder(RequestRecord).decode
 
     def converted(lines: Sequence[bytes]) -> Iterator[Sequence[Any]]:
@@ -79,16 +71,10 @@ class Senders:
     """The senders of one exporter.
 
     Args:
-        config: All settings.
         port: Port of the exporter's page; 0: none.
         families: Makes what reads the families of the page, given whether to read native buckets.
         outputs: Outputs of records; those to OTLP are given what writes them.
-        metrics: Self-metrics.
         hold: Pauses all changes for a block, so that a push is of one moment.
-        snapshots: Snapshots that pushes wait for.
-
-    Attributes:
-        metrics: Sender of the page's families; None: they are not sent.
 
     Raises:
         ConfigError: A variable of OpenTelemetry's is invalid.

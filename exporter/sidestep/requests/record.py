@@ -107,13 +107,7 @@ def output_tokens(ended: EndedRequest) -> int:
 
 
 def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecord:
-    """Return the record of a request.
-
-    Args:
-        engine: The engine that had it.
-        ended: The request.
-        now: Unix time, for a request that ended without an event.
-    """
+    """Return the record of a request; one without an event at its end has ended ``now``."""
     request = ended.request or Request(ended.stamp)
     identity = request.identity or UNIDENTIFIED
     trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)

@@ -36,7 +36,6 @@ class RecordOutput:
     Args:
         name: Name of the output, for metrics and snapshots.
         flag: The flag that names its destination.
-        metrics: Self-metrics that count lost records.
 
     Attributes:
         taken: Number of records that have left the queue.

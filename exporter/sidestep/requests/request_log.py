@@ -19,7 +19,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition, parse
-from sidestep.requests.log_file import LineSink, line_sink
+from sidestep.requests.log_file import line_sink
 from sidestep.requests.record import (
     FAILED,
     latencies,
@@ -45,11 +45,7 @@ class RequestLog:
     """Maker of all records of one exporter.
 
     Args:
-        outputs: The outputs, each of which gets all records.
-        metrics: Self-metrics that count records.
-        condition: Which requests get a record.
         share: Share of the requests that get one, chosen by their ids.
-        wall: Unix time.
     """
 
     def __init__(
@@ -134,13 +130,13 @@ def request_log(config: Config, metrics: SelfMetrics) -> RequestLog | None:
     return RequestLog(outputs, metrics, condition, config.requests_log_share)
 
 
-def _writes(sink: LineSink) -> Write:
+def _writes(sink: Callable[[bytes], None]) -> Write:
     """Return what writes records to a file, and logs its errors."""
     limited = RateLimitedLog(log)
 
     def write(batch: list[bytes]) -> bool:
         try:
-            sink.write(b"".join(batch))
+            sink(b"".join(batch))
         except OSError as error:
             limited.warning(
                 "write",
@@ -155,12 +151,7 @@ def _writes(sink: LineSink) -> Write:
 
 
 class EngineRequests:
-    """Receiver of the requests of one engine.
-
-    Args:
-        requests: Log of their records; None: there is none.
-        tenants: Tenants that are counted; None: none are.
-    """
+    """Receiver of the requests of one engine, for their records and tenants, if there are such."""
 
     def __init__(
         self, requests: RequestLog | None, tenants: Tenants | None, engine: Engine

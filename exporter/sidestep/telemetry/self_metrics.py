@@ -83,11 +83,7 @@ class SelfMetrics(Collector):
             yield _family(row)
 
     def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[LabelledValue]]]:
-        """Yield the families that have samples, in the order of the page.
-
-        Args:
-            names: Families to yield; empty for all.
-        """
+        """Yield the families that have samples, in the order of the page."""
         for name, row in BY_NAME.items():
             if names and name not in names:
                 continue

@@ -22,15 +22,9 @@ def engine_row(
     *,
     wall: float,
 ) -> EngineRow:
-    """Return the row of an engine.
+    """Return the row of an engine at Unix time ``wall``.
 
-    Args:
-        engine: The engine.
-        name: What people call it.
-        sample: Its series now.
-        found: What it has counted in the last minute; None: not known yet.
-        health: Its health; None: not known.
-        wall: Unix time.
+    What it has counted in the last minute and its health can be unknown.
     """
     running, waiting, usage, saturation = map(known, sample.gauges)
     return EngineRow(

@@ -112,13 +112,7 @@ class TotalHistory(SampleHistory):
     """
 
     def add(self, now: float, gauges: Numbers, added: Increase) -> None:
-        """Add a sample.
-
-        Args:
-            now: Monotonic time.
-            gauges: Those of all engines as one.
-            added: What the engines have counted since the last sample.
-        """
+        """Add a sample of the gauges of all engines, and of what they have ``added`` since the last one."""
         counters, bounds, counts = added.counters, added.bounds, added.counts
         if self.samples:
             last = self.samples[-1] = zeroed(self.samples[-1], added)

@@ -148,16 +148,7 @@ class LiveView:
     """What people look at: all engines now and over the last minutes.
 
     Args:
-        intake: Engines, their health, and streams.
-        endpoints: Returns the ingest endpoints that engines connect to.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
-        clock: Monotonic time.
-        wall: Unix time.
-
-    Attributes:
-        warnings: The latest log lines.
-        histories: Samples by engine.
-        total: Samples of all engines as one.
     """
 
     def __init__(
@@ -323,11 +314,7 @@ class LiveView:
         )
 
     async def history(self, identity: str | None = None) -> Body | None:
-        """Return the answer of ``/api/v1/live/history``; None if there is no such engine.
-
-        Args:
-            identity: The engine; None: all engines as one.
-        """
+        """Return the answer of ``/api/v1/live/history`` for an engine or all; None if there is no such engine."""
         if identity is not None and identity not in self._registry.engines:
             return None
         return await self._renders_of_history.get(identity, lambda: self._charts(identity))

@@ -22,7 +22,6 @@ class PassthroughFamily:
 
     Attributes:
         names: All sample names that it takes, as ``layout.taken`` returns them.
-        of_pages: Samples by page.
         is_common: Whether it is a copy under a common name.
         is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
             families, as ``x_created`` is a part of ``x``.
@@ -44,11 +43,7 @@ class PassthroughFamily:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Claim:
-    """A family as merged from the pages so far.
-
-    Attributes:
-        pages: The family as each page has it.
-    """
+    """A family as merged from the pages so far."""
 
     family: PassthroughFamily
     pages: dict[int, PageFamily]
