@@ -11,8 +11,7 @@ from pathlib import Path
 
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import WatchedFiles
-from sidestep.http.tls import make_context
-from sidestep.http.tls_config import CLIENT_AUTH
+from sidestep.http.tls import CLIENT_AUTH, make_context
 from sidestep.http.web_config import WebConfig, load
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics

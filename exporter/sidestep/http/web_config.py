@@ -13,7 +13,7 @@ import msgspec
 from sidestep.config.yaml_reader import read
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
-from sidestep.http.tls_config import TlsConfig, TlsSection, tls_config
+from sidestep.http.tls import TlsConfig, TlsSection, tls_config
 
 MAX_COST = 18
 """Highest cost of a bcrypt hash: 16 s of a core; 31 would take a day, and cannot be stopped."""
