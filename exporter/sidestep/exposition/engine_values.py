@@ -51,7 +51,7 @@ class EngineValues:
         self.live = engine.live
         self.absent = engine.absent
         self.created = engine.created
-        # The next Hello replaces the labels.
+        # Never changed: the next Hello replaces it.
         self.info = engine.info
         self.values = engine.values.copy()
         self.histograms = [None if one is None else one.copy() for one in engine.histograms]
@@ -85,8 +85,9 @@ class RegistryValues:
 class EngineCopier:
     """Copies the values of a registry's engines.
 
-    The copy of an engine that did not change between two pages is kept until it changes. Another one
-    is not: it would be of no use, and take as much memory as the engine's series.
+    The copy of an engine that did not change between two pages is kept until the engine changes.
+    Other copies are not kept: the next page could not use them, and they take as much memory as the
+    engines' series.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -125,7 +126,7 @@ class EngineCopier:
 
     def _copied(self, engine: Engine) -> EngineValues:
         found = self._kept.get(engine.id)
-        # A version is of one engine only.
+        # No two engines ever have the same version.
         if found is None or found.version != engine.version:
             found = EngineValues(engine)
             if self._versions.get(engine.id) == engine.version:

@@ -111,7 +111,7 @@ class Family:
 
     @property
     def is_shared(self) -> bool:
-        """Whether engines can have equal labels, so that their series need aggregation."""
+        """True if engines can have equal labels, so that their series need aggregation."""
         rows = [placed.row for placed in self.assignments.values()]
         return any(not set(row.shared) <= set(row.labels) for row in rows)
 
@@ -131,7 +131,7 @@ class Family:
             (slot,) = placed.slots
             engines = [engine for engine in engines if engine.keyed[slot]]
         if self.kind == "gauge":
-            # Those of an engine that is silent say nothing of now.
+            # The gauges of a silent engine are out of date.
             engines = [engine for engine in engines if engine.live]
         if placed is not None and placed.row.feature:
             name, feature = placed.row.name, placed.row.feature
@@ -139,13 +139,13 @@ class Family:
         return engines
 
     def engines(self, values: RegistryValues) -> Sequence[EngineValues]:
-        """Return the engines that have samples, in the order of the page; few of them have none."""
+        """Return the engines that have samples, in page order; a few without samples can be among them."""
         if not self.assignments:
             return self.having(values.engines, None)
         found: list[EngineValues] = []
         for dialect, placed in self.assignments.items():
             engines = self.having(values.of_dialect.get(dialect, ()), placed)
-            # Most engines lack a value of some family, which is quickly seen in these.
+            # Many engines lack a value of some families; in these it is quickly seen.
             if placed.storage == "computed":
                 name = placed.row.name
                 engines = [engine for engine in engines if engine.computed[name] is not None]

@@ -119,7 +119,7 @@ class Pages:
         # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
         self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
-        # One thread: pages keep what they have written of engines that do not change.
+        # One thread: the renders of a view share the text of engines that have not changed.
         self._thread = ThreadPoolExecutor(1, "sidestep-pages")
         self.scraped_at: float | None = None
 

@@ -109,7 +109,7 @@ class Line:
 
     @property
     def is_busy(self) -> bool:
-        """True if the engine has done something, or does nothing and should."""
+        """True if the engine has worked since the last line, or needs attention."""
         row = self.row
         rates = row.prompt_tokens_per_second, row.generation_tokens_per_second
         if row.finished is None and rates == (None, None):
@@ -118,7 +118,7 @@ class Line:
 
 
 class StatsLog:
-    """Running totals at the last line, by engine.
+    """Makes the statistics lines, from the totals of each engine at its last line.
 
     Args:
         registry: The engines; what they have counted so far is in no line.
@@ -265,7 +265,7 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
     deferred = [key_number(engine, "deferred") or 0 for engine in engines]
     drafted = sum(now.drafted - then.drafted for then, now in parts)
     accepted = sum(now.accepted - then.accepted for then, now in parts)
-    # An engine's own log has a window of lookups; of several kinds of engines, only the interval is common.
+    # An engine's own log has the hit rate of its latest lookups; several dialects count these differently.
     recent = _hit_rate(engines, PREFIX) if len({e.layout.dialect for e in engines}) == 1 else None
     if recent is not None:
         row = msgspec.structs.replace(row, prefix_hit_rate=recent)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class _AiohttpFilter(logging.Filter):
-    """Replaces aiohttp's lines by rate-limited ones, which are short unless it is a bug."""
+    """Replaces aiohttp's log lines by rate-limited ones; only a bug has a traceback."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__()

@@ -116,7 +116,7 @@ def _read(directory: StateDirectory) -> Iterator[tuple[Key, Total]]:
 
 
 def difference(value: Value, before: Value) -> Value | None:
-    """Return by how much a value has grown; None if it cannot be ``before`` and what came after."""
+    """Return by how much a value has grown; None if it cannot have grown from ``before``."""
     if isinstance(value, Exponential):
         return _grown(value, before) if isinstance(before, Exponential) else None
     if isinstance(value, tuple):

@@ -185,7 +185,7 @@ class EngineRequests:
             self._requests.add(self._engine, ended)
 
     def _begin_by_tenant(self) -> None:
-        """Count for no shown tenant what was counted before tenants were."""
+        """Count as ``__other__`` what was counted before tenants were counted."""
         engine = self._engine
         handled = engine.layout.handled
         self._by_tenant = [handled[f"tenant_{name}"].slots[0] for name in GOODPUT]

@@ -1,4 +1,4 @@
-"""What the replicas of a page have counted in the last minute, from one reading to the next."""
+"""Increases of what the replicas of a page count, over the last minute."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def _sample(reading: Reading, at: float) -> EngineSample:
 
 
 def _continued(total: EngineSample, before: EngineSample, now: EngineSample) -> EngineSample:
-    """Return the totals after ``total``, which followed from ``before``; as in PromQL, a decrease is a reset to 0."""
+    """Return the totals that follow ``total`` if ``before`` and ``now`` are two readings.
+
+    As in PromQL, a decrease is a reset to 0.
+    """
     counters = [
         read if math.isnan(last) else known + (read - last if read >= last else read)
         for known, last, read in zip(total.counters, before.counters, now.counters, strict=True)

@@ -42,7 +42,7 @@ Counts = Sequence[float] | None
 
 
 class EngineSample(NamedTuple):
-    """What an engine's series were at one time.
+    """An engine's series at one time.
 
     Attributes:
         at: Monotonic time, in seconds.
@@ -113,7 +113,7 @@ class _Readers:
             )
             if name is not None
         ]
-        """Rows of which an engine has one at least, if there is anything to show of it."""
+        """An engine is shown if it can have one of these rows."""
         used, capacity = (
             number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
         )
@@ -164,7 +164,7 @@ def is_shown(engine: Engine) -> bool:
 
 
 def read(engine: Engine, now: float) -> EngineSample:
-    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
+    """Return the engine's sample at ``now``; its counts can be the engine's own lists, which change later.
 
     An engine that has stopped, or is silent, has no gauges: the last ones are out of date.
     """
@@ -191,7 +191,7 @@ def _number(found: float | None) -> float:
 
 
 class Increase(NamedTuple):
-    """What was counted between two samples.
+    """The increase from one sample to another.
 
     Attributes:
         seconds: The time between them.

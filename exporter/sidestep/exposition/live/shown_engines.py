@@ -92,8 +92,8 @@ class ShownEngines:
 def _summed(engines: Sequence[Engine]) -> AbstractSet[Engine]:
     """Return the engines that add up.
 
-    Ranks that repeat others do not. Nor do engines of a dialect with names of its own, such as
-    native streams, where there are others: the engine itself usually pushes, too.
+    Ranks that repeat others do not add up. If other engines push, nor do engines of a dialect with
+    metric names of its own, such as native streams: the engine behind them usually pushes, too.
     """
     pushed = [engine for engine in engines if not engine.layout.tables.has_own_namespace] or engines
     ranks = without_repeated_ranks([engine for engine in pushed if has_requests(engine)])

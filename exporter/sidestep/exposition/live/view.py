@@ -145,7 +145,7 @@ OWN = frozenset({"sidestep_streams", "sidestep_series", "sidestep_loop_lag_secon
 
 
 class LiveView:
-    """What people look at: all engines now and over the last minutes.
+    """Answers for the live page: all engines now and over the last minutes.
 
     Args:
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
@@ -199,7 +199,8 @@ class LiveView:
         self._shown.refresh()
         for engine in self._shown.engines:
             if self._history(engine) is None:
-                self._start(engine).append(read(engine, self._clock()))
+                made = self.histories[engine.id] = SampleHistory(engine)
+                made.append(read(engine, self._clock()))
                 await asyncio.sleep(0)
 
     async def _sample_all(self) -> None:
@@ -228,10 +229,6 @@ class LiveView:
         """Return the history of ``engine``, not that of another engine with the same identity."""
         found = self.histories.get(engine.id)
         return found if found is not None and found.engine is engine else None
-
-    def _start(self, engine: Engine) -> SampleHistory:
-        made = self.histories[engine.id] = SampleHistory(engine)
-        return made
 
     def _note_items(self, now: float) -> None:
         self._items.append((now, self._intake.items))

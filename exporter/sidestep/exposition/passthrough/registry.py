@@ -128,7 +128,7 @@ class PassthroughRegistry:
     def _forget(self, page: Page) -> None:
         """Drop ``page``; after its next poll, another page exposes a sample it shared."""
         self._merged_contents = []
-        # Pages that are being written go on with the former ones.
+        # Pages that are being written still use the former families.
         self._merged.families = [
             dataclasses.replace(
                 one, of_pages=[each for each in one.of_pages if each[0] is not page]
