@@ -157,8 +157,7 @@ class Exporter:
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
-        self._set_sample_rate()
-        self._set_gpu_price()
+        self._apply()
         self.addresses: list[tuple[str, int]] = []
         self.http_server = HttpServer(
             config.web_config_file, self.metrics, allowed_hosts=config.web_allowed_hosts
@@ -183,21 +182,20 @@ class Exporter:
         """Apply the settings of ``config`` that can change while running, and log the others."""
         before = self.config
         self.config, changed, pending = before.adjusted(config)
-        self._set_sample_rate()
-        self._set_gpu_price()
-        self.registry.prices = Prices(self.config.prices_model)
+        self._apply()
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
         if pending:
             log.warning("changed settings that need a restart: %s", ", ".join(pending))
 
-    def _set_sample_rate(self) -> None:
-        self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
-        self.registry.sample_blocks(self.config.kv_sample_rate)
-
-    def _set_gpu_price(self) -> None:
-        price = self.config.prices_gpu_hour
+    def _apply(self) -> None:
+        """Apply the settings that can change while running."""
+        config = self.config
+        self.intake.receiver.kv_sample_rate = config.kv_sample_rate
+        self.registry.sample_blocks(config.kv_sample_rate)
+        self.registry.prices = Prices(config.prices_model)
+        price = config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
 
     @contextlib.asynccontextmanager

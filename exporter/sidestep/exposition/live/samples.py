@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sidestep.catalog.buckets import Bounds
@@ -92,12 +93,19 @@ def _shared(made: array[Any], before: Counts) -> Numbers:
     return before if is_same and before is not None else made
 
 
-class _Readers:
-    """Readers of a sample's series, for all engines with one layout."""
+class Readers:
+    """Readers of key numbers and a sample's series, for all engines with one layout."""
 
     def __init__(self, layout: Layout) -> None:
         tables = layout.tables
         key, live = tables.key_series, tables.live_series
+        self.running = None if key is None else layout.find(key.running.family).row
+        self.key: Mapping[str, NumberReader] = {
+            field.name: number_reader(layout, series)
+            for field in (() if key is None else dataclasses.fields(key))
+            if (series := getattr(key, field.name)) is not None
+        }
+        """Readers of the numbers that ``KeySeries`` names."""
         named = [
             *(() if key is None else (key.running, key.waiting, key.prompt, key.generation)),
             *(() if live.running is None else (live.running,)),
@@ -138,8 +146,9 @@ class _Readers:
 
     @staticmethod
     @functools.cache
-    def of(layout: Layout) -> _Readers:
-        return _Readers(layout)
+    def of(layout: Layout) -> Readers:
+        """Return the readers of a layout, made once."""
+        return Readers(layout)
 
 
 def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
@@ -160,7 +169,7 @@ def can_have(engine: Engine, row: Row) -> bool:
 
 def is_shown(engine: Engine) -> bool:
     """Return whether the engine can have any of a sample's series."""
-    return any(can_have(engine, row) for row in _Readers.of(engine.layout).rows)
+    return any(can_have(engine, row) for row in Readers.of(engine.layout).rows)
 
 
 def read(engine: Engine, now: float) -> EngineSample:
@@ -168,7 +177,7 @@ def read(engine: Engine, now: float) -> EngineSample:
 
     An engine that has stopped, or is silent, has no gauges: the last ones are out of date.
     """
-    readers = _Readers.of(engine.layout)
+    readers = Readers.of(engine.layout)
     if engine.live and engine.is_up:
         saturation = computed_gauge(engine, "saturation")
         gauges = [_number(reader(engine)) for reader in readers.gauges]

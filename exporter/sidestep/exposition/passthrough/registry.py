@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
@@ -39,14 +39,6 @@ class PassthroughFamily:
     def samples(self) -> list[PassthroughSample]:
         """Return the samples of all pages."""
         return [sample for _, samples in self.of_pages for sample in samples]
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Claim:
-    """A family as merged from the pages so far."""
-
-    family: PassthroughFamily
-    pages: dict[int, PageFamily]
 
 
 class _MergedPages:
@@ -145,7 +137,8 @@ class PassthroughRegistry:
 
     def _merge_pages(self, contents: Sequence[ParsedPage | None]) -> _MergedPages:
         """Merge families by name; in a conflict the first page's stays."""
-        claims: dict[str, _Claim] = {}
+        families: dict[str, PassthroughFamily] = {}
+        of_pages: dict[str, dict[int, PageFamily]] = {}
         owners: dict[str, str] = {}
         merged = _MergedPages()
         for at, parsed in enumerate(contents):
@@ -153,31 +146,34 @@ class PassthroughRegistry:
                 continue
             left_out = merged.left_out[at] = Counter()
             for found in parsed.families:
-                claim = claims.get(found.name)
+                family = families.get(found.name)
                 has_owner = any(owners.get(name, found.name) != found.name for name in found.names)
-                if has_owner or (claim is not None and claim.family.kind != found.kind):
+                if has_owner or (family is not None and family.kind != found.kind):
                     left_out["other_target"] += len(found.samples)
                     continue
-                if claim is None:
-                    claim = claims[found.name] = _Claim(_family(found), {})
+                if family is None:
+                    family = families[found.name] = _family(found)
                     owners.update(dict.fromkeys(found.names, found.name))
-                visible = self._visible(at, found, claim)
-                claim.pages[at] = found
+                others = of_pages.setdefault(found.name, {})
+                visible = self._visible(at, found, others)
+                others[at] = found
                 if visible:
-                    claim.family.of_pages.append((self._pages[at], visible))
+                    family.of_pages.append((self._pages[at], visible))
                 left_out["other_target"] += len(found.samples) - len(visible)
-        merged.families = [claim.family for claim in claims.values()]
+        merged.families = [*families.values()]
         _mark_openmetrics(merged.families)
         return merged
 
-    def _visible(self, at: int, found: PageFamily, claim: _Claim) -> list[PassthroughSample]:
+    def _visible(
+        self, at: int, found: PageFamily, others: Mapping[int, PageFamily]
+    ) -> list[PassthroughSample]:
         """Return the samples of ``found`` that no earlier page exposes."""
-        overlapping = self._overlapping[at] & claim.pages.keys()
+        overlapping = self._overlapping[at] & others.keys()
         if not overlapping:
             return found.samples
         known: set[Key] = set()
         for rival in overlapping:
-            known.update(_keys(claim.pages[rival]))
+            known.update(_keys(others[rival]))
         return [
             one for key, one in zip(_keys(found), found.samples, strict=True) if key not in known
         ]
