@@ -20,7 +20,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.statistics_log import Line, StatsLog
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry

@@ -222,6 +222,7 @@ REFUSED = {
     "rate_limit: {interval: 1, burst: 1}": "rate_limit.interval must be a duration with its unit",
     "rate_limit: {interval: -1s, burst: 1}": "must be a duration",
     "rate_limit: {interval: 1 s, burst: 1}": "must be a duration",
+    "rate_limit: {interval: 4ns, burst: 1}": "must be a duration",
     "rate_limit: {interval: ١s, burst: 1}": "must be a duration",  # noqa: RUF001
     "rate_limit: {interval: 1s}": "rate_limit needs a burst of at least 1",
     "rate_limit: {interval: 1s, burst: -1}": "rate_limit.burst must be a whole number",
@@ -309,12 +310,12 @@ def test_certificates_inline(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1s", 1), ("1.5h", 5400), ("1h15m30.5s", 4530.5), ("100ms", 0.1), ("2us", 2e-6),
-        ("3µs", 3e-6), ("4ns", 4e-9), ("+1m", 60), ("1.s", 1),
+        ("1s", 1), ("1.5h", 5400), ("1h15m30.5s", 4530.5), ("100ms", 0.1), ("+1m", 60),
+        ("1.s", 1),
     ],
 )  # fmt: skip
 def test_durations_have_gos_form(directory: Path, text: str, seconds: float) -> None:
-    """All of Go's units work."""
+    """Units from milliseconds to hours work, added up."""
     config = read(directory, f"rate_limit: {{interval: {text}, burst: 2}}")
 
     assert config.rate_limit == RateLimit(seconds, 2)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sidestep.catalog.page_reader import Reading, readings
+from sidestep.exposition.live.answers import EngineRow, Percentiles
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.increases import Increases
-from sidestep.exposition.live.rows import EngineRow, Percentiles
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
 from sidestep.exposition.live.shown_engines import (
     ShownEngines,

@@ -26,9 +26,9 @@ from sidestep.app import Exporter
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.live import rows
+from sidestep.exposition.live import answers
+from sidestep.exposition.live.answers import HistoryAnswer, Live
 from sidestep.exposition.live.charts import SERIES
-from sidestep.exposition.live.rows import HistoryAnswer, Live
 from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
@@ -513,8 +513,8 @@ async def test_an_engine_that_has_just_come_has_no_rates(start: Start) -> None:
 def test_the_document_has_every_field() -> None:
     """docs/live.md is the schema that other programs rely on."""
     text = (Path(__file__).parents[3] / "docs" / "live.md").read_text()
-    structs = (rows.Live, rows.Verdict, rows.EngineRow, rows.Percentiles, rows.ExporterHealth,
-               rows.Warned, rows.HistoryAnswer, rows.HeatMap, rows.EngineDetail, rows.StreamRow)  # fmt: skip
+    structs = (answers.Live, answers.Verdict, answers.EngineRow, answers.Percentiles, answers.ExporterHealth,
+               answers.Warned, answers.HistoryAnswer, answers.HeatMap, answers.EngineDetail, answers.StreamRow)  # fmt: skip
     fields = {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 
     assert {name for name in fields | {*SERIES[:10]} if f"`{name}`" not in text} == set()

@@ -15,6 +15,8 @@ from intakes import Fed, discard
 from sidestep.engines.items import encode_item
 from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.exposition.live.answers import WINDOW, EngineRow, HeatMap, Live
+from sidestep.exposition.live.answers import HistoryAnswer as Answer
 from sidestep.exposition.live.history import (
     INTERVAL,
     MAX_BYTES,
@@ -22,8 +24,6 @@ from sidestep.exposition.live.history import (
     MIN_SAMPLES,
     SampleHistory,
 )
-from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
-from sidestep.exposition.live.rows import HistoryAnswer as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
 from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView

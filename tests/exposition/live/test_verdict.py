@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.diagnosis.own_checks import PROBLEMS
-from sidestep.exposition.live.rows import Attention, EngineRow, Percentiles, Verdict
+from sidestep.exposition.live.answers import Attention, EngineRow, Percentiles, Verdict
 from sidestep.exposition.live.verdict import ENOUGH, RANKS, evaluate, state_text
 from sidestep.exposition.statistics_log import Line
 from sidestep.ingest.health import ALARMING, NOT_READY

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.live.rows import WINDOW, HeatMap, Percentiles
+from sidestep.exposition.live.answers import WINDOW, HeatMap, Percentiles
 from sidestep.exposition.live.samples import (
     COUNTERS,
     GAUGES,

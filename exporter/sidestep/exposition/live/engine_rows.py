@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.charts import counted, hit_rate, known, percentiles
 from sidestep.exposition.live.history import Merged
-from sidestep.exposition.live.rows import EngineRow
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import Health

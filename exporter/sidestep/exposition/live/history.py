@@ -12,7 +12,7 @@ from operator import add
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregated_series import common_bounds, rebucketed
-from sidestep.exposition.live.rows import WINDOW
+from sidestep.exposition.live.answers import WINDOW
 from sidestep.exposition.live.samples import (
     COUNTERS,
     HISTOGRAMS,

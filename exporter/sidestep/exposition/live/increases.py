@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import pairwise
+from typing import Any
 
 from sidestep.catalog.page_reader import Reading
+from sidestep.exposition.live.answers import WINDOW, EngineRow
 from sidestep.exposition.live.charts import known
 from sidestep.exposition.live.engine_rows import counted_fields
-from sidestep.exposition.live.rows import WINDOW, EngineRow
 from sidestep.exposition.live.samples import HISTOGRAMS, LATENCIES, Counts, EngineSample, increase
 
 MAX_READINGS = 512
@@ -46,6 +47,7 @@ class Increases:
         assert reading is not None
         first, last = self._samples[0], self._samples[-1]
         found = increase([first, last], LATENCIES) if last.at > first.at else None
+        gauges: dict[str, Any] = dict(zip(GAUGES, map(known, last.gauges), strict=True))
         return EngineRow(
             id=identity,
             engine=name,
@@ -55,7 +57,7 @@ class Increases:
             reason=reading.reason,
             stalled_seconds=reading.stalled,
             step_age=reading.step_age,
-            **dict(zip(GAUGES, map(known, last.gauges), strict=False)),
+            **gauges,
             **counted_fields(found),
         )
 

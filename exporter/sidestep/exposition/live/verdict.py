@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sidestep.exposition.live.rows import Attention, EngineRow, Verdict
+from sidestep.exposition.live.answers import Attention, EngineRow, Verdict
 from sidestep.tracking.health.states import LEVELS, EngineState, Level
 
 FULL = 0.95

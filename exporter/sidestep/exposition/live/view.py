@@ -13,6 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from sidestep import __version__
+from sidestep.exposition.live.answers import (
+    WINDOW,
+    EngineDetail,
+    ExporterHealth,
+    HistoryAnswer,
+    Live,
+    StreamRow,
+    Warned,
+)
 from sidestep.exposition.live.charts import SERIES, charts
 from sidestep.exposition.live.engine_rows import Rows, engine_row
 from sidestep.exposition.live.history import (
@@ -21,15 +30,6 @@ from sidestep.exposition.live.history import (
     SampleHistory,
     TotalHistory,
     merged_gauges,
-)
-from sidestep.exposition.live.rows import (
-    WINDOW,
-    EngineDetail,
-    ExporterHealth,
-    HistoryAnswer,
-    Live,
-    StreamRow,
-    Warned,
 )
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
 from sidestep.exposition.live.shown_engines import ShownEngines
