@@ -29,7 +29,7 @@ from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.pages import Pages
+from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.from_config import (
@@ -47,7 +47,6 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
-from sidestep.otlp.page_families import PageFamilies
 from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import EngineRequests, request_log
 from sidestep.requests.tenants import Tenants
@@ -214,7 +213,14 @@ class Exporter:
             snapshots = self._recover()
             if snapshots is not None:
                 stack.callback(snapshots.directory.release)
-            senders = self._otlp_senders(snapshots)
+            copier = PageCopier(
+                self.registry,
+                self.passthrough,
+                self.collectors,
+                hold=self.ingest.held,
+                snapshots=snapshots,
+            )
+            senders = self._otlp_senders(copier, snapshots)
             if senders is not None and senders.metrics is not None:
                 # Everything has been saved then.
                 stack.push_async_callback(senders.metrics.finish)
@@ -233,7 +239,7 @@ class Exporter:
             sources = plugins.sources(self.config, self.intake, self.passthrough)
             self.ingest.open(self.config.ingest_endpoint, sources)
             if sockets:
-                await stack.enter_async_context(self._serving(sockets, snapshots))
+                await stack.enter_async_context(self._serving(sockets, copier))
             lines = StatsLog(
                 self.registry,
                 self.intake.health.of,
@@ -250,19 +256,10 @@ class Exporter:
 
     @contextlib.asynccontextmanager
     async def _serving(
-        self, sockets: Iterable[socket.socket], snapshots: Snapshots | None
+        self, sockets: Iterable[socket.socket], copier: PageCopier
     ) -> AsyncIterator[None]:
         """Serve the pages while the block runs."""
-        pages = Pages(
-            self.registry,
-            self.passthrough,
-            self.collectors,
-            self.metrics,
-            snapshots=snapshots,
-            final_scrape=self.final_scrape,
-            series_filter=self.series_filter,
-            hold=self.ingest.held,
-        )
+        pages = Pages(copier, final_scrape=self.final_scrape, series_filter=self.series_filter)
         live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
             self.registry,
@@ -313,7 +310,7 @@ class Exporter:
             otlp_interval=config.otlp_interval,
         )
 
-    def _otlp_senders(self, snapshots: Snapshots | None) -> Senders | None:
+    def _otlp_senders(self, copier: PageCopier, snapshots: Snapshots | None) -> Senders | None:
         """Return the senders to OTLP receivers; None: nothing is sent.
 
         Raises:
@@ -322,18 +319,14 @@ class Exporter:
         config = self.config
         if not (config.otlp_endpoint or config.otlp_traces_endpoint or config.otlp_logs_endpoint):
             return None
-        families = functools.partial(
-            PageFamilies, self.registry, self.passthrough, self.collectors, self.series_filter
-        )
         port = self.addresses[0][1] if self.addresses else 0
-        hold = self.ingest.held
+        directory = None if snapshots is None else snapshots.directory
         try:
             # Only this feature needs the SDK, which takes 150 ms to load.
             from sidestep.otlp.senders import Senders  # noqa: PLC0415
 
-            return Senders(
-                config, port, families, self._outputs, self.metrics, hold=hold, snapshots=snapshots
-            )
+            filtered = self.series_filter
+            return Senders(config, copier, filtered, self._outputs, port=port, directory=directory)
         except ImportError as error:
             raise ConfigError(
                 "--otlp.* needs OpenTelemetry's SDK: pip install '.[otlp]' in a clone of sidestep's"

@@ -14,7 +14,7 @@ from harm import World
 from sidestep.app import Exporter
 from sidestep.exposition import pages
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.pages import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.text_page import render
 from sidestep.protocol.messages import EngineInfo
@@ -37,12 +37,8 @@ class Fleet:
         for number in range(engines):
             labels = {"engine": str(number), "model_name": "m"}
             self.registry.register(EngineInfo(str(number), "vllm", labels))
-        self.pages = Pages(
-            self.registry,
-            PassthroughRegistry(self.registry.names),
-            self.world.own,
-            self.world.intake.metrics,
-        )
+        passthrough = PassthroughRegistry(self.registry.names)
+        self.pages = Pages(PageCopier(self.registry, passthrough, self.world.own))
 
     def observe(self) -> None:
         """Change the histograms of every engine."""

@@ -12,7 +12,7 @@ from intakes import Fed
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition import own_families
-from sidestep.exposition.pages import Pages
+from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES
 from sidestep.protocol.iteration_stats import IterationStats
@@ -61,7 +61,7 @@ class Exporter:
         self.capture = Capture(intake)
         own = OwnRegistry(intake.metrics)
         passthrough = PassthroughRegistry(intake.registry.names)
-        self.pages = Pages(intake.registry, passthrough, own, intake.metrics)
+        self.pages = Pages(PageCopier(intake.registry, passthrough, own))
 
     async def finish_round(self) -> None:
         """Render a page, take a snapshot, and let the engines of this round expire."""

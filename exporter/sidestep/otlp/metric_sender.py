@@ -29,7 +29,6 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 
-from sidestep.exposition.pages import Durable, Hold
 from sidestep.metrics.exponential_buckets import coarser
 from sidestep.otlp.destination import Destination
 from sidestep.otlp.increments import Increments
@@ -57,11 +56,6 @@ class MetricSender:
 
     A push copies all values at one moment, on the event loop. A thread makes the SDK's objects and
     sends them. The process does not wait for that thread when it ends.
-
-    Args:
-        hold: Pauses all changes for a block, so that a push is of one moment.
-        snapshots: If given, a push is sent only once a snapshot holds what it contains, so that no
-            counter that a receiver has seen decreases after a crash.
     """
 
     def __init__(
@@ -72,8 +66,6 @@ class MetricSender:
         destination: Destination,
         metrics: SelfMetrics,
         *,
-        hold: Hold,
-        snapshots: Durable | None = None,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self._families = families
@@ -81,8 +73,6 @@ class MetricSender:
         self._resource = resource
         self._destination = destination
         self._metrics = metrics
-        self._hold = hold
-        self._snapshots = snapshots
         self._wall = wall
         self._stamp = 0
         self._export: asyncio.Future[bool] | None = None
@@ -100,10 +90,8 @@ class MetricSender:
         """Send the present state of all families; return whether all of it was accepted."""
         # Receivers refuse a whole request if the time of a series decreases.
         self._stamp = max(self._wall(), self._stamp + 1)
-        async with self._hold():
-            families = self._families.copy()
-        if self._snapshots is not None:
-            await self._snapshots.settled()
+        families = await self._families.copy()
+        await self._families.copier.settled()
         work = functools.partial(self._send, families, self._stamp)
         self._export = asyncio.ensure_future(_in_thread(work))
         return await asyncio.shield(self._export)
@@ -111,7 +99,7 @@ class MetricSender:
     async def finish(self) -> None:
         """Push a last time, unless the push before failed, and close the connection."""
         # Everything has been saved, and the snapshots' schedule has ended.
-        self._snapshots = None
+        self._families.copier.snapshots = None
         try:
             await asyncio.wait_for(self._finish(), FINISH_SECONDS)
         except asyncio.TimeoutError:

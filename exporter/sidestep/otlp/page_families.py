@@ -15,7 +15,6 @@ from sidestep.exposition.families import Family
 from sidestep.exposition.family_series import family_series
 from sidestep.exposition.own_families import OwnValues
 from sidestep.exposition.pages import PageCopier
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.sample_families import (
     Observed,
     SampleFamily,
@@ -29,8 +28,6 @@ from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.metrics.registry import Registry
-from sidestep.telemetry.self_metrics import OwnRegistry
 
 NANOS = 1_000_000_000
 
@@ -83,24 +80,18 @@ class PageFamilies:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        passthrough: PassthroughRegistry,
-        own: OwnRegistry,
-        series_filter: SeriesFilter,
-        *,
-        exponential: bool,
+        self, copier: PageCopier, series_filter: SeriesFilter, *, exponential: bool
     ) -> None:
-        self._copier = PageCopier(registry, passthrough, own)
-        self._began = int(own.metrics.created * NANOS)
+        self.copier = copier
+        self._began = int(copier.own.metrics.created * NANOS)
         self._filter = series_filter
         self._exponential = exponential
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
-    def copy(self) -> Iterator[SeriesFamily]:
+    async def copy(self) -> Iterator[SeriesFamily]:
         """Copy the values of all families at this moment, and return the families."""
-        values = self._copier.copy(with_gone=bool(self._filter.dropped_labels))
+        values = await self.copier.copy(with_gone=bool(self._filter.dropped_labels))
         passthrough = chain.from_iterable(_sampled(passed_on(each)) for each in values.passthrough)
         return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 

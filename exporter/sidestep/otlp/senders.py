@@ -11,7 +11,8 @@ from opentelemetry.sdk import environment_variables as variables
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.exposition.pages import Hold
+from sidestep.exposition.pages import PageCopier
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.destination import LOGS, METRICS, TRACES, Destination, Signal
 from sidestep.otlp.increments import Increments
 from sidestep.otlp.metric_sender import MetricSender
@@ -20,8 +21,7 @@ from sidestep.otlp.resource import Resource, resource
 from sidestep.otlp.spans import log_records, spans
 from sidestep.requests.record import RequestRecord
 from sidestep.requests.record_output import RecordOutput, Write
-from sidestep.snapshot.schedule import Snapshots
-from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.snapshot.state_file import StateDirectory
 
 Convert = Callable[[RequestRecord, bytes, Resource], Sequence[Any]]
 """Returns the SDK's objects for a record, which is also given as its line."""
@@ -71,10 +71,9 @@ class Senders:
     """The senders of one exporter.
 
     Args:
-        port: Port of the exporter's page; 0: none.
-        families: Makes what reads the families of the page, given whether to read native buckets.
         outputs: Outputs of records; those to OTLP are given what writes them.
-        hold: Pauses all changes for a block, so that a push is of one moment.
+        port: Port of the exporter's page; 0: none.
+        directory: Keeps the totals that were sent with delta temporality.
 
     Raises:
         ConfigError: A variable of OpenTelemetry's is invalid.
@@ -83,27 +82,24 @@ class Senders:
     def __init__(
         self,
         config: Config,
-        port: int,
-        families: Callable[..., PageFamilies],
+        copier: PageCopier,
+        series_filter: SeriesFilter,
         outputs: Sequence[RecordOutput],
-        metrics: SelfMetrics,
         *,
-        hold: Hold,
-        snapshots: Snapshots | None,
+        port: int,
+        directory: StateDirectory | None,
     ) -> None:
+        metrics = copier.own.metrics
         source = resource(port)
         self.metrics: MetricSender | None = None
         if config.otlp_endpoint:
             preference = os.environ.get(TEMPORALITY, "").strip().lower()
-            directory = None if snapshots is None else snapshots.directory
             self.metrics = MetricSender(
-                families(exponential=_is_exponential(config)),
+                PageFamilies(copier, series_filter, exponential=_is_exponential(config)),
                 Increments(DELTA.get(preference, ()), directory),
                 source,
                 Destination(METRICS, config.otlp_endpoint, metrics),
                 metrics,
-                hold=hold,
-                snapshots=snapshots,
             )
         signals: Mapping[str, tuple[Signal, str, Convert]] = {
             "traces": (TRACES, config.otlp_traces_endpoint, spans),
