@@ -174,11 +174,8 @@ class StatsLog:
             (row,), _ = evaluate([row])
             # A stream's engine usually pushes its own statistics, too.
             if engine in self._shown.summed:
-                rows.rows.append(row)
-                rows.summed.append(row)
+                rows.add(row, counted, is_summed=True)
                 summed.append((then, totals))
-                if counted is not None:
-                    rows.merged.add(counted)
             model = f", model {row.model}" if row.model else ""
             yield self._with_level(_line(row, f"engine {engine.id}{model}", [(then, totals)]))
         for line in self._page_lines():

@@ -252,8 +252,8 @@ ROWS: tuple[SelfRow, ...] = (
     ),
     _counter(
         "sidestep_otlp_rejected_points_total",
-        "Data points that the OTLP receiver rejected: as a part of a request, or a whole request with"
-        " a status that no repetition changes. Over gRPC it is not known.",
+        "Data points that the OTLP receiver rejected, alone or with their whole request, and that are not"
+        " sent again. Not known over gRPC.",
     ),
     _gauge(
         "sidestep_otlp_last_success_timestamp_seconds",
@@ -263,8 +263,8 @@ ROWS: tuple[SelfRow, ...] = (
     _counter("sidestep_otlp_spans_total", "Spans that the OTLP receiver accepted."),
     _counter(
         "sidestep_otlp_rejected_spans_total",
-        "Spans that the OTLP receiver rejected: as a part of a request, or a whole request with a status"
-        " after which it is not repeated. Over gRPC it is not known.",
+        "Spans that the OTLP receiver rejected, alone or with their whole request, and that are not"
+        " sent again. Not known over gRPC.",
     ),
     _counter("sidestep_otlp_log_records_total", "Log records that the OTLP receiver accepted."),
     _counter(

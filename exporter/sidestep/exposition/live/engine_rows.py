@@ -77,6 +77,14 @@ class Rows:
         self.summed: list[EngineRow] = []
         self.merged = Merged()
 
+    def add(self, row: EngineRow, found: Increase | None, *, is_summed: bool) -> None:
+        """Add the row of an engine, and what it has counted."""
+        self.rows.append(row)
+        if is_summed:
+            self.summed.append(row)
+            if found is not None:
+                self.merged.add(found)
+
     def total(self) -> EngineRow | None:
         """Return all engines as one row; None without engines."""
         return _total(self.summed, self.merged.total(), len(self.rows)) if self.rows else None

@@ -269,11 +269,7 @@ class LiveView:
             counted = self._last_minute(engine, sample)
             health = self._intake.health.of(engine)
             row = engine_row(engine, name, sample, counted, health, wall=self._wall())
-            found.rows.append(row)
-            if engine in self._shown.summed:
-                found.summed.append(row)
-                if counted is not None:
-                    found.merged.add(counted)
+            found.add(row, counted, is_summed=engine in self._shown.summed)
             # A row takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
         return found
