@@ -73,7 +73,7 @@ class Exporter:
         self.save()
         # Concurrent scrapes share a page for a moment, and texts of labels are cached up to a number.
         await until(lambda: not self.pages._renders)
-        own_families._series.cache_clear()
+        own_families._label_text.cache_clear()
 
     def save(self) -> None:
         """Take a snapshot."""

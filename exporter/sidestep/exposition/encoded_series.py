@@ -12,6 +12,9 @@ from sidestep.exposition.families import Family, LabelCache, families
 Encode = Callable[[bytes, Value, float], bytes]
 """Encodes a series: its encoded labels, its value, and the Unix time at which its engine began."""
 
+MAX_SUMS = 50_000
+"""Label sets of sums that a format keeps."""
+
 
 class EncodedSeries:
     """Encodes the series of one family, each of which belongs to one engine."""
@@ -100,7 +103,7 @@ class EncodedFamilies:
         aggregate: Aggregator,
         dropped: frozenset[str] = frozenset(),
     ) -> None:
-        self._encode_labels = functools.lru_cache(maxsize=100_000)(encode_labels)
+        self._encode_labels = functools.lru_cache(MAX_SUMS)(encode_labels)
         self._encoder = encoder
         self._aggregate = aggregate
         self._dropped = dropped
