@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 MOST = {
     "A frame to its series": (46, 22),
     "A scrape to its bytes": (58, 14),
-    "An ended request to its record and span": (44, 14),
+    "An ended request to its record and span": (42, 12),
 }
 """Functions and files."""
 

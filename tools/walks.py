@@ -35,9 +35,16 @@ from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat,
 
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
 INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
-RECORD = {"ended", "EngineRequests.end", "RecordOutput._run"}
+RECORD = {"ended", "EngineRequests.end", "RecordOutput._write_all"}
 """Functions that make an ended request, queue its record, and write it or send its span."""
 PATIENCE = 60.0
+
+
+class Active(threading.local):
+    """How many functions run in a thread of those to look below, and of those to leave out."""
+
+    below = 0
+    without = 0
 
 
 class Profile:
@@ -47,6 +54,8 @@ class Profile:
         self._found: dict[CodeType, None] | None = None
         self._below: set[str] = set()
         self._without: set[str] = set()
+        self._active = Active()
+        self._package = PACKAGE
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
@@ -74,19 +83,17 @@ class Profile:
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        found = self._found
-        if found is None or event != "call" or not code.co_filename.startswith(PACKAGE):
+        if event not in ("call", "return") or not code.co_filename.startswith(self._package):
             return
-        if code.co_name.startswith("<"):
-            # A comprehension or a lambda belongs to the function around it.
-            return
-        callers = set()
-        caller: FrameType | None = frame
-        while caller is not None:
-            callers.add(caller.f_code.co_qualname)
-            caller = caller.f_back
-        if not callers & self._without and (not self._below or callers & self._below):
-            found[code] = None
+        active, change = self._active, 1 if event == "call" else -1
+        if code.co_qualname in self._below:
+            active.below = max(active.below + change, 0)
+        if code.co_qualname in self._without:
+            active.without = max(active.without + change, 0)
+        is_wanted = not active.without and (active.below or not self._below)
+        # A comprehension or a lambda belongs to the function around it.
+        if event == "call" and is_wanted and code.co_name[0] != "<" and self._found is not None:
+            self._found[code] = None
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -138,7 +145,7 @@ async def walks(profile: Profile, folder: Path) -> None:
             await send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
             await send(Heartbeat(1, 0, 0))
             await count(1)
-            with profile.walk("A frame to its series", INGEST, set()):
+            with profile.walk("A frame to its series", INGEST, {"Ingest.acknowledge"}):
                 await count(2)
             await page()
             await count(3)

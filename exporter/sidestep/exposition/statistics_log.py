@@ -18,15 +18,16 @@ import msgspec
 
 from sidestep.catalog.page_reader import Reading, readings
 from sidestep.exposition.live.answers import EngineRow, Percentiles
-from sidestep.exposition.live.engine_rows import Rows, engine_row
-from sidestep.exposition.live.increases import Increases
-from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
-from sidestep.exposition.live.shown_engines import (
+from sidestep.exposition.live.engine_rows import (
+    Rows,
     ShownEngines,
+    engine_row,
     has_requests,
     key_number,
     without_repeated_ranks,
 )
+from sidestep.exposition.live.increases import Increases
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
 from sidestep.exposition.live.verdict import evaluate, state_text
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX

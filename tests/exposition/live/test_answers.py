@@ -28,7 +28,7 @@ from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import answers
 from sidestep.exposition.live.answers import HistoryAnswer, Live
-from sidestep.exposition.live.charts import SERIES
+from sidestep.exposition.live.history import SERIES
 from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION

@@ -9,8 +9,8 @@ from typing import Any
 
 from sidestep.catalog.page_reader import Reading
 from sidestep.exposition.live.answers import WINDOW, EngineRow
-from sidestep.exposition.live.charts import known
 from sidestep.exposition.live.engine_rows import counted_fields
+from sidestep.exposition.live.history import known
 from sidestep.exposition.live.samples import HISTOGRAMS, LATENCIES, Counts, EngineSample, increase
 
 MAX_READINGS = 512

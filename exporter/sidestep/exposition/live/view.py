@@ -22,17 +22,17 @@ from sidestep.exposition.live.answers import (
     StreamRow,
     Warned,
 )
-from sidestep.exposition.live.charts import SERIES, charts
-from sidestep.exposition.live.engine_rows import Rows, engine_row
+from sidestep.exposition.live.engine_rows import Rows, ShownEngines, engine_row
 from sidestep.exposition.live.history import (
     INTERVAL,
+    SERIES,
     Merged,
     SampleHistory,
     TotalHistory,
+    charts,
     merged_gauges,
 )
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
-from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
