@@ -325,8 +325,9 @@ class Exporter:
             # Only this feature needs the SDK, which takes 150 ms to load.
             from sidestep.otlp.senders import Senders  # noqa: PLC0415
 
-            filtered = self.series_filter
-            return Senders(config, copier, filtered, self._outputs, port=port, directory=directory)
+            return Senders(
+                config, copier, self.series_filter, self._outputs, port=port, directory=directory
+            )
         except ImportError as error:
             raise ConfigError(
                 "--otlp.* needs OpenTelemetry's SDK: pip install '.[otlp]' in a clone of sidestep's"

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from sidestep.exposition.engine_values import RegistryValues, Value
-from sidestep.exposition.family_series import family_series
+from sidestep.exposition.family_series import Observed, family_series, passed_on, series_of
 from sidestep.exposition.passthrough.registry import PassthroughFamily
-from sidestep.exposition.sample_families import Observed, passed_on, series_of
 from sidestep.metrics.histogram import Histogram
 
 

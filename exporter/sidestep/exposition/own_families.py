@@ -12,9 +12,9 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
+from sidestep.exposition.family_series import SampleFamily, collected, of_exporter
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.sample_families import SampleFamily, collected, of_exporter
 from sidestep.exposition.text_page import header, label_text
 from sidestep.telemetry.rows import SelfRow
 from sidestep.telemetry.self_metrics import LabelledValue, Labels, OwnRegistry

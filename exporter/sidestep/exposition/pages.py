@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from sidestep.exposition import own_families
 from sidestep.exposition.engine_values import EngineCopier, RegistryValues
+from sidestep.exposition.family_series import passed_on
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import OwnValues, own_values
 from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
 from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples
 from sidestep.exposition.renders import Body, SharedRenders
-from sidestep.exposition.sample_families import passed_on
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, write_passed_on
 from sidestep.ingest.final_scrape import FinalScrape

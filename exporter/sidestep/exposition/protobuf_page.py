@@ -10,7 +10,7 @@ from sidestep.exposition.aggregated_series import aggregate_native
 from sidestep.exposition.encoded_series import EncodedFamilies
 from sidestep.exposition.engine_values import RegistryValues, Value, copied
 from sidestep.exposition.families import Family
-from sidestep.exposition.sample_families import (
+from sidestep.exposition.family_series import (
     Observed,
     SampledSeries,
     SampleFamily,

@@ -29,6 +29,7 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 
+from sidestep.exposition.proto_format import MAX_COUNT
 from sidestep.metrics.exponential_buckets import coarser
 from sidestep.otlp.destination import Destination
 from sidestep.otlp.increments import Increments
@@ -40,8 +41,6 @@ MAX_POINTS = 2000
 """Most points of one request: gRPC receivers take 4 MiB by default."""
 MAX_WIDTH = 320
 """Most exponential buckets from the lowest to the highest: OTLP sends the empty ones between, too."""
-MAX_COUNT = 1 << 62
-"""Highest count: one that does not fit into 64 bits could not be sent."""
 EXTREMES: Mapping[str, Any] = {"min": None, "max": None}
 """The page has no extremes. The encoder leaves None out, which the SDK's types do not say."""
 

@@ -12,17 +12,17 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregated_series import rebucketed
 from sidestep.exposition.engine_values import RegistryValues
 from sidestep.exposition.families import Family
-from sidestep.exposition.family_series import family_series
-from sidestep.exposition.own_families import OwnValues
-from sidestep.exposition.pages import PageCopier
-from sidestep.exposition.sample_families import (
+from sidestep.exposition.family_series import (
     Observed,
     SampleFamily,
     collected,
+    family_series,
     passed_on,
     series_of,
     whole,
 )
+from sidestep.exposition.own_families import OwnValues
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number

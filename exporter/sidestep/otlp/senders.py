@@ -115,7 +115,7 @@ class Senders:
                 output.write_by(write, MAX_PAUSE, PERIOD)
 
     def close_records(self) -> None:
-        """Close the connections of outputs of records."""
+        """Close the connections of the outputs of records, which have been closed before."""
         for destination in self._destinations:
             destination.close()
 
