@@ -20,24 +20,12 @@ from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
+from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import Health
-
-
-def landing_page(links: Iterable[tuple[str, str]], count: int) -> str:
-    """Return the page as HTML, with the path and text of each link."""
-    items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
-    engines = f"{count} engine{'' if count == 1 else 's'}"
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
-        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
-        f"<h1>sidestep {__version__}</h1>"
-        f"<p>Metrics of LLM inference engines. {engines}.</p>"
-        f"<ul>{items}</ul></html>"
-    )
 
 
 POD_PATH = "/pod"
@@ -49,16 +37,8 @@ SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 
 def application(endpoints: Endpoints, path: str) -> web.Application:
     """Return the application, with the metrics page at ``path``."""
-    live_routes = (
-        ()
-        if endpoints.live_view is None
-        else (
-            ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
-            ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
-        )
-    )
     # Path, handler, and text of the link on the landing page; one of a single engine has no link.
-    routes = (
+    routes: list[tuple[str, Handler, str]] = [
         (path, endpoints.metrics, "Metrics"),
         # Some clients can be configured with a path but not with a query.
         (path.rstrip("/") + POD_PATH, endpoints.pod_metrics, "Metrics of all engines as one"),
@@ -67,18 +47,30 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
         ("/api/v1/kv/curve", endpoints.kv_curve, "Hit ratio over the size of the cache (JSON)"),
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
-        *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
         ("/-/engines", endpoints.engines_health, "Health of the engines (JSON)"),
         # The identity of an engine can contain slashes.
         ("/-/engines/{engine:.+}", endpoints.engine_health, ""),
         ("/api/v1/engines/{engine:.+}/stack", endpoints.stack, ""),
-    )
+    ]
+    if endpoints.live_view is not None:
+        routes += [
+            ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
+            ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
+        ]
     links = [(target, text) for target, _, text in routes if text]
 
+    items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
+
     async def landing(_: web.Request) -> web.StreamResponse:
-        text = landing_page(links, len(endpoints.pages.registry.engines))
+        count = len(endpoints.pages.registry.engines)
+        text = (
+            "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
+            "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
+            f"<h1>sidestep {__version__}</h1><p>Metrics of LLM inference engines."
+            f" {count} engine{'' if count == 1 else 's'}.</p><ul>{items}</ul></html>"
+        )
         return web.Response(text=text, content_type="text/html")
 
     app = web.Application()
