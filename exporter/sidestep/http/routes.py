@@ -27,7 +27,6 @@ from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.tracking.health.states import Health
 
-
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""
 JSON = "application/json"
