@@ -75,7 +75,9 @@ def _by_catalogue(name: str, selector: VectorSelector) -> Problem | None:
     return None
 
 
-def _by_values(name: str, samples: Sequence[PageSample], selector: VectorSelector) -> Problem | None:
+def _by_values(
+    name: str, samples: Sequence[PageSample], selector: VectorSelector
+) -> Problem | None:
     """Return why no series of a metric that is there fulfils the conditions."""
     for matcher in _demands(selector):
         label = matcher.name
