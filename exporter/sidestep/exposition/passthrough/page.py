@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
 from sidestep.engines.common_names import FAMILIES, TOKEN_TYPE
@@ -84,7 +84,7 @@ class Page:
         self._forget = forget
         # A page cannot have a family of these names itself.
         self._excluded = frozenset(excluded) | (NAMES if common else frozenset())
-        self._copies = CommonCopies() if common else None
+        self._has_copies = common
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         """Labels of the page being read: many series share one, so it is stored once."""
 
@@ -136,8 +136,8 @@ class Page:
         if is_openmetrics:
             sorter.name_counters_as_samples()
         parsed.families = sorter.sorted(samples)
-        if self._copies is not None:
-            parsed.families += self._copies.of(parsed.families)
+        if self._has_copies:
+            parsed.families += _common_copies(parsed.families)
         return parsed
 
     def _parse_line(
@@ -221,39 +221,19 @@ def _lines(chunks: Iterable[bytes]) -> tuple[list[bytes], bool]:
     return lines, not rest
 
 
-class CommonCopies:
-    """Makes copies of one page's families under common names; series are made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, PassthroughSeries] = {}
-
-    def of(self, families: Iterable[PageFamily]) -> list[PageFamily]:
-        """Return the copies, one for each common name; a family of another kind has none."""
-        made: dict[str, PageFamily] = {}
-        known: dict[bytes, PassthroughSeries] = {}
-        for family in families:
-            row = _BY_SOURCE.get(family.name)
-            if row is None or family.kind != _KINDS[row.name]:
-                continue
-            copy = made.setdefault(
-                row.name, PageFamily(row.name, family.kind, _HELPS[row.name], [], is_common=True)
-            )
-            copy.samples += self._samples(family.samples, row, known)
-        self._known = known
-        return list(made.values())
-
-    def _samples(
-        self,
-        samples: Sequence[PassthroughSample],
-        row: CommonName,
-        known: dict[bytes, PassthroughSeries],
-    ) -> list[PassthroughSample]:
-        found: list[PassthroughSample] = []
-        for series, value in samples:
-            copy = self._known.get(series.key) or _copy(series, row)
-            known[series.key] = copy
-            found.append((copy, value))
-        return _highest(found) if row.process else found
+def _common_copies(families: Iterable[PageFamily]) -> list[PageFamily]:
+    """Return copies under common names, one for each name; a family of another kind has none."""
+    made: dict[str, PageFamily] = {}
+    for family in families:
+        row = _BY_SOURCE.get(family.name)
+        if row is None or family.kind != _KINDS[row.name]:
+            continue
+        copy = made.setdefault(
+            row.name, PageFamily(row.name, family.kind, _HELPS[row.name], [], is_common=True)
+        )
+        found = [(_copy(series, row), value) for series, value in family.samples]
+        copy.samples += _highest(found) if row.process else found
+    return list(made.values())
 
 
 def _highest(samples: Iterable[PassthroughSample]) -> list[PassthroughSample]:
