@@ -17,7 +17,7 @@ MOST = {
 
 
 def test_walks_stay_short() -> None:
-    """Who follows a value reads at most so many functions, in so many files."""
+    """A reader who follows a value passes at most so many functions and files."""
     run = [sys.executable, "-m", "tools.walks"]
     done = subprocess.run(run, cwd=ROOT, text=True, capture_output=True, check=True, timeout=100)
     found = {

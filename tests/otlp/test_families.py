@@ -1,4 +1,4 @@
-"""What is pushed by OTLP is what the page has: samples, kinds, starts and resource."""
+"""A push by OTLP has what the page has: samples, kinds, starts and resource."""
 
 from __future__ import annotations
 

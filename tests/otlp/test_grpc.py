@@ -147,7 +147,7 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
 async def test_an_unknown_protocol_is_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the variable."""
+    """The error names the variable."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json")
     with pytest.raises(
         ConfigError, match="OTEL_EXPORTER_OTLP_METRICS_PROTOCOL 'http/json': must be"

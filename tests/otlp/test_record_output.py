@@ -195,7 +195,7 @@ async def test_a_refusal_is_counted_and_not_repeated(
 async def test_a_partial_success_is_counted(
     sending: tuple[Sending, Receiver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the receiver rejects is not sent again."""
+    """Rejected records are not sent again."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(2, "too old")

@@ -133,7 +133,7 @@ async def test_a_push_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    """What the receiver rejects is counted and logged with its reason."""
+    """Rejected points are counted and logged with the receiver's reason."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(3, "three are\ntoo old")
@@ -256,7 +256,7 @@ async def test_an_answer_that_breaks_off_is_a_success() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether the receiver closes it or does not listen."""
+    """The receiver closes the connection, or does not listen."""
 
     async def close(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None

@@ -171,7 +171,7 @@ def test_ids_follow_from_the_key() -> None:
 
 
 def test_a_trace_that_its_caller_does_not_record() -> None:
-    """It has no spans; the log record says so."""
+    """The request has no spans; the log record says so."""
     (record,) = recorded(preempted_request(Identity(trace=f"00-{TRACE}-{PARENT}-00"))).records
 
     assert spans_of(record) == []
@@ -218,7 +218,7 @@ def cut(count: int, *, reason: str = "abort") -> RequestRecord:
 def test_the_phase_in_which_a_request_was_aborted(
     count: int, expected: list[tuple[str, float, float]]
 ) -> None:
-    """It lasts until the end; the request is an error."""
+    """The phase lasts until the end; the request is an error."""
     request, *phases = spans_of(cut(count))
     begin = int(WALL) * 10**9
     times = [
@@ -233,7 +233,7 @@ def test_the_phase_in_which_a_request_was_aborted(
 
 
 def test_a_refused_request() -> None:
-    """It has no phases, and the reason of its refusal."""
+    """The span has no phases, and the reason of the refusal."""
     refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
     (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
     (request,) = spans_of(record)

@@ -379,7 +379,7 @@ async def test_repeated_ranks_count_once(start: Start) -> None:
 
 
 async def test_viewers_share_an_answer(start: Start) -> None:
-    """It is rendered once a second at most, and compressed for who accepts that."""
+    """The answer is rendered once a second at most, and compressed for clients that accept that."""
     async with start() as exporter:
         await play(exporter, MAIN_RUN)
         found = await asyncio.gather(*(live(exporter) for _ in range(5)))
@@ -399,7 +399,7 @@ async def test_viewers_share_an_answer(start: Start) -> None:
 
 
 async def test_an_unknown_engine_is_one_line(start: Start) -> None:
-    """It says where the known ones are."""
+    """The response says where the known engines are listed."""
     async with start() as exporter:
         await play(exporter, MAIN_RUN)
         found = await status(exporter, "/api/v1/live/history?engine=nobody")
@@ -463,7 +463,7 @@ async def test_refused_senders_are_among_the_warnings(start: Start) -> None:
 
 
 async def test_streams_and_their_delivery(start: Start) -> None:
-    """What was sent twice, dropped, folded or not yet received, until the stream closes."""
+    """Items that were sent twice, dropped, folded or not yet received, until the stream closes."""
 
     async def stream() -> dict[str, Any]:
         await asyncio.sleep(1.05)

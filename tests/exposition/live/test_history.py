@@ -165,7 +165,7 @@ def test_an_idle_engine_costs_little() -> None:
 
 
 def test_the_window_is_the_last_minute() -> None:
-    """What is older does not count; percentiles of a chart are those of the minute before."""
+    """Older samples do not count; percentiles of a chart are those of the minute before."""
     fed = Viewed()
     fed.send_hello("s", [info()])
     fed.round()
@@ -316,7 +316,7 @@ def deliver(fed: Viewed, backlog: int, *, hello: bool = True) -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("minutes", [0, 1, 5])
 def test_a_backlog_is_no_rate(minutes: int, known: bool) -> None:  # from pytest
-    """What was counted while the exporter or the network was away, however long that was."""
+    """Counts from while the exporter or the network was away are in no rate, however long that was."""
     fed = Viewed()
     if known:
         fed.send_hello("s", [info()])

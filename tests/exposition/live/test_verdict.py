@@ -161,7 +161,7 @@ def latency(p95: float, count: float = ENOUGH) -> Percentiles:
 
 
 def test_without_engines_there_is_nothing_to_judge() -> None:
-    """That is no good state of a system that should have some."""
+    """The verdict warns, as a system should have engines that serve."""
     assert verdict([]) == Verdict("warning", "no engine is connected")
 
 
