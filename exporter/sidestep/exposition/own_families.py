@@ -72,8 +72,7 @@ def _text(row: SelfRow, samples: Sequence[LabelledValue], *, openmetrics: bool) 
 
 @functools.lru_cache(MAX_LABEL_SETS)
 def _label_text(names: Labels, labels: Labels) -> str:
-    return (
-        f"{{{label_text(tuple(sorted(zip(names, labels, strict=True)))).decode()}}}"
-        if names
-        else ""
-    )
+    if not names:
+        return ""
+    pairs = tuple(sorted(zip(names, labels, strict=True)))
+    return f"{{{label_text(pairs).decode()}}}"
