@@ -173,8 +173,7 @@ class LiveView:
         self._next_round = -math.inf
         self._items: list[tuple[float, int]] = []
         """Time and number of items applied, at each round of the last minute and before."""
-        self._renders: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
-        self._renders_of_history: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
+        self._renders: SharedRenders[tuple[str | None, ...]] = SharedRenders(CACHE_SECONDS)
 
     async def run(self) -> None:
         """Sample engines until cancelled."""
@@ -186,33 +185,22 @@ class LiveView:
     async def sample(self) -> None:
         """Sample all engines if a sample is due, and in any case those that have none yet."""
         now = self._clock()
-        if now < self._next_round:
-            await self._sample_new()
-            return
-        # A round that is late does not shift the next ones.
-        behind = now - self._next_round
-        self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
-        self._note_items(now)
-        await self._sample_all()
-
-    async def _sample_new(self) -> None:
-        self._shown.refresh()
-        for engine in self._shown.engines:
-            if self._history(engine) is None:
-                made = self.histories[engine.id] = SampleHistory(engine)
-                made.append(read(engine, self._clock()))
-                await asyncio.sleep(0)
-
-    async def _sample_all(self) -> None:
+        is_due = now >= self._next_round
         self._shown.refresh()
         engines, summed = self._shown.engines, self._shown.summed
-        self.histories = {
-            engine.id: self._history(engine) or SampleHistory(engine) for engine in engines
-        }
+        if is_due:
+            # A round that is late does not shift the next ones.
+            behind = now - self._next_round
+            self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
+            self._note_items(now)
+            known = ((engine.id, self._history(engine)) for engine in engines)
+            self.histories = {name: found for name, found in known if found is not None}
         merged, samples = Merged(), []
         for engine in engines:
-            history = self.histories.get(engine.id)
+            history = self._history(engine)
             if history is None:
+                history = self.histories[engine.id] = SampleHistory(engine)
+            elif not is_due:
                 continue
             before = history.samples[-1] if history.samples else None
             sample = read(engine, self._clock())
@@ -223,7 +211,8 @@ class LiveView:
                     merged.add(added)
             # A sample takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
-        self.total.add(self._clock(), merged_gauges(samples), merged.total())
+        if is_due:
+            self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
     def _history(self, engine: Engine) -> SampleHistory | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
@@ -237,7 +226,7 @@ class LiveView:
 
     async def answer(self) -> Body:
         """Return the answer of ``/api/v1/live``, rendered at most once a second."""
-        return await self._renders.get(None, self._answer)
+        return await self._renders.get((), self._answer)
 
     async def evaluation(self) -> Evaluation:
         """Return all engines as they are now, and the verdict on them."""
@@ -310,7 +299,7 @@ class LiveView:
         """Return the answer of ``/api/v1/live/history`` for an engine or all; None if there is no such engine."""
         if identity is not None and identity not in self._registry.engines:
             return None
-        return await self._renders_of_history.get(identity, lambda: self._charts(identity))
+        return await self._renders.get((identity,), lambda: self._charts(identity))
 
     async def _charts(self, identity: str | None) -> Body:
         engine = None if identity is None else self._registry.engines.get(identity)
