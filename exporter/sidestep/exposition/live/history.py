@@ -7,7 +7,6 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from operator import add
 from typing import NamedTuple
 
@@ -61,12 +60,12 @@ class SampleHistory:
 
     def window(self, now: float) -> list[EngineSample]:
         """Return the samples of the last ``WINDOW`` seconds, and the last one before."""
-        found = 0
+        found: list[EngineSample] = []
         for sample in reversed(self.samples):
-            found += 1
+            found.append(sample)
             if sample.at <= now - WINDOW:
                 break
-        return [*islice(self.samples, len(self.samples) - found, None)]
+        return found[::-1]
 
 
 def _size(sample: EngineSample) -> int:
@@ -97,17 +96,13 @@ class Merged:
         for found in self._buckets:
             shared = common_bounds(found) if found else ()
             summed = [
-                each if own == shared else _rebucketed(own, each, shared)
+                # Large counts are held as floats.
+                each if own == shared else rebucketed(own, [*map(int, each)], shared)
                 for own, each in found.items()
             ]
             bounds.append(shared)
             counts.append([*map(sum, zip(*summed, strict=True))] if shared else None)
         return Increase(0.0, self._counters, tuple(bounds), tuple(counts))
-
-
-def _rebucketed(own: Bounds, counts: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    # Large counts are held as floats.
-    return rebucketed(own, [*map(int, counts)], bounds)
 
 
 class TotalHistory(SampleHistory):
