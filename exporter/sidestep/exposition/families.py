@@ -63,21 +63,6 @@ def _slot_reader(placed: SlotAssignment, names: Key, divisor: int) -> Reader:
     )
 
 
-def described_reader(name: str, kind: Kind, labels: Key) -> Reader:
-    """Return the reader of a family that engines described themselves.
-
-    Two engines may describe one name differently; a page shows the first form.
-    """
-
-    def read(engine: EngineValues) -> tuple[Key, Children]:
-        family = engine.open_families[name]
-        if (family.kind, family.labels) != (kind, labels):
-            return (), ()
-        return _open_children(engine, name)
-
-    return read
-
-
 def _info(labels: Mapping[str, str] | None) -> tuple[Key, Children]:
     return ((), ()) if labels is None else (tuple(labels), [(tuple(labels.values()), 1)])
 
@@ -204,9 +189,13 @@ def _self_described(values: RegistryValues) -> Iterator[Family]:
 
 @functools.lru_cache(maxsize=1024)
 def _described(name: str, kind: Kind, text: str, labels: Key) -> Family:
-    return Family(
-        name, kind, text, labels, readers={DESCRIBED: described_reader(name, kind, labels)}
-    )
+    def read(engine: EngineValues) -> tuple[Key, Children]:
+        # Two engines may describe one name differently; a page shows the first form.
+        family = engine.open_families[name]
+        is_same = (family.kind, family.labels) == (kind, labels)
+        return _open_children(engine, name) if is_same else ((), ())
+
+    return Family(name, kind, text, labels, readers={DESCRIBED: read})
 
 
 def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
