@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from sidestep.exposition.pages import CACHE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat, Hello, encode
+from sidestep_adapters.recording.replay import Replay
 
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
 INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
@@ -153,13 +153,18 @@ async def walks(profile: Profile, folder: Path) -> None:
             await asyncio.sleep(2 * CACHE_SECONDS)
             with profile.walk("A scrape to its bytes", set(), PERIODIC, "exposition", "http"):
                 await page()
-        run = [sys.executable, "-m", "sidestep", "replay", "--connect", endpoint, "--speed", "max"]
-        run += [str(recording("core_aborts.rec.gz")), "--namespace"]
-        await asyncio.to_thread(subprocess.run, [*run, "one"], check=True, capture_output=True)
+
+        def replay(namespace: str) -> None:
+            recorded = recording("core_aborts.rec.gz")
+            Replay(
+                recorded, endpoint, realtime=False, namespace=namespace, connect_timeout=PATIENCE
+            ).run()
+
+        await asyncio.to_thread(replay, "one")
         await until(lambda: bool(received))
         size, requests = log.stat().st_size, len(received)
         with profile.walk("An ended request to its record and span", RECORD, set()):
-            await asyncio.to_thread(subprocess.run, [*run, "two"], check=True, capture_output=True)
+            await asyncio.to_thread(replay, "two")
             await until(lambda: log.stat().st_size > size and len(received) > requests)
 
 
