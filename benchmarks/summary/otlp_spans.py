@@ -17,7 +17,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.record import RequestRecord, make_record
-from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.inflight import Request
@@ -27,10 +27,9 @@ try:
     from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-    from sidestep.otlp.log_records import log_records
     from sidestep.otlp.resource import Resource
     from sidestep.otlp.senders import Convert
-    from sidestep.otlp.spans import spans
+    from sidestep.otlp.spans import log_records, spans
 except ImportError:
     ABSENT = "absent: the extra otlp"
 else:
@@ -57,7 +56,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
     for _ in range(5 if quick else 15):
         metrics = SelfMetrics()
-        log = RequestLog([RecordQueue("traces", "", metrics)], metrics)
+        log = RequestLog([RecordOutput("traces", "", metrics)], metrics)
         add(RECORD, milliseconds(lambda log=log: [log.add(engine, one) for one in ended]))  # type: ignore[misc]
         if not ABSENT:
             add(SPANS, milliseconds(partial(_spans, lines)))

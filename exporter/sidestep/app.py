@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from sidestep.engines.slo import resolve
 from sidestep.errors import ConfigError
 from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
-from sidestep.exposition.pages import Pages
+from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.from_config import (
@@ -39,9 +39,9 @@ from sidestep.from_config import (
     native_histograms,
     series_filter,
 )
-from sidestep.http.routes import application
+from sidestep.http.listener import listen
+from sidestep.http.routes import Endpoints, application
 from sidestep.http.server import HttpServer
-from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop, plugins
 from sidestep.ingest.event_loop import Shutdown
 from sidestep.ingest.final_scrape import FinalScrape
@@ -49,10 +49,9 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.registry import Accounting, Registry, Tracking
-from sidestep.otlp.page_families import PageFamilies
 from sidestep.protocol.receiver import Receiver
-from sidestep.requests.parts import request_log
-from sidestep.requests.request_log import EngineRequests
+from sidestep.requests.record_output import RecordOutput
+from sidestep.requests.request_log import EngineRequests, request_log
 from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
@@ -83,14 +82,10 @@ class Exporter:
     """One exporter, built from a Config and run by ``running``.
 
     Args:
-        config: All settings.
         collectors: Collectors of prometheus_client that the page includes.
         dialects: Dialects of the engines that may connect.
 
     Attributes:
-        registry: Engines and their series.
-        series_filter: Filter of the families and labels that pages expose.
-        metrics: Self-metrics of the exporter.
         final_scrape: Detector of the scrape that has the last counts of all engines.
         addresses: Host and port of every HTTP listener, once running.
         endpoints: Ingest endpoints that engines connect to, once running.
@@ -116,7 +111,10 @@ class Exporter:
         self.series_filter = series_filter(config)
         self.metrics = SelfMetrics()
         self.collectors = own_registry(self.metrics, [*plugins.collectors(), *collectors])
-        self.request_log, self._log_writer = request_log(config, self.metrics)
+        self.request_log = request_log(config, self.metrics)
+        self._outputs: Sequence[RecordOutput] = ()
+        if self.request_log is not None:
+            self._outputs = self.request_log.outputs
         self.tenants = None
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
@@ -156,8 +154,7 @@ class Exporter:
         self.final_scrape = FinalScrape(self.intake, time.monotonic)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
-        self._set_sample_rate()
-        self._set_gpu_price()
+        self._apply()
         self.addresses: list[tuple[str, int]] = []
         self.http_server = HttpServer(
             config.web_config_file, self.metrics, allowed_hosts=config.web_allowed_hosts
@@ -182,21 +179,20 @@ class Exporter:
         """Apply the settings of ``config`` that can change while running, and log the others."""
         before = self.config
         self.config, changed, pending = before.adjusted(config)
-        self._set_sample_rate()
-        self._set_gpu_price()
-        self.registry.accounting.change_prices(Prices(self.config.prices_model))
+        self._apply()
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
         if pending:
             log.warning("changed settings that need a restart: %s", ", ".join(pending))
 
-    def _set_sample_rate(self) -> None:
-        self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
-        self.registry.sample_blocks(self.config.kv_sample_rate)
-
-    def _set_gpu_price(self) -> None:
-        price = self.config.prices_gpu_hour
+    def _apply(self) -> None:
+        """Apply the settings that can change while running."""
+        config = self.config
+        self.intake.receiver.kv_sample_rate = config.kv_sample_rate
+        self.registry.sample_blocks(config.kv_sample_rate)
+        self.registry.accounting.change_prices(Prices(config.prices_model))
+        price = config.prices_gpu_hour
         self.metrics.read("sidestep_gpu_hour_price", lambda: [] if price is None else [((), price)])
 
     @contextlib.asynccontextmanager
@@ -215,7 +211,14 @@ class Exporter:
             snapshots = self._recover()
             if snapshots is not None:
                 stack.callback(snapshots.directory.release)
-            senders = self._otlp_senders(snapshots)
+            copier = PageCopier(
+                self.registry,
+                self.passthrough,
+                self.collectors,
+                hold=self.ingest.held,
+                snapshots=snapshots,
+            )
+            senders = self._otlp_senders(copier, snapshots)
             if senders is not None and senders.metrics is not None:
                 # Everything has been saved then.
                 stack.push_async_callback(senders.metrics.finish)
@@ -226,18 +229,15 @@ class Exporter:
             stack.push_async_callback(self._finish_records, senders)
             if snapshots is None:
                 stack.callback(self.registry.release_requests)
-            for writer in (
-                *filter(None, [self._log_writer]),
-                *(senders.records if senders else ()),
-            ):
-                writer.start()
+            for output in self._outputs:
+                output.start()
             stack.push_async_callback(self.ingest.wait_closed)
             # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
             sources = plugins.sources(self.config, self.intake, self.passthrough)
             self.ingest.open(self.config.ingest_endpoint, sources)
             if sockets:
-                await stack.enter_async_context(self._serving(sockets, snapshots))
+                await stack.enter_async_context(self._serving(sockets, copier))
             lines = StatsLog(
                 self.registry,
                 self.intake.health.of,
@@ -254,19 +254,10 @@ class Exporter:
 
     @contextlib.asynccontextmanager
     async def _serving(
-        self, sockets: Iterable[socket.socket], snapshots: Snapshots | None
+        self, sockets: Iterable[socket.socket], copier: PageCopier
     ) -> AsyncIterator[None]:
         """Serve the pages while the block runs."""
-        pages = Pages(
-            self.registry,
-            self.passthrough,
-            self.collectors,
-            self.metrics,
-            snapshots=snapshots,
-            final_scrape=self.final_scrape,
-            series_filter=self.series_filter,
-            hold=self.ingest.held,
-        )
+        pages = Pages(copier, final_scrape=self.final_scrape, series_filter=self.series_filter)
         live = LiveView(self.intake, lambda: self.endpoints, lambda: pages.scraped_at)
         checks = OwnChecks(
             self.registry,
@@ -276,15 +267,15 @@ class Exporter:
             scraped_at=lambda: pages.scraped_at,
             refusals=self.intake.refusals,
         )
-        app = application(
+        endpoints = Endpoints(
             pages,
-            self.config.web_telemetry_path,
             lambda: bool(self.endpoints),
             self.intake.health,
             checks,
             view=self.config.web_default_view,
             live=None if self.config.web_disable_ui else live,
         )
+        app = application(endpoints, self.config.web_telemetry_path)
         async with self.http_server.serving(app, sockets):
             background = [_background(checks.run())]
             if not self.config.web_disable_ui:
@@ -317,7 +308,7 @@ class Exporter:
             otlp_interval=config.otlp_interval,
         )
 
-    def _otlp_senders(self, snapshots: Snapshots | None) -> Senders | None:
+    def _otlp_senders(self, copier: PageCopier, snapshots: Snapshots | None) -> Senders | None:
         """Return the senders to OTLP receivers; None: nothing is sent.
 
         Raises:
@@ -326,18 +317,14 @@ class Exporter:
         config = self.config
         if not (config.otlp_endpoint or config.otlp_traces_endpoint or config.otlp_logs_endpoint):
             return None
-        families = functools.partial(
-            PageFamilies, self.registry, self.passthrough, self.collectors, self.series_filter
-        )
         port = self.addresses[0][1] if self.addresses else 0
-        queues = [] if self.request_log is None else self.request_log.queues
-        hold = self.ingest.held
+        directory = None if snapshots is None else snapshots.directory
         try:
             # Only this feature needs the SDK, which takes 150 ms to load.
             from sidestep.otlp.senders import Senders  # noqa: PLC0415
 
             return Senders(
-                config, port, families, queues, self.metrics, hold=hold, snapshots=snapshots
+                config, copier, self.series_filter, self._outputs, port=port, directory=directory
             )
         except ImportError as error:
             raise ConfigError(
@@ -347,10 +334,9 @@ class Exporter:
 
     async def _finish_records(self, senders: Senders | None) -> None:
         """Write and send the last records of requests, for a few seconds."""
-        work = [] if senders is None else [senders.close_records()]
-        if self._log_writer is not None:
-            work.append(asyncio.to_thread(self._log_writer.close))
-        await asyncio.gather(*work)
+        await asyncio.gather(*(asyncio.to_thread(output.close) for output in self._outputs))
+        if senders is not None:
+            senders.close_records()
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:
@@ -403,9 +389,7 @@ async def _linger(shutdown: Shutdown, exporter: Exporter) -> None:
 async def serve(config: Config, reload: Callable[[], Config] | None = None) -> None:
     """Run an exporter until SIGTERM or SIGINT, then drain and return; see ``--shutdown.linger``.
 
-    Args:
-        config: All settings.
-        reload: Reads the settings again on SIGHUP, which applies those that can change while running.
+    ``reload`` reads the settings again on SIGHUP; those that can change while running apply then.
 
     Raises:
         ConfigError: An address or endpoint is not available.

@@ -209,7 +209,7 @@ def test_a_bucket_has_its_newest_exemplar() -> None:
 
 
 def test_latencies_of_front_ends_have_the_trace_of_their_request() -> None:
-    """It is found by the arrival; what the core would have observed is no exemplar then."""
+    """The request is found by its arrival; the core's own observation has no exemplar then."""
     fed = Fed()
     fed.send_hello("core", [info(role=CORE)])
     fed.send_hello("api", [info(role=FRONT_END)])

@@ -98,7 +98,7 @@ async def test_the_page_equals_the_engines_own(run: str, start: Start) -> None:
 
 
 async def test_the_combination_of_adapters_is_the_engines_newest(start: Start) -> None:
-    """It is the one without adapters, since the engine was idle in the end."""
+    """The series without adapters is left, since the engine was idle in the end."""
     name = "vllm:lora_requests_info"
     engines = parse(page_of_engine("page_lora"))[name].samples
     ((_, ours),) = (await replayed(start, "lora"))[name].samples

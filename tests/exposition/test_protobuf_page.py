@@ -26,9 +26,9 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import proto_format
 from sidestep.exposition.engine_values import EngineCopier
+from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples, render
-from sidestep.exposition.sample_families import collected
 from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings

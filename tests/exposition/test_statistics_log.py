@@ -20,7 +20,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.statistics_log import Line, StatsLog
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
@@ -297,7 +297,7 @@ def test_what_was_counted_before_the_start_is_in_no_line() -> None:
 
 
 def test_a_backlog_is_in_no_line() -> None:
-    """What an engine has counted while the exporter was away; the next line is as usual."""
+    """An engine has counted while the exporter was away; the next line is as usual."""
     fed = Fed()
     log = Log(fed.intake.registry)
     infos = [EngineInfo("0", "vllm", {"engine": "0", "model_name": "m"})]
@@ -364,7 +364,7 @@ def test_engines_on_scraped_pages_have_lines() -> None:
 
 
 async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """It has them as long as the target answers."""
+    """A target has lines as long as it answers."""
     caplog.set_level(logging.INFO)
     async with (
         polled(page(made_page())) as server,

@@ -23,13 +23,13 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
 from sidestep.exposition.engine_values import EngineCopier, copied
 from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
+from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
 from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.renders import Body, compress
-from sidestep.exposition.sample_families import collected
 from sidestep.exposition.text_page import TextPage, render
-from sidestep.http.chunked_response import PIECE, pieces
+from sidestep.http.responses import PIECE, pieces
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry

@@ -21,7 +21,7 @@ from sidestep.app import Exporter
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format
-from sidestep.exposition.pages import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.replay import Replay
@@ -139,11 +139,11 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     passthrough = PassthroughRegistry(registry.names)
     passthrough.page().update([other.encode()])
 
-    pages = Pages(registry, passthrough, world.own, world.intake.metrics)
+    pages = Pages(PageCopier(registry, passthrough, world.own))
     form: Format = "openmetrics" if openmetrics else "text"
 
     async def ask() -> str:
-        return b"".join(await pages.page("pod", form)).decode()
+        return b"".join((await pages.page("pod", form)).parts).decode()
 
     assert f'{name}_count{{model_name="m"}} 0' in await ask()
     registry.retire(registry.engines["a"])

@@ -12,7 +12,7 @@ from intakes import Fed
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition import own_families
-from sidestep.exposition.pages import Pages
+from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics import registry as registry_module
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
@@ -64,18 +64,19 @@ class Exporter:
         self.capture = Capture(intake)
         own = OwnRegistry(intake.metrics)
         passthrough = PassthroughRegistry(intake.registry.names)
-        self.pages = Pages(intake.registry, passthrough, own, intake.metrics)
+        self.pages = Pages(PageCopier(intake.registry, passthrough, own))
 
     async def finish_round(self) -> None:
         """Render a page, take a snapshot, and let the engines of this round expire."""
-        assert b"vllm:generation_tokens_total" in b"".join(await self.pages.page("engine", "text"))
+        body = await self.pages.page("engine", "text")
+        assert b"vllm:generation_tokens_total" in b"".join(body.parts)
         self.save()
         self.fed.now += ENGINE_EXPIRES_SECONDS
         self.fed.intake.expire(self.fed.now)
         self.save()
         # Concurrent scrapes share a page for a moment, and texts of labels are cached up to a number.
         await until(lambda: not self.pages._renders)
-        own_families._series.cache_clear()
+        own_families._label_text.cache_clear()
 
     def save(self) -> None:
         """Take a snapshot."""

@@ -19,7 +19,7 @@ from harm import World, check_page
 from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats, VllmStep
-from sidestep.exposition.pages import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
@@ -688,14 +688,15 @@ async def test_a_large_page_does_not_block_the_loop() -> None:
     registry = world.intake.registry
     for number in range(60):
         registry.register(engine(str(number)))
-    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
+    passthrough = PassthroughRegistry(registry.names)
+    pages = Pages(PageCopier(registry, passthrough, world.own))
     making = asyncio.create_task(pages.page("engine", "text"))
     turns = 0
     while not making.done():
         await asyncio.sleep(0)
         turns += 1
         registry.register(engine(f"late{turns}"))
-    page = b"".join(await making).decode()
+    page = b"".join((await making).parts).decode()
 
     assert turns > 5
     assert 'vllm:request_params_n_count{engine="59",model_name="m"} 0\n' in page
@@ -708,10 +709,11 @@ async def test_the_previous_page_is_freed_before_the_next_is_rendered() -> None:
     registry = world.intake.registry
     for number in range(100):
         registry.register(engine(str(number)))
-    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
+    passthrough = PassthroughRegistry(registry.names)
+    pages = Pages(PageCopier(registry, passthrough, world.own))
     tracemalloc.start()
     try:
-        size = sum(map(len, await pages.page("engine", "text")))
+        size = sum(map(len, (await pages.page("engine", "text")).parts))
         for one in registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:

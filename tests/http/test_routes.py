@@ -275,7 +275,7 @@ CHROMIUM = shutil.which("chromium")
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
 async def test_the_root_in_a_browser(exporter: Exporter, tmp_path: Path) -> None:
-    """It is the live page, with links to every other page."""
+    """The live page has links to every other page."""
     process = await asyncio.create_subprocess_exec(
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -1,4 +1,4 @@
-"""What is pushed by OTLP is what the page has: samples, kinds, starts and resource."""
+"""A push by OTLP has what the page has: samples, kinds, starts and resource."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
 from sidestep.metrics.native_histogram import NativeHistogram
+from sidestep.otlp.metric_sender import MAX_POINTS, MAX_WIDTH, batches
 from sidestep.otlp.page_families import NANOS, Exponential, Series, SeriesFamily
-from sidestep.otlp.points import MAX_POINTS, MAX_WIDTH, batches
 from sidestep.otlp.resource import SCOPE, Resource
 from sidestep_adapters.recording.replay import Replay
 from web_servers import server

@@ -21,7 +21,7 @@ from ports import free_port
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
 from sidestep.otlp import metric_sender
-from sidestep.requests import record_writer
+from sidestep.requests import record_output
 from sidestep_adapters.recording.replay import Replay
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -89,7 +89,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose gRPC, and let the SDK's exporters give up soon."""
     monkeypatch.setenv(PROTOCOL, "grpc")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.7")
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(record_output, "RETRY_SECONDS", 0.05)
 
 
 async def replay(exporter: Exporter) -> float:
@@ -134,7 +134,7 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
     """Whatever time a call may take."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
     monkeypatch.setattr(metric_sender, "FINISH_SECONDS", 0.2)
-    monkeypatch.setattr(record_writer, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(record_output, "CLOSE_SECONDS", 0.2)
     async with serving() as (found, servicer):
         servicer.hangs = True
         flags = dict.fromkeys(("otlp_endpoint", "otlp_logs_endpoint"), found.url)
@@ -147,7 +147,7 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
 async def test_an_unknown_protocol_is_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the variable."""
+    """The error names the variable."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json")
     with pytest.raises(
         ConfigError, match="OTEL_EXPORTER_OTLP_METRICS_PROTOCOL 'http/json': must be"

@@ -81,7 +81,7 @@ def test_a_counter_of_unknown_age_begins_with_its_next_increment() -> None:
     ],
 )
 def test_a_counter_that_begins_again_is_sent_whole(before: Value, now: Value) -> None:
-    """It decreases, or has other buckets."""
+    """The total decreases, or has other buckets."""
     found = Increments(KINDS, None)
     increment(found, before, 100)
     found.commit()
@@ -122,7 +122,7 @@ def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int
 
 
 def test_a_resolution_that_decreases_loses_nothing() -> None:
-    """What was sent is compared in the wider buckets."""
+    """The totals that were sent are compared in the wider buckets."""
     found = Increments(KINDS, None)
     increment(found, Exponential(2, 1, {7: 2, 8: 1, 9: 1}, 5.0), 100)
     found.commit()

@@ -23,10 +23,9 @@ from records_of import ENGINE, recorded
 from schedulers import WALL
 from sidestep.app import Exporter
 from sidestep.otlp.destination import LOGS, TRACES, Destination
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.senders import record_output
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
@@ -37,9 +36,8 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.requests import record_queue, record_writer
-from sidestep.requests.record_queue import LOST, RecordQueue
-from sidestep.requests.record_writer import RecordWriter
+from sidestep.requests import record_output as outputs
+from sidestep.requests.record_output import LOST, RecordOutput
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
@@ -67,15 +65,15 @@ def line(number: int) -> bytes:
 
 
 class Sending:
-    """An output of spans or log records, with the writer of its queue, and its metrics."""
+    """An output of spans or log records, and its metrics."""
 
     def __init__(self, url: str, output: str) -> None:
         self.metrics = SelfMetrics()
-        self.queue = RecordQueue(output, "--otlp.x", self.metrics)
+        self.queue = RecordOutput(output, "--otlp.x", self.metrics)
         self.signal, convert = (TRACES, spans) if output == "traces" else (LOGS, log_records)
         self.destination = Destination(self.signal, f"{url}/v1/{output}", self.metrics)
         write = record_output(self.queue, convert, Resource({}), self.destination)
-        self.writer = RecordWriter(self.queue, write, 0.02)
+        self.queue.write_by(write, 0.02)
 
     def put(self, *numbers: int) -> None:
         """Queue records."""
@@ -84,8 +82,8 @@ class Sending:
 
     async def flush(self) -> None:
         """Write all records; an attempt that fails is the last one."""
-        self.writer.start()
-        await asyncio.to_thread(self.writer.close)
+        self.queue.start()
+        await asyncio.to_thread(self.queue.close)
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -161,18 +159,18 @@ async def test_a_busy_receiver_gets_the_same_later(
     sending: tuple[Sending, Receiver], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records stay in the queue until they are accepted."""
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.02)
     made, found = sending
     made.put(1, 2)
     found.answer = answering(status)
-    made.writer.start()
+    made.queue.start()
     await until(lambda: made.requests().get((made.signal.name, str(status)), 0) >= 2)
     assert (len(made.queue), made.counts) == (2, (0, 0))
 
     found.answer = None
     await until(lambda: not made.queue)
     assert made.counts == (parts(made, 2), 0)
-    await asyncio.to_thread(made.writer.close)
+    await asyncio.to_thread(made.queue.close)
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500, 501])
@@ -183,11 +181,11 @@ async def test_a_refusal_is_counted_and_not_repeated(
     made, found = sending
     made.put(1, 2)
     found.answer = answering(status)
-    made.writer.start()
+    made.queue.start()
     await until(lambda: not made.queue)
     found.answer = None
     made.put(3)
-    await asyncio.to_thread(made.writer.close)
+    await asyncio.to_thread(made.queue.close)
 
     assert made.counts == (parts(made, 1), parts(made, 2))
     assert len(made.queue) == 0
@@ -197,7 +195,7 @@ async def test_a_refusal_is_counted_and_not_repeated(
 async def test_a_partial_success_is_counted(
     sending: tuple[Sending, Receiver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the receiver rejects is not sent again."""
+    """Rejected records are not sent again."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(2, "too old")
@@ -218,12 +216,12 @@ async def test_a_receiver_that_is_away(caplog: pytest.LogCaptureFixture) -> None
     """Records wait up to a bound; more are lost and counted; the log says both once."""
     made = Sending(f"http://127.0.0.1:{free_port()}", "traces")
     first = line(1)
-    made.queue.restore([first] * (record_queue.MAX_PENDING - 2))
+    made.queue.restore([first] * (outputs.MAX_PENDING - 2))
     made.put(1, 2, 3, 4, 5)
     await made.flush()
     made.destination.close()
 
-    assert len(made.queue) == record_queue.MAX_PENDING
+    assert len(made.queue) == outputs.MAX_PENDING
     assert made.metrics.value(LOST, "full", "traces") == 3
     assert made.requests().keys() == {("traces", "connection")}
     assert sum("records of requests are lost: --otlp.x" in text for text in caplog.messages) == 1
@@ -238,7 +236,7 @@ async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]
     await made.flush()
 
     assert made.counts == (parts(made, 1), 0)
-    assert made.metrics.value(LOST, "unreadable", made.queue.output) == 3
+    assert made.metrics.value(LOST, "unreadable", made.queue.name) == 3
 
 
 async def test_a_trace_that_nobody_records_is_not_sent() -> None:
@@ -299,7 +297,7 @@ async def test_ingest_goes_on_while_a_receiver_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records wait and are delivered once it answers; the file is not held up."""
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.1)
     async with receiver() as found:
         found.answer = hang
         async with start(otlp_traces_endpoint=found.url, otlp_logs_endpoint=found.url) as exporter:
@@ -387,9 +385,9 @@ async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> Non
             log = exporter.request_log
             assert log is not None
             # Those whose answer has not arrived at an exporter's end are sent again.
-            await until(lambda: len(found.log_records) == made and not any(map(len, log.queues)))
+            await until(lambda: len(found.log_records) == made and not any(map(len, log.outputs)))
             assert exporter.metrics.value(LOST, "removed", "traces") == made
         async with start(state_dir=state, **flags) as exporter:
             assert exporter.request_log is not None
-            assert [len(queue) for queue in exporter.request_log.queues] == [0, 0]
+            assert [len(queue) for queue in exporter.request_log.outputs] == [0, 0]
         assert (found.spans, len(found.log_records)) == ([], made)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -37,6 +36,7 @@ from pages import get, parse
 from polled import polled
 from ports import free_port
 from sidestep.app import Exporter
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.destination import METRICS, Destination
@@ -76,13 +76,12 @@ class Pushing:
         fed = Fed()
         fed.send_hello("s", [INFO])
         self.metrics, self.clock = SelfMetrics(), Clock()
-        families = PageFamilies(
+        copier = PageCopier(
             fed.intake.registry,
             PassthroughRegistry(fed.intake.registry.names),
             own_registry(self.metrics, ()),
-            SeriesFilter(),
-            exponential=False,
         )
+        families = PageFamilies(copier, SeriesFilter(), exponential=False)
         url = f"{url}/v1/metrics{query}"
         self.receiver = Destination(METRICS, url, self.metrics, clock=self.clock)
         self.sender = MetricSender(
@@ -91,7 +90,6 @@ class Pushing:
             Resource({}),
             self.receiver,
             self.metrics,
-            hold=contextlib.nullcontext,
         )
 
     def requests(self) -> dict[str, float]:
@@ -135,7 +133,7 @@ async def test_a_push_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    """What the receiver rejects is counted and logged with its reason."""
+    """Rejected points are counted and logged with the receiver's reason."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(3, "three are\ntoo old")
@@ -258,7 +256,7 @@ async def test_an_answer_that_breaks_off_is_a_success() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether the receiver closes it or does not listen."""
+    """The receiver closes the connection, or does not listen."""
 
     async def close(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None

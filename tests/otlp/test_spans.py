@@ -17,9 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import Receiver, encoded_spans, values
 from records_of import made_record, recorded
 from schedulers import WALL, Scheduler, actions
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Finished,
@@ -172,7 +171,7 @@ def test_ids_follow_from_the_key() -> None:
 
 
 def test_a_trace_that_its_caller_does_not_record() -> None:
-    """It has no spans; the log record says so."""
+    """The request has no spans; the log record says so."""
     (record,) = recorded(preempted_request(Identity(trace=f"00-{TRACE}-{PARENT}-00"))).records
 
     assert spans_of(record) == []
@@ -219,7 +218,7 @@ def cut(count: int, *, reason: str = "abort") -> RequestRecord:
 def test_the_phase_in_which_a_request_was_aborted(
     count: int, expected: list[tuple[str, float, float]]
 ) -> None:
-    """It lasts until the end; the request is an error."""
+    """The phase lasts until the end; the request is an error."""
     request, *phases = spans_of(cut(count))
     begin = int(WALL) * 10**9
     times = [
@@ -234,7 +233,7 @@ def test_the_phase_in_which_a_request_was_aborted(
 
 
 def test_a_refused_request() -> None:
-    """It has no phases, and the reason of its refusal."""
+    """The span has no phases, and the reason of the refusal."""
     refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
     (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
     (request,) = spans_of(record)

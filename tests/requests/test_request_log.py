@@ -35,7 +35,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
-from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.inflight import Request
@@ -275,7 +275,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 def test_a_record_is_made_and_queued_in_few_calls() -> None:
     """A call takes about 0.1 us."""
     metrics = SelfMetrics()
-    queues = [RecordQueue(output, "", metrics) for output in ("file", "traces", "logs")]
+    queues = [RecordOutput(output, "", metrics) for output in ("file", "traces", "logs")]
     log = RequestLog(queues, metrics)
     registry = Registry(DIALECTS.layouts())
     engine = registry.register(ENGINE)

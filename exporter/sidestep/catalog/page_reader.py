@@ -26,14 +26,14 @@ MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""
 
 
-class Sample(NamedTuple):
+class PageSample(NamedTuple):
     """A sample of a page."""
 
     labels: Mapping[str, str]
     value: float
 
 
-Samples = Mapping[str, list[Sample]]
+Samples = Mapping[str, list[PageSample]]
 """Samples by their name."""
 Buckets = tuple[tuple[float, ...], tuple[float, ...]]
 """Upper bounds without +Inf, and cumulative counts, the last of +Inf."""
@@ -93,7 +93,7 @@ def samples(text: str, wanted: Collection[str] = ()) -> Samples:
     Raises:
         ValueError: A sample has no number; one line.
     """
-    found: dict[str, list[Sample]] = {}
+    found: dict[str, list[PageSample]] = {}
     for line in text.split("\n"):
         name, brace, rest = line.partition("{")
         if not brace:
@@ -109,7 +109,7 @@ def samples(text: str, wanted: Collection[str] = ()) -> Samples:
             # NaN, an infinity, or a number that no engine counts to.
             continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
-        found.setdefault(name, []).append(Sample(labels, value))
+        found.setdefault(name, []).append(PageSample(labels, value))
     return found
 
 
@@ -121,7 +121,7 @@ def _plain(text: str) -> str:
 
 def _replicas(page: EnginePage, all_: Samples) -> list[Reading]:
     """Return the replicas of one engine's page."""
-    groups: dict[tuple[str, ...], dict[str, list[Sample]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[PageSample]]] = {}
     for name, found in all_.items():
         if not name.startswith(page.prefix):
             continue
@@ -184,7 +184,7 @@ def _health(
     """Return state, reason, seconds without progress and age of the step, from an exporter's page."""
     names = (page.model, *page.replica)
 
-    def own(name: str) -> list[Sample]:
+    def own(name: str) -> list[PageSample]:
         found = all_.get(name, ())
         return [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
-from sidestep.exposition.live.rows import Attention
+from sidestep.exposition.live.answers import Attention
 from sidestep.exposition.live.verdict import Evaluation
 from sidestep.ingest.connection_log import REMEDIES
 from sidestep.metrics.engine import ORIGIN, Engine

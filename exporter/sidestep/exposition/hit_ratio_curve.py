@@ -15,14 +15,14 @@ class CurvePoint(msgspec.Struct, frozen=True, gc=False):
     """The share of looked-up tokens that a cache of one size finds.
 
     Attributes:
-        capacity: The size in sizes of the present cache.
+        capacity: The size as a multiple of the present cache.
         blocks: The same in blocks.
         tokens: The same in tokens.
         bytes: The same in bytes on each of the engine's devices; None where that is unknown.
         hit_ratio: The estimate.
         low: Lower bound of the interval of the sampling error: in some nine of ten cases it holds what
-            the same lookups give if all blocks are sampled. It knows nothing of errors of the model.
-        high: Upper bound of it.
+            the same lookups give if all blocks are sampled. Errors of the model are not part of it.
+        high: Upper bound of the interval.
     """
 
     capacity: float

@@ -11,7 +11,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
-from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
+from sidestep.telemetry.self_metrics import LabelledValue, Labels, Reading, SelfMetrics
 from sidestep.tracking.health.states import EngineState, Health
 
 STATES = tuple((state, (state.value,)) for state in EngineState)
@@ -74,12 +74,12 @@ def _read_health(metrics: SelfMetrics, registry: Registry, health: HealthMonitor
     # A version of a model has no other metrics here, but a state of its own.
     engines = Engines(registry, with_parts=True)
 
-    def stalls(found: Health, _: Engine) -> list[Sample]:
+    def stalls(found: Health, _: Engine) -> list[LabelledValue]:
         if found.state is not EngineState.STALLED or found.reason is None:
             return []
         return [((found.reason.value,), found.age)]
 
-    families: dict[str, Callable[[Health, Engine], list[Sample]]] = {
+    families: dict[str, Callable[[Health, Engine], list[LabelledValue]]] = {
         "sidestep_engine_state": lambda found, _: [
             (labels, float(found.state is state)) for state, labels in STATES
         ],
@@ -93,7 +93,9 @@ def _read_health(metrics: SelfMetrics, registry: Registry, health: HealthMonitor
     }
     for name, samples in families.items():
 
-        def read(engine: Engine, samples: Callable[..., list[Sample]] = samples) -> list[Sample]:
+        def read(
+            engine: Engine, samples: Callable[..., list[LabelledValue]] = samples
+        ) -> list[LabelledValue]:
             found = health.of(engine)
             return [] if found is None else samples(found, engine)
 
@@ -116,7 +118,7 @@ class Engines:
         """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
         return lambda: [(labels, value(engine)) for labels, engine in self._engines()]
 
-    def samples(self, samples: Callable[[Engine], Iterable[Sample]]) -> Reading:
+    def samples(self, samples: Callable[[Engine], Iterable[LabelledValue]]) -> Reading:
         """Return a reading of any number of ``samples`` of each engine, with own labels."""
         return lambda: [
             ((*labels, *own), value)
@@ -163,7 +165,7 @@ class SeriesCount:
         self._known: dict[int, tuple[int, int]] = {}
         """By label version: the version of an engine, and its number of series then."""
 
-    def reading(self) -> Iterable[Sample]:
+    def reading(self) -> Iterable[LabelledValue]:
         """Read the number of series for ``SelfMetrics.read``."""
         before, self._known = self._known, {}
         known = self._known

@@ -152,11 +152,11 @@ class Capture:
         streams = [
             _encoder.encode(_saved_stream(each)) for each in intake.receiver.streams.values()
         ]
-        records = [] if self._request_log is None else self._request_log.queues
+        records = [] if self._request_log is None else self._request_log.outputs
         rest = [
-            _encoder.encode(SavedRecords(lines, queue.output))
-            for queue in records
-            for lines in queue.chunks()
+            _encoder.encode(SavedRecords(lines, output.name))
+            for output in records
+            for lines in output.chunks()
         ]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(

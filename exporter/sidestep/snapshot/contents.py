@@ -62,7 +62,7 @@ CONTENTS = (
     }, "applier guard accepted loads curves bindings refusals health _clock _wall _work _sender _arrived"
         " _lines _connections"),
     Held(SelfMetrics, {"_values": "SavedProcess.counters", "created": "SavedProcess.created"}, "_readings"),
-    Held(RequestLog, {"queues": "SavedRecords.lines SavedRecords.output"},
+    Held(RequestLog, {"outputs": "SavedRecords.lines SavedRecords.output"},
         "_metrics _condition _threshold _wall _encoder"),
     Held(Registry, {
         "engines": "SavedEngine.is_exposed SavedEngine.totals",

@@ -87,7 +87,6 @@ class RateLimitedLog:
     For events that a peer can cause as often as it likes.
 
     Args:
-        logger: Destination of the lines.
         kinds: Kinds to distinguish; all others count as one kind. This bounds the memory even if a
             peer chooses the kind.
     """

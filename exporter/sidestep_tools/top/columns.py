@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sidestep.exposition.live.rows import EngineRow, Percentiles
+from sidestep.exposition.live.answers import EngineRow, Percentiles
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top import formatting

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from sidestep.errors import ConfigError
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
 from sidestep_tools.top.formatting import count, duration, rate, share

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep_tools.top import formatting
 from sidestep_tools.top.columns import Entry
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidestep.exposition.live.rows import EngineRow, Verdict
+from sidestep.exposition.live.answers import EngineRow, Verdict
 from sidestep.exposition.live.verdict import evaluate
 
 

@@ -14,7 +14,7 @@ from textual.events import Key, Resize
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top.columns import BY_KEY, COLUMNS, Entry, bar, level, state

@@ -13,8 +13,8 @@ import msgspec
 
 from sidestep.catalog.engine_pages import FURTHER_PATHS, PAGES, PATH
 from sidestep.catalog.page_reader import Reading, read_page
+from sidestep.exposition.live.answers import EngineRow, Live
 from sidestep.exposition.live.increases import Increases
-from sidestep.exposition.live.rows import EngineRow, Live
 from sidestep_tools.top.report import Report, TargetReport, report
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.access import Access

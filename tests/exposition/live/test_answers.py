@@ -26,9 +26,9 @@ from sidestep.app import Exporter
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.live import rows
-from sidestep.exposition.live.charts import SERIES
-from sidestep.exposition.live.rows import HistoryAnswer, Live
+from sidestep.exposition.live import answers
+from sidestep.exposition.live.answers import HistoryAnswer, Live
+from sidestep.exposition.live.history import SERIES
 from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
@@ -379,7 +379,7 @@ async def test_repeated_ranks_count_once(start: Start) -> None:
 
 
 async def test_viewers_share_an_answer(start: Start) -> None:
-    """It is rendered once a second at most, and compressed for who accepts that."""
+    """The answer is rendered once a second at most, and compressed for clients that accept that."""
     async with start() as exporter:
         await play(exporter, MAIN_RUN)
         found = await asyncio.gather(*(live(exporter) for _ in range(5)))
@@ -399,7 +399,7 @@ async def test_viewers_share_an_answer(start: Start) -> None:
 
 
 async def test_an_unknown_engine_is_one_line(start: Start) -> None:
-    """It says where the known ones are."""
+    """The response says where the known engines are listed."""
     async with start() as exporter:
         await play(exporter, MAIN_RUN)
         found = await status(exporter, "/api/v1/live/history?engine=nobody")
@@ -463,7 +463,7 @@ async def test_refused_senders_are_among_the_warnings(start: Start) -> None:
 
 
 async def test_streams_and_their_delivery(start: Start) -> None:
-    """What was sent twice, dropped, folded or not yet received, until the stream closes."""
+    """Items that were sent twice, dropped, folded or not yet received, until the stream closes."""
 
     async def stream() -> dict[str, Any]:
         await asyncio.sleep(1.05)
@@ -513,8 +513,8 @@ async def test_an_engine_that_has_just_come_has_no_rates(start: Start) -> None:
 def test_the_document_has_every_field() -> None:
     """docs/live.md is the schema that other programs rely on."""
     text = (Path(__file__).parents[3] / "docs" / "live.md").read_text()
-    structs = (rows.Live, rows.Verdict, rows.EngineRow, rows.Percentiles, rows.ExporterHealth,
-               rows.Warned, rows.HistoryAnswer, rows.HeatMap, rows.EngineDetail, rows.StreamRow)  # fmt: skip
+    structs = (answers.Live, answers.Verdict, answers.EngineRow, answers.Percentiles, answers.ExporterHealth,
+               answers.Warned, answers.HistoryAnswer, answers.HeatMap, answers.EngineDetail, answers.StreamRow)  # fmt: skip
     fields = {field.name for struct in structs for field in msgspec.structs.fields(struct)}
 
     assert {name for name in fields | {*SERIES[:10]} if f"`{name}`" not in text} == set()

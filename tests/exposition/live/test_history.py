@@ -15,6 +15,8 @@ from intakes import Fed, discard
 from sidestep.engines.items import encode_item
 from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.exposition.live.answers import WINDOW, EngineRow, HeatMap, Live
+from sidestep.exposition.live.answers import HistoryAnswer as Answer
 from sidestep.exposition.live.history import (
     INTERVAL,
     MAX_BYTES,
@@ -22,8 +24,6 @@ from sidestep.exposition.live.history import (
     MIN_SAMPLES,
     SampleHistory,
 )
-from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
-from sidestep.exposition.live.rows import HistoryAnswer as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
 from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView
@@ -165,7 +165,7 @@ def test_an_idle_engine_costs_little() -> None:
 
 
 def test_the_window_is_the_last_minute() -> None:
-    """What is older does not count; percentiles of a chart are those of the minute before."""
+    """Older samples do not count; percentiles of a chart are those of the minute before."""
     fed = Viewed()
     fed.send_hello("s", [info()])
     fed.round()
@@ -316,7 +316,7 @@ def deliver(fed: Viewed, backlog: int, *, hello: bool = True) -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("minutes", [0, 1, 5])
 def test_a_backlog_is_no_rate(minutes: int, known: bool) -> None:  # from pytest
-    """What was counted while the exporter or the network was away, however long that was."""
+    """Counts from while the exporter or the network was away are in no rate, however long that was."""
     fed = Viewed()
     if known:
         fed.send_hello("s", [info()])
@@ -447,7 +447,8 @@ def test_other_tasks_run_while_many_engines_are_sampled_and_shown() -> None:
     view = fed.view
 
     assert len(fed.intake.registry.engines) == MANY
-    assert asyncio.run(turns(view._sample_all())) >= MANY
+    fed.now += INTERVAL
+    assert asyncio.run(turns(view.sample())) >= MANY
     assert asyncio.run(turns(view._rows())) >= MANY
     rows = asyncio.run(view._rows())
     assert len(rows.rows) == MANY

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.diagnosis.own_checks import PROBLEMS
-from sidestep.exposition.live.rows import Attention, EngineRow, Percentiles, Verdict
+from sidestep.exposition.live.answers import Attention, EngineRow, Percentiles, Verdict
 from sidestep.exposition.live.verdict import ENOUGH, RANKS, evaluate, state_text
 from sidestep.exposition.statistics_log import Line
 from sidestep.ingest.health import ALARMING, NOT_READY
@@ -161,7 +161,7 @@ def latency(p95: float, count: float = ENOUGH) -> Percentiles:
 
 
 def test_without_engines_there_is_nothing_to_judge() -> None:
-    """That is no good state of a system that should have some."""
+    """The verdict warns, as a system should have engines that serve."""
     assert verdict([]) == Verdict("warning", "no engine is connected")
 
 

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 
-from sidestep.catalog.page_reader import Sample
+from sidestep.catalog.page_reader import PageSample
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor.engine_page import Page
 from sidestep_tools.doctor.queries import codes, rule_files
@@ -34,7 +34,7 @@ def check(files: Sequence[str], pages: Sequence[Page]) -> Iterator[Finding]:
             yield codes.UNREADABLE.on(file, str(error))
         except RecursionError:
             yield codes.UNREADABLE.on(file, "it is nested too deep")
-    there = dict[str, list[Sample]]()
+    there = dict[str, list[PageSample]]()
     for page in pages:
         for name, samples in page.samples.items():
             there.setdefault(name, []).extend(samples)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sidestep.catalog.page_reader import Sample, Samples
+from sidestep.catalog.page_reader import PageSample, Samples
 from sidestep.diagnosis.finding import Code
 from sidestep.engines.sglang.legacy_rows import LOST
 from sidestep_tools.doctor.queries import codes
@@ -75,7 +75,9 @@ def _by_catalogue(name: str, selector: VectorSelector) -> Problem | None:
     return None
 
 
-def _by_values(name: str, samples: Sequence[Sample], selector: VectorSelector) -> Problem | None:
+def _by_values(
+    name: str, samples: Sequence[PageSample], selector: VectorSelector
+) -> Problem | None:
     """Return why no series of a metric that is there fulfils the conditions."""
     for matcher in _demands(selector):
         label = matcher.name
