@@ -28,12 +28,12 @@ from sidestep.config.topics import TOPICS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.triton import fields as triton_fields
-from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
+from sidestep_adapters.triton import fields as triton_fields
+from sidestep_adapters.triton import rows as triton
 from sidestep_tools.doctor.codes import SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -315,7 +315,7 @@ def fields_page() -> str:
     Raises:
         KeyError: A field has neither families nor a reason.
     """
-    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and fields.py")
+    text = NOTE.format(source="adapters/sidestep_adapters/triton/rows.py and fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
         "All fields of Triton's statistics extension below `model_stats[]`, over HTTP as over gRPC, where\n"

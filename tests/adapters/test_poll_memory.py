@@ -12,7 +12,7 @@ import pytest
 
 from exporters import Start, until
 from polled import Polled, Says, head, polled, raw, stall
-from sidestep_adapters.scrape import http_client
+from sidestep_adapters.polling import http_client
 from sidestep_tools.web_client.fetch import FetchError, explained, fetch, get
 
 SIZE = 1 << 20

@@ -17,7 +17,7 @@ from real_engines.processes import ExporterProcess
 from real_engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
 from real_engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from real_engines.triton_server import Place, TritonServer, exporter_of
-from sidestep.engines.triton.fields import EXTENSION
+from sidestep_adapters.triton.fields import EXTENSION
 
 pytestmark = pytest.mark.engine
 

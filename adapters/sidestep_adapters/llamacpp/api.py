@@ -13,7 +13,6 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from sidestep.config.engine_targets import EngineTarget
-from sidestep.engines.llamacpp.rows import ROWS
 from sidestep.errors import PollError
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import EngineInfo
@@ -21,9 +20,10 @@ from sidestep.protocol.progress import STARTING
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.llamacpp.answers import JSON, ROUTER, Models, Props, Slot, Slots, decode
 from sidestep_adapters.llamacpp.model import DIALECT, ModelState
+from sidestep_adapters.llamacpp.rows import ROWS
 from sidestep_adapters.polling.api import Kind, Poll, Update, flag, identity
+from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.polling.page_reader import PageReader
-from sidestep_adapters.scrape.http_client import Client
 
 TEXT = "text/plain"
 PROCESS_HEADER = "Process-Start-Time-Unix"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sidestep.engines.llamacpp.rows import (
+from sidestep.engines.polled_page import PolledPage
+from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
+from sidestep.protocol.progress import ASLEEP, Progress
+from sidestep.protocol.self_described import Family, Sample
+from sidestep_adapters.llamacpp.answers import Props
+from sidestep_adapters.llamacpp.rows import (
     CONTEXT_SIZE,
     CONTEXT_TOKENS,
     CONTEXT_USAGE,
@@ -10,11 +15,6 @@ from sidestep.engines.llamacpp.rows import (
     STEPS,
     WAITING,
 )
-from sidestep.engines.polled_page import PolledPage
-from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
-from sidestep.protocol.progress import ASLEEP, Progress
-from sidestep.protocol.self_described import Family, Sample
-from sidestep_adapters.llamacpp.answers import Props
 from sidestep_adapters.polling.api import Update
 
 DIALECT = "llamacpp"

@@ -15,8 +15,8 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.polling.api import EngineApi, Poll, Update
-from sidestep_adapters.scrape.poll_task import PollTask
-from sidestep_adapters.scrape.server_state import OUTCOMES, UNREACHABLE, ServerState
+from sidestep_adapters.polling.poll_task import PollTask
+from sidestep_adapters.polling.server_state import OUTCOMES, UNREACHABLE, ServerState
 
 log = logging.getLogger("sidestep.engine")
 

@@ -15,7 +15,6 @@ from typing import Any
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.wire import SglangStats
-from sidestep.engines.triton.wire import TritonStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
@@ -35,6 +34,7 @@ from sidestep_adapters.recording.format import (
     to_objects,
 )
 from sidestep_adapters.recording.replayed_steps import ReplayedSteps
+from sidestep_adapters.triton.wire import TritonStats
 from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.stats import VllmTap
 

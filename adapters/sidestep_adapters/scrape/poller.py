@@ -12,9 +12,9 @@ from sidestep.errors import PollError
 from sidestep.exposition.passthrough.page import Page
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.scrape.http_client import Client, Response
-from sidestep_adapters.scrape.poll_state import PollState
-from sidestep_adapters.scrape.poll_task import PollTask
+from sidestep_adapters.polling.http_client import Client, Response
+from sidestep_adapters.polling.poll_state import PollState
+from sidestep_adapters.polling.poll_task import PollTask
 
 log = logging.getLogger(__name__)
 

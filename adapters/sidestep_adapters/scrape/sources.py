@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from sidestep.config.scrape_targets import INTERVAL, Target
 from sidestep.config.settings import Config
-from sidestep.engines.triton.rows import FROM_STATISTICS
 from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.ingest.intake import Intake
-from sidestep_adapters.scrape.http_client import Client
-from sidestep_adapters.scrape.poll_state import STATES
+from sidestep_adapters.polling.http_client import Client
+from sidestep_adapters.polling.poll_state import STATES
 from sidestep_adapters.scrape.poller import PagePoller
+from sidestep_adapters.triton.rows import FROM_STATISTICS
 
 
 def sources(

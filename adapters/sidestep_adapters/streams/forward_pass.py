@@ -12,10 +12,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.errors import WireError
 from sidestep.protocol.limits import Count, Seconds
 from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 
 VERSION = 1
 

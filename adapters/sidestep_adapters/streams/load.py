@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.streams.wire import LoadStat
 from sidestep.errors import WireError
 from sidestep.protocol.limits import Count
 from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.streams.wire import LoadStat
 
 Total = Annotated[int, Meta(ge=0, le=1 << 62)]
 MICROSECOND = 1e-6

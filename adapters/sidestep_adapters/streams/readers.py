@@ -8,13 +8,13 @@ from typing import ClassVar, Protocol
 
 from msgspec import Raw
 
-from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.errors import WireError
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams import forward_pass, kv_events, load
+from sidestep_adapters.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep_adapters.streams.sequence import Discontinuity
 
 LOST = Discontinuity(1, restarted=False, from_start=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from sidestep.engines.triton.wire import ModelStats
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats
 
 T = TypeVar("T")
 

@@ -12,10 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sidestep.config.scrape_targets import Header, Target
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
 from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
-from sidestep_adapters.scrape.http_client import (
+from sidestep_adapters.polling.http_client import (
     CONNECT_SECONDS,
     client_context,
     header_value,
@@ -24,6 +23,7 @@ from sidestep_adapters.scrape.http_client import (
 from sidestep_adapters.triton.api import find_cause
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats
 
 # gRPC would write failed connections to standard error; polls report them with names.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

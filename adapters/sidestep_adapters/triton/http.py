@@ -7,14 +7,14 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from sidestep.config.scrape_targets import Target
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError
-from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton import statistics as triton_statistics
 from sidestep_adapters.triton.api import find_cause
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats
 
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20

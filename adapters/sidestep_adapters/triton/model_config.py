@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from sidestep.engines.triton.wire import Whole
 from sidestep.errors import PollError
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 from sidestep_adapters.triton.statistics import decode
+from sidestep_adapters.triton.wire import Whole
 
 STATISTICS = "statistics"
 """Name of the statistics extension."""

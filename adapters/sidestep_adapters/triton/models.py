@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import CountersResetError, difference
-from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.rows import CACHE, EXECUTES, FAILURES
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 DIALECT = "triton"
 

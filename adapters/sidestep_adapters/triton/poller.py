@@ -15,9 +15,9 @@ from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.scrape.poll_state import STATES
-from sidestep_adapters.scrape.poll_task import PollTask
-from sidestep_adapters.scrape.server_state import OUTCOMES, UNREACHABLE, ServerState
+from sidestep_adapters.polling.poll_state import STATES
+from sidestep_adapters.polling.poll_task import PollTask
+from sidestep_adapters.polling.server_state import OUTCOMES, UNREACHABLE, ServerState
 from sidestep_adapters.triton.api import ServerApi, advice
 from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate
 from sidestep_adapters.triton.queries import Queries

@@ -12,11 +12,11 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from sidestep.engines.triton.wire import MAX_MEMORIES, MAX_SIZES, ModelStats, Responses, Timed
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep_adapters.triton.model_config import Group, ModelConfig, make_config
 from sidestep_adapters.triton.statistics import FIRST, ModelVersion, total, translate
+from sidestep_adapters.triton.wire import MAX_MEMORIES, MAX_SIZES, ModelStats, Responses, Timed
 
 Table = Mapping[str, Mapping[int, tuple[str, str]]]
 """By message and field number: the field's name, and its type, behind ``repeated`` if it is.

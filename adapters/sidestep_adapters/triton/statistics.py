@@ -12,7 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.triton.wire import (
+from sidestep.errors import PollError, WireError
+from sidestep.protocol.limits import Identifier, Text, is_printable
+from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.triton.wire import (
     MAX_MEMORIES,
     MAX_SIZES,
     Batch,
@@ -23,9 +26,6 @@ from sidestep.engines.triton.wire import (
     Timed,
     Whole,
 )
-from sidestep.errors import PollError, WireError
-from sidestep.protocol.limits import Identifier, Text, is_printable
-from sidestep.protocol.messages import DECODE_ERRORS
 
 LARGEST = 2**64 - 1
 """Maximum of Triton's 64-bit counters; the largest bound of msgspec is one bit shorter."""

@@ -123,6 +123,7 @@ class DialectTables:
         key_series: The series of the statistics log line; None: its line has those of the live page.
         live_series: Further series of the live page.
         recorded: Counters of the requests that end with a record.
+        feature_options: By feature of a row: the option that gives an engine the feature, for people.
         needed_by: By the path of a field: the properties that are computed from it, as paths, and the
             handlers that read it.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
@@ -148,6 +149,7 @@ class DialectTables:
     key_series: KeySeries | None = None
     live_series: LiveSeries = LiveSeries()
     recorded: tuple[Series, ...] = ()
+    feature_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needed_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.

@@ -18,7 +18,6 @@ from sidestep.catalog.model import Row
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep_tools.doctor.queries.known_metrics import OPTIONS
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 # fmt: off
@@ -234,7 +233,7 @@ def _missing(page: Page) -> Iterator[Finding]:
         if page.has(f"{dialect.name}:" if dialect.name != "triton" else TRITON):
             absent = [each for each in FEATURES if _is_absent(page, dialect, each)]
             if absent:
-                options = "; ".join(OPTIONS[f"{dialect.name} {each}"] for each in absent)
+                options = "; ".join(dialect.feature_options[each] for each in absent)
                 yield OPTIONAL.on(page.name, f"{dialect.title} lacks what needs {options}")
     for generated, labels, observed in GENERATED:
         others = {each.labels.get("engine_type") for each in page.samples.get(generated, ())}

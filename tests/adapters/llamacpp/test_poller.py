@@ -23,9 +23,9 @@ from llama_servers import (
 )
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.engines.llamacpp.rows import UNMAPPED
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
+from sidestep_adapters.llamacpp.rows import UNMAPPED
 
 
 @pytest.fixture(autouse=True)

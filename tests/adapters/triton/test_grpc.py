@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from fronts import Authority
 from polled import polled, stall
 from sidestep.config.scrape_targets import Header, Target
-from sidestep.engines.triton.fields import EXTENSION
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError, WireError
 from sidestep_adapters.triton import grpc as triton_grpc
 from sidestep_adapters.triton import proto as triton_proto
 from sidestep_adapters.triton import statistics as triton_statistics
+from sidestep_adapters.triton.fields import EXTENSION
 from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcApi, address
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.proto import MESSAGES
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats
 from triton_grpc_server import FakeTriton, serving
 from tritons import recording
 

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from intakes import Fed
 from pages import parse
 from sidestep.config.triton_servers import parse as flag
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
@@ -25,6 +24,7 @@ from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import TritonPoller
 from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.wire import ModelStats
 from tritons import Model
 
 FAMILY = "nv_inference_request_success"

@@ -8,13 +8,13 @@ import pytest
 
 from intakes import Fed
 from pages import parse
-from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.scrape.server_state import CONNECT_LIMIT, STALE_AFTER
+from sidestep_adapters.polling.server_state import CONNECT_LIMIT, STALE_AFTER
 from sidestep_adapters.triton.poller import TritonState
+from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})

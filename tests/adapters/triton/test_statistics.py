@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import DATA
-from sidestep.engines.triton.fields import EXTENSION
-from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelStats, Responses, Timed
 from sidestep.errors import PollError, WireError
 from sidestep_adapters.triton import model_config as triton_config
+from sidestep_adapters.triton.fields import EXTENSION
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import (
     LARGEST,
@@ -23,6 +22,14 @@ from sidestep_adapters.triton.statistics import (
     read,
     split,
     version_of,
+)
+from sidestep_adapters.triton.wire import (
+    Batch,
+    InferenceStats,
+    Memory,
+    ModelStats,
+    Responses,
+    Timed,
 )
 
 RECORDED = sorted(

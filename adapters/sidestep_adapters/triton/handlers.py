@@ -7,20 +7,20 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase
-from sidestep.engines.triton.rows import (
+from sidestep.errors import WireError
+from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.field_readers import compile_reader
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
+from sidestep_adapters.triton.rows import (
     BATCH_STAGES,
     MODEL,
     RESPONSE_STAGES,
     SECONDS,
     STAGES,
 )
-from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
-from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
-from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine, Key, Number
-from sidestep.metrics.field_readers import compile_reader
-from sidestep.metrics.registry import Registry
-from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep_adapters.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 STAGED_SIZES = MAX_OPEN_VALUES // len(BATCH_STAGES) - 1

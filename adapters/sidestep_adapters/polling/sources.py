@@ -1,20 +1,21 @@
-"""The sources of ``--engine``: one poller for each server. A new kind of server is one line here."""
+"""The sources of ``--engine``: one poller for each server, of a kind that a package registers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 from sidestep.config.engine_targets import EngineTarget
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep_adapters.llamacpp.api import KIND as LLAMACPP
 from sidestep_adapters.polling.api import Kind
+from sidestep_adapters.polling.poll_state import STATES
 from sidestep_adapters.polling.poller import EnginePoller
-from sidestep_adapters.scrape.poll_state import STATES
 
-KINDS: Mapping[str, Kind] = {"llamacpp": LLAMACPP}
+GROUP = "sidestep.server_kinds"
+"""Entry point group of kinds of servers, each an ``api.Kind``."""
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:
@@ -37,10 +38,11 @@ def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]
 
 def _source(server: EngineTarget, intake: Intake) -> EnginePoller:
     name = f"{server.kind}={server.target.name}"
-    kind = KINDS.get(server.kind)
-    if kind is None:
-        known = " and ".join(KINDS)
+    kinds = {point.name: point for point in entry_points(group=GROUP)}
+    if server.kind not in kinds:
+        known = " and ".join(sorted(kinds))
         raise ConfigError(f"--engine: {server.kind!r} is no kind of server; known are {known}")
+    kind: Kind = kinds[server.kind].load()
     try:
         api = kind.api(server)
         intake.registry.check(api.check())

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase, is_fresh
-from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
@@ -18,6 +17,7 @@ from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
 from sidestep.tracking.kv_blocks.sampling import Observation
 from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
+from sidestep_adapters.streams.wire import ForwardPass, LoadStat
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 

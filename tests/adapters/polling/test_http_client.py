@@ -17,8 +17,8 @@ from fronts import Authority
 from polled import Says, answer, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
-from sidestep_adapters.scrape import http_client
-from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.polling import http_client
+from sidestep_adapters.polling.http_client import Client
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError
 from sidestep_tools.web_client.fetch import fetch as web_fetch

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.scrape.poll_state import PollState, State
+from sidestep_adapters.polling.poll_state import PollState, State
 
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)

@@ -6,7 +6,7 @@ shows that the counts restarted at 0.
 
 from __future__ import annotations
 
-from sidestep.engines.triton.wire import Batch, InferenceStats, ModelStats, Responses, Timed
+from sidestep_adapters.triton.wire import Batch, InferenceStats, ModelStats, Responses, Timed
 
 EMPTY = ModelStats()
 _NO_RESPONSES = Responses()

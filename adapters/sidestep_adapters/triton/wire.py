@@ -1,7 +1,7 @@
 """Wire structs of Triton's statistics extension: one version of a model since it was loaded.
 
 Names are the extension's, and times are in nanoseconds. The numbers are cumulative, so an exporter
-that missed some items continues with the next one; see ``sidestep.engines.triton.statistics``.
+that missed some items continues with the next one; see ``sidestep_adapters.triton.differences``.
 """
 
 from __future__ import annotations

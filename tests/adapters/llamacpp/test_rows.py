@@ -9,7 +9,7 @@ import pytest
 
 from llama_servers import pages
 from sidestep.catalog.model import Sampled
-from sidestep.engines.llamacpp.rows import ROWS, UNMAPPED
+from sidestep_adapters.llamacpp.rows import ROWS, UNMAPPED
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "llamacpp" / "metrics.json"
 KINDS = {row.name: row.kind for row in ROWS if isinstance(row.source, Sampled)}

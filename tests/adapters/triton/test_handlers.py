@@ -17,11 +17,18 @@ from intakes import Fed
 from pages import Family, parse
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.triton.fields import EXTENSION, LEFT_OUT, READS, WIRE
-from sidestep.engines.triton.handlers import STAGED_SIZES, TritonHandlers
-from sidestep.engines.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
-from sidestep.engines.triton.wire import (
+from sidestep.engines.vllm.wire import VllmSleep
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Samples
+from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
+from sidestep_adapters.triton.fields import EXTENSION, LEFT_OUT, READS, WIRE
+from sidestep_adapters.triton.handlers import STAGED_SIZES, TritonHandlers
+from sidestep_adapters.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
+from sidestep_adapters.triton.wire import (
     Batch,
     InferenceStats,
     Memory,
@@ -30,13 +37,6 @@ from sidestep.engines.triton.wire import (
     Timed,
     TritonStats,
 )
-from sidestep.engines.vllm.wire import VllmSleep
-from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
-from sidestep.ingest.local_stream import ServerFeed
-from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Samples
 
 LABELS = {"model": "m", "version": "1"}
 MODEL = EngineInfo("t/m/1", "triton", LABELS, features=[FAILURES, EXECUTES])
