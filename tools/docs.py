@@ -318,7 +318,7 @@ def fields_page() -> str:
     text = NOTE.format(source="adapters/sidestep_adapters/triton/rows.py and fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
-        "All fields of Triton's statistics extension below `model_stats[]`, over HTTP as over gRPC, where\n"
+        "All fields of Triton's statistics extension below `model_stats[]`, where\n"
         "`[]` stands for each element and `response_stats[].key` for the index of a response in its\n"
         "request. The exporter stores nanoseconds and exposes them in the family's unit.\n\n"
         "| Field | Families |\n|---|---|\n"

@@ -42,6 +42,8 @@ def test_a_server_has_options() -> None:
     [
         ("host:8000", "must be URL"),
         ("ftp://host", "must be URL"),
+        ("grpc://host:8001", "must be Triton's HTTP port, such as http://HOST:8000"),
+        ("grpcs://host:8001", "must be Triton's HTTP port"),
         ("", "must be URL"),
         (f"{URL},model=", "model= must be printable"),
         (f"{URL},model=a\nb", "model= must be printable"),

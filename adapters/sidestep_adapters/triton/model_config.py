@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -38,7 +38,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     executes: bool = True
 
 
-class Group(msgspec.Struct, gc=False):
+class _Group(msgspec.Struct, gc=False):
     """One entry of ``instance_group``."""
 
     kind: str = ""
@@ -68,7 +68,7 @@ class _Indexed(msgspec.Struct, gc=False):
 
 
 _config = msgspec.json.Decoder(_Config)
-_groups = msgspec.json.Decoder(list[Group])
+_groups = msgspec.json.Decoder(list[_Group])
 _given = msgspec.json.Decoder(dict[str, str])
 _server = msgspec.json.Decoder(_Server)
 _index = msgspec.json.Decoder(list[_Indexed])
@@ -84,14 +84,7 @@ def decode_config(body: bytes) -> ModelConfig:
     groups = decode(_groups, _checked(found.instance_group))
     tags = decode(_given, _checked(found.metric_tags))
     has_cache = found.response_cache is not None and found.response_cache.enable
-    return make_config(found.platform, groups, tags, has_cache=has_cache)
-
-
-def make_config(
-    platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
-) -> ModelConfig:
-    """Return a configuration; an ensemble executes nothing itself."""
-    executes = platform != "ensemble"
+    executes = found.platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
 
@@ -121,7 +114,7 @@ def _checked(part: msgspec.Raw) -> bytes:
     return raw
 
 
-def _instances(group: Group) -> int:
+def _instances(group: _Group) -> int:
     """Return the instances that execute requests; passive ones do not."""
     if group.passive:
         return 0

@@ -11,13 +11,10 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.statistics import ModelVersion, read
 from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 DIALECT = "triton"
-
-ReadPiece = Callable[[bytes, bool], ModelStats]
-"""Decodes a piece, of a model with or without a response cache."""
 
 
 class VersionUpdate(NamedTuple):
@@ -54,17 +51,13 @@ class Models:
     Args:
         name: The server's name, in the identities of its engines.
         labels: Labels of all its series.
-        read: Decodes a piece of an answer.
         has_failures: Whether failed requests are exposed from statistics.
     """
 
-    def __init__(
-        self, name: str, labels: Mapping[str, str], read: ReadPiece, *, has_failures: bool
-    ) -> None:
+    def __init__(self, name: str, labels: Mapping[str, str], *, has_failures: bool) -> None:
         self.server = server_engine(name, labels)
         self._name = name
         self._labels = labels
-        self._read = read
         self._has_failures = has_failures
         self._versions: dict[ModelVersion, _Version] = {}
         self._by_piece: dict[bytes, ModelVersion] = {}
@@ -87,7 +80,7 @@ class Models:
         if previous is None:
             return None
         if previous.piece != piece:
-            stats = self._read(piece, self._configs[key.name].has_cache)
+            stats = read(piece, has_cache=self._configs[key.name].has_cache)
             if _is_reloaded(stats, previous.stats):
                 return None
             previous = previous._replace(piece=piece, stats=stats)
@@ -102,7 +95,7 @@ class Models:
         Raises:
             WireError: ``piece`` is invalid.
         """
-        stats = self._read(piece, config.has_cache)
+        stats = read(piece, has_cache=config.has_cache)
         previous = self._versions.get(key)
         info = self._info(key, config)
         if previous is not None and previous.info != info:
@@ -136,7 +129,7 @@ class Models:
         previous = self._versions.get(key)
         if previous is not None:
             try:
-                difference(self._read(piece, False), previous.stats)
+                difference(read(piece, has_cache=False), previous.stats)
             except CountersResetError:
                 yield from self._drop(key, poll_time)
 

@@ -18,7 +18,7 @@ from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.polling.poll_state import STATES
 from sidestep_adapters.polling.poll_task import PollTask
 from sidestep_adapters.polling.server_state import OUTCOMES, UNREACHABLE, ServerState
-from sidestep_adapters.triton.api import ServerApi, advice
+from sidestep_adapters.triton.http import ADVICE, DEFAULT_ADVICE, TritonApi
 from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate
 from sidestep_adapters.triton.queries import Queries
 from sidestep_adapters.triton.statistics_reader import StatisticsReader
@@ -43,7 +43,14 @@ class TritonState(ServerState):
         interval: float,
         lines: RateLimitedLog,
     ) -> None:
-        super().__init__(feed, name, interval, lines, advice=advice, export=self._export_state)
+        super().__init__(
+            feed,
+            name,
+            interval,
+            lines,
+            advice=lambda cause: ADVICE.get(cause, DEFAULT_ADVICE),
+            export=self._export_state,
+        )
         self._server = server
         self._polled: tuple[Family, ...] = ()
         """Families of the complete poll that is being noted."""
@@ -111,7 +118,7 @@ class TritonPoller:
     """
 
     def __init__(
-        self, server: Server, api: ServerApi, feed: ServerFeed, *, has_failures: bool
+        self, server: Server, api: TritonApi, feed: ServerFeed, *, has_failures: bool
     ) -> None:
         target = server.target
         self._interval = target.interval
@@ -119,12 +126,10 @@ class TritonPoller:
         self._feed = feed
         self._lines = lines = RateLimitedLog(log)
         self._name = name = f"triton {target.name}"
-        self._models = Models(
-            target.name, dict(target.labels), api.stats, has_failures=has_failures
-        )
+        self._models = Models(target.name, dict(target.labels), has_failures=has_failures)
         self._queries = Queries(api, server.models, name, lines)
         self._reader = StatisticsReader(
-            api, self._models, self._queries, feed, emit=self._queue_update, lines=lines, name=name
+            self._models, self._queries, feed, emit=self._queue_update, lines=lines, name=name
         )
         self.state = TritonState(feed, self._models.server, name, target.interval, lines)
         self._pending: deque[Callable[[], None]] = deque()

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from sidestep.config.triton_servers import ModelChoice
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX, ServerApi
+from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
 from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
 
@@ -68,7 +68,7 @@ class Queries:
     """
 
     def __init__(
-        self, api: ServerApi, models: Sequence[ModelChoice], name: str, lines: RateLimitedLog
+        self, api: TritonApi, models: Sequence[ModelChoice], name: str, lines: RateLimitedLog
     ) -> None:
         self._api = api
         self._name = name

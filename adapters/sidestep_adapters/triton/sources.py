@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sidestep.config.scrape_targets import Target
 from sidestep.config.settings import Config
 from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep_adapters.triton.api import ServerApi
-from sidestep_adapters.triton.http import HttpApi
+from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.models import server_engine
 from sidestep_adapters.triton.poller import TritonPoller
 
@@ -20,8 +18,7 @@ def sources(config: Config, intake: Intake, _: object) -> Sequence[TritonPoller]
     """Return one poller for each ``--triton``.
 
     Raises:
-        ConfigError: The labels of a server are invalid, a file that it needs cannot be read, or
-            the libraries for gRPC are not installed.
+        ConfigError: The labels of a server are invalid, or a file that it needs cannot be read.
     """
     # A family cannot come from both a page and statistics, which have other labels.
     has_failures = not any(server.metrics for server in config.triton)
@@ -32,18 +29,9 @@ def _source(server: Server, intake: Intake, *, has_failures: bool) -> TritonPoll
     name = server.target.name
     try:
         intake.registry.check(server_engine(name, dict(server.target.labels)))
-        api = _api(server.target, is_grpc=server.is_grpc)
+        api = TritonApi(server.target)
         api.check()
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {name}: {error}") from None
     feed = ServerFeed(intake, f"triton {name}")
     return TritonPoller(server, api, feed, has_failures=has_failures)
-
-
-def _api(target: Target, *, is_grpc: bool) -> ServerApi:
-    if is_grpc:
-        # Imported here: it needs the extra ``grpc``.
-        from sidestep_adapters.triton.grpc import GrpcApi  # noqa: PLC0415
-
-        return GrpcApi(target)
-    return HttpApi(target)

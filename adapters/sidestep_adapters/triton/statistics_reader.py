@@ -10,11 +10,10 @@ from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.api import ServerApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate, detached_version
 from sidestep_adapters.triton.queries import Queries, StatisticsAnswer
-from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.triton.statistics import ModelVersion, read, version_of
 
 SLICE = 0.001
 """Seconds of decoding after which the event loop may run other tasks."""
@@ -26,7 +25,6 @@ class StatisticsReader:
     """Reads the statistics of one server.
 
     Args:
-        api: The server's API.
         models: State of the server's models.
         queries: Queries for the configurations of new models.
         feed: The ingest side of the server; its engines include those from before a restart of
@@ -38,7 +36,6 @@ class StatisticsReader:
 
     def __init__(
         self,
-        api: ServerApi,
         models: Models,
         queries: Queries,
         feed: ServerFeed,
@@ -47,7 +44,6 @@ class StatisticsReader:
         lines: RateLimitedLog,
         name: str,
     ) -> None:
-        self._api = api
         self._models = models
         self._queries = queries
         self._feed = feed
@@ -67,7 +63,7 @@ class StatisticsReader:
         found: dict[ModelVersion, bytes] = {}
         for piece in pieces:
             await self._yield_to_loop()
-            version = self._models.find_version(piece) or self._api.version_of(piece)
+            version = self._models.find_version(piece) or version_of(piece)
             if version in found:
                 twice = f"version {version.version!r:.200} of {version.name!r:.200} twice"
                 raise PollError("bad_answer", twice)
@@ -103,7 +99,7 @@ class StatisticsReader:
             update = self._models.update(version, piece, poll_time)
             if update is None:
                 # No configuration is queried for invalid statistics.
-                self._api.stats(piece, False)
+                read(piece, has_cache=False)
         except WireError as error:
             self._reject(version, error)
             return True

@@ -1,6 +1,6 @@
 """Parser of ``--scrape``: URL, interval, credentials and labels of a polled target.
 
-A flag with other schemes or additional options has its own ``Form``.
+A flag with additional options has its own ``Form``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidestep.transport.addresses import is_host
 FORM = "URL[,option=value...]"
 COMMON = ("interval", "timeout", "ca", "cert", "key", "keepalive")
 HEADER = "header."
-SECURE = ("https://", "grpcs://")
+SCHEMES = ("http", "https")
 INTERVAL, TIMEOUT = 1.0, 60.0
 MIN_SECONDS, MAX_SECONDS = 0.05, 3600.0
 MAX_TARGETS = 64
@@ -91,7 +91,6 @@ class Form:
         login: What an error line says to use instead of a password in the URL.
     """
 
-    schemes: tuple[str, ...] = ("http", "https")
     path: str = ""
     options: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset({"le", "quantile"})
@@ -144,9 +143,7 @@ def address(text: str, form: Form) -> str:
     Raises:
         ValueError: It is no such URL, or contains a password; completes an error line.
     """
-    complaint = (
-        f"must be {form.usage}, with {' or '.join(f'{s}://' for s in form.schemes)}HOST[:PORT]"
-    )
+    complaint = f"must be {form.usage}, with http:// or https://HOST[:PORT]"
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(complaint)
     try:
@@ -156,7 +153,7 @@ def address(text: str, form: Form) -> str:
         raise ValueError(complaint) from None
     if "@" in parts.netloc:
         raise ValueError(f"must have no user or password in the URL; use {form.login}")
-    if parts.scheme not in form.schemes or not has_place:
+    if parts.scheme not in SCHEMES or not has_place:
         raise ValueError(complaint)
     if len(text) > MAX_LABEL_CHARS - len(form.path):
         raise ValueError(f"a URL has {MAX_LABEL_CHARS - len(form.path)} characters at most")
@@ -210,8 +207,8 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
     if "key" in given and "cert" not in given:
         raise ValueError("key= needs cert=")
     urls = (url, *given.values())
-    if {"ca", "cert"} & set(given) and not any(each.startswith(SECURE) for each in urls):
-        raise ValueError("ca=, cert= and key= need a URL that begins with https:// or grpcs://")
+    if {"ca", "cert"} & set(given) and not any(each.startswith("https://") for each in urls):
+        raise ValueError("ca=, cert= and key= need a URL that begins with https://")
 
 
 def _parsed(

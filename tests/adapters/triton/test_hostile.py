@@ -19,7 +19,7 @@ from sidestep.metrics.description_limits import check_engines
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton import queries as triton_queries
-from sidestep_adapters.triton.http import HttpApi
+from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
 from sidestep_adapters.triton.queries import ATTEMPTS, Queries
@@ -188,7 +188,7 @@ async def test_cancelled_queries_end_before_the_connection_is_closed() -> None:
     """No request follows."""
     names = [f"m{number}" for number in range(40)]
     async with tritons(*names) as server:
-        api = HttpApi(Target(server.url))
+        api = TritonApi(Target(server.url))
         asking = asyncio.ensure_future(Queries(api, (), "s", RateLimitedLog(log)).configs(names))
         await until(lambda: server.asked.total() > 0)
         asking.cancel()

@@ -17,7 +17,6 @@ from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton.fields import EXTENSION
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import (
-    LARGEST,
     ModelVersion,
     read,
     split,
@@ -32,6 +31,8 @@ from sidestep_adapters.triton.wire import (
     Timed,
 )
 
+LARGEST = 2**64 - 1
+"""Maximum of Triton's counters."""
 RECORDED = sorted(
     path.name.removesuffix(".gz")
     for path in (DATA / "triton").iterdir()
@@ -151,7 +152,7 @@ def test_an_unused_cache_has_counters() -> None:
 
 
 def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
-    """Releases before 24.03 have no ``response_stats``; gRPC's JSON omits zeros."""
+    """Releases before 24.03 have no ``response_stats``."""
     assert one() == ModelStats()
     assert one(inference_stats={"success": {"ns": 5}}, later={"a": [1]}) == ModelStats(
         inference_stats=InferenceStats(success=Timed(0, 5))
@@ -196,7 +197,7 @@ PLACES = [
     lambda x: {"inference_count": x},
     lambda x: {"execution_count": x},
     lambda x: {"inference_stats": {"success": {"count": x}}},
-    lambda x: {"inference_stats": {"cache_miss": {"ns": x}}},
+    lambda x: {"inference_stats": {"cache_miss": {"count": 1, "ns": x}}},
     lambda x: {"batch_stats": [{"batch_size": x}]},
     lambda x: {"batch_stats": [{"batch_size": 1, "compute_input": {"count": 1, "ns": x}}]},
     lambda x: {"batch_stats": [{"batch_size": 1, "compute_output": {"count": 1, "ns": x}}]},
