@@ -188,7 +188,7 @@ class LlamaApi:
 
     async def _json(self, path: str, kind: type[T]) -> T:
         try:
-            chunks = await self._client.fetch(f"{self._url}{path}", JSON, (JSON,))
+            chunks = (await self._client.request(f"{self._url}{path}", JSON, (JSON,))).chunks
         except PollError as error:
             raise _translated(error) from None
         if sum(map(len, chunks)) > MAX_SHORT_BYTES:

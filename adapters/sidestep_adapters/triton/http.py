@@ -106,7 +106,7 @@ class TritonApi:
         max_bytes: int = MAX_BODY_BYTES,
     ) -> T:
         try:
-            chunks = await self._client.fetch(self._url + path, JSON, (JSON,), method)
+            chunks = (await self._client.request(self._url + path, JSON, (JSON,), method)).chunks
         except PollError as error:
             for cause, part, meant in CAUSES:
                 if error.cause == cause and part in str(error):

@@ -54,7 +54,7 @@ class Target:
 
     Attributes:
         interval: Seconds from one poll to the next.
-        timeout: Seconds for a response once the connection is made.
+        timeout: Seconds for a connection and a whole response.
         labels: Labels added to all its samples.
         ca: File of the authorities to trust; empty for the system's.
         cert: File of the client's certificate; empty for none.
