@@ -11,8 +11,8 @@ from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.polling.api import Kind
-from sidestep_adapters.polling.poll_state import STATES
 from sidestep_adapters.polling.poller import EnginePoller
+from sidestep_adapters.polling.state import STATES
 
 GROUP = "sidestep.server_kinds"
 """Entry point group of kinds of servers, each an ``api.Kind``."""

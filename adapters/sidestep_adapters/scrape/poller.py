@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
@@ -13,8 +12,8 @@ from sidestep.exposition.passthrough.page import Page
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.polling.http_client import Client, Response
-from sidestep_adapters.polling.poll_state import PollState
-from sidestep_adapters.polling.poll_task import PollTask
+from sidestep_adapters.polling.poller import Poller
+from sidestep_adapters.polling.state import PollState
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +30,8 @@ JSON_ADVICE = (
 )
 
 
-class PagePoller:
-    """Polls one target at an interval; implements ``sidestep.ingest.source.Source``.
-
-    The next request waits until the last page is applied.
+class PagePoller(Poller):
+    """Polls one target at an interval.
 
     Args:
         target: The target.
@@ -47,25 +44,16 @@ class PagePoller:
     """
 
     def __init__(self, target: Target, name: str, page: Page, metrics: SelfMetrics) -> None:
+        super().__init__(target.interval)
         self.target = target
         self.name = name
         self.page = page
         self.state = PollState(target.interval)
+        self._client = Client(target)
+        self._json_pause = JSON_PAUSE[0]
         self._metrics = metrics
-        self._task = PollTask()
-        self._wake: Callable[[], None] = lambda: None
         self._lines = RateLimitedLog(log)
         self._count("ok", 0)
-
-    def open(self, wake: Callable[[], None]) -> None:
-        """Start polling."""
-        self._wake = wake
-        self._task.start(self._run())
-
-    def receive(self, now: float) -> bool:
-        """Return False: pages are read in a thread."""
-        del now
-        return False
 
     def tick(self, now: float) -> None:
         """Hide the last page of a target that has not answered for too long."""
@@ -77,43 +65,32 @@ class PagePoller:
 
     def cut(self) -> None:
         """Discard the last page, and start again."""
-        self.close()
         self.state = PollState(self.target.interval)
         self.page.hide()
-        self.open(self._wake)
+        super().cut()
 
-    def close(self) -> None:
-        """Stop polling."""
-        self._task.cancel()
+    async def disconnect(self) -> None:
+        """Close the connection to the target."""
+        await self._client.close()
 
-    async def wait_closed(self) -> None:
-        """Wait until the connection is closed."""
-        await self._task.wait()
-
-    async def _run(self) -> None:
-        client = Client(self.target)
-        json_pause = JSON_PAUSE[0]
+    async def poll(self) -> float:
+        """Poll the target once, and expose its page; return the seconds until the next poll."""
+        started = time.monotonic()
+        self.state.started(started)
         try:
-            while True:
-                started = time.monotonic()
-                pause = self.target.interval
-                self.state.started(started)
-                try:
-                    response = await client.request(self.target.url, ACCEPT)
-                    _check(response)
-                except PollError as error:
-                    self._fail(error, time.monotonic())
-                    if error.cause == JSON:
-                        pause = max(pause, json_pause)
-                        json_pause = min(2 * json_pause, JSON_PAUSE[1])
-                        self._lines.error("refused", f"%s: {JSON_ADVICE}", self.name, pause)
-                else:
-                    json_pause = JSON_PAUSE[0]
-                    await self._apply(response.text(), started)
-                    del response
-                await asyncio.sleep(max(started + pause - time.monotonic(), 0.0))
-        finally:
-            await client.close()
+            response = await self._client.request(self.target.url, ACCEPT)
+            _check(response)
+        except PollError as error:
+            self._fail(error, time.monotonic())
+            if error.cause != JSON:
+                return self._interval
+            pause = max(self._interval, self._json_pause)
+            self._json_pause = min(2 * self._json_pause, JSON_PAUSE[1])
+            self._lines.error("refused", f"%s: {JSON_ADVICE}", self.name, pause)
+            return pause
+        self._json_pause = JSON_PAUSE[0]
+        await self._apply(response.text(), started)
+        return self._interval
 
     async def _apply(self, chunks: list[bytes], started: float) -> None:
         """Read a page and expose it, in a thread: a long one takes a tenth of a second."""

@@ -12,7 +12,7 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.ingest.intake import Intake
 from sidestep_adapters.polling.http_client import Client
-from sidestep_adapters.polling.poll_state import STATES
+from sidestep_adapters.polling.state import STATES
 from sidestep_adapters.scrape.poller import PagePoller
 from sidestep_adapters.triton.rows import FROM_STATISTICS
 

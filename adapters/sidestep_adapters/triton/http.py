@@ -42,9 +42,9 @@ ADVICE: Mapping[str, str] = {
     "unknown_model": "the server does not have the model",
     "unreadable": "every poll reads the file again",
     "http_401": "set the password, such as header.Authorization=@/FILE",
+    "": "check that the URL is that of Triton's own HTTP port, by default 8000",
 }
-"""What to do about a failed query, by its cause."""
-DEFAULT_ADVICE = "check that the URL is that of Triton's own HTTP port, by default 8000"
+"""What to do about a failed query, by its cause; empty: any other."""
 
 T = TypeVar("T")
 

@@ -23,7 +23,8 @@ from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
-from sidestep_adapters.polling import http_client, poll_state
+from sidestep_adapters.polling import http_client
+from sidestep_adapters.polling import state as poll_state
 from sidestep_adapters.recording.replay import Replay
 from sidestep_adapters.scrape import poller
 

@@ -243,7 +243,7 @@ class Histories(RuleBasedStateMachine):
         self._is_one_by_one = self.server.namespaced
         queries = self.triton._queries
         self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
-        self.loop.run_until_complete(self.triton._poll())
+        self.loop.run_until_complete(self.triton.poll())
         more = True
         while more:
             more = self.triton.receive(time.monotonic())

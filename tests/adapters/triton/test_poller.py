@@ -565,8 +565,12 @@ async def test_many_models_are_exposed(start: Start) -> None:
     async with tritons("a") as server:
         server.respond(STATS, answer(recording("stats_501_models.json")))
         async with start(triton=triton(server)) as exporter:
-            await until(lambda: len(Page(exporter).served) == 501, timeout=60)
-            await until(lambda: Page(exporter).state == "up")
+            await until(lambda: len(exporter.registry.engines) == 501 + 1)
+            await until(lambda: not exporter.intake.busy)
+            page = Page(exporter)
+
+    assert len(page.served) == 501
+    assert page.state == "up"
 
 
 async def test_an_exporter_stops_while_a_server_is_silent(start: Start) -> None:
