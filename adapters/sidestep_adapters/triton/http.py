@@ -12,7 +12,6 @@ from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.triton.model_config import (
     ModelConfig,
     decode_config,
-    decode_extensions,
     decode_ready,
 )
 from sidestep_adapters.triton.statistics import split
@@ -37,7 +36,7 @@ ADVICE: Mapping[str, str] = {
     "slow": "a model that is loaded over HTTP blocks Triton's HTTP port until it is loaded;"
     " no counts are lost meanwhile",
     "restricted": "set the header that the server expects, such as header.NAME=@/FILE",
-    "unsupported": "only Triton has statistics, unless it was built with TRITON_ENABLE_STATS=OFF",
+    "unsupported": "the server was built with TRITON_ENABLE_STATS=OFF, which leaves statistics out",
     "not_ready": "the server is starting or stopping",
     "unknown_model": "the server does not have the model",
     "unreadable": "every poll reads the file again",
@@ -73,10 +72,6 @@ class TritonApi:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
-
-    async def extensions(self) -> Sequence[str]:
-        """Return the names of the server's extensions."""
-        return await self._query("/v2", decode_extensions, max_bytes=MAX_SHORT_BYTES)
 
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
         """Return the statistics of all models, of one, or of one of its versions.

@@ -1,4 +1,4 @@
-"""Decoding of Triton's metadata and model configurations, as far as metrics need them."""
+"""Decoding of Triton's model configurations, as far as metrics need them, and of its index of models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 from sidestep_adapters.triton.statistics import decode
 from sidestep_adapters.triton.wire import Whole
 
-STATISTICS = "statistics"
-"""Name of the statistics extension."""
 MAX_TAGS = 16
 MAX_INSTANCES = 1 << 40
 MAX_PART_BYTES = 32 << 10
@@ -58,10 +56,6 @@ class _Config(msgspec.Struct):
     response_cache: _Cache | None = None
 
 
-class _Server(msgspec.Struct):
-    extensions: list[str] = []
-
-
 class _Indexed(msgspec.Struct, gc=False):
     name: str
     state: str = ""
@@ -70,7 +64,6 @@ class _Indexed(msgspec.Struct, gc=False):
 _config = msgspec.json.Decoder(_Config)
 _groups = msgspec.json.Decoder(list[_Group])
 _given = msgspec.json.Decoder(dict[str, str])
-_server = msgspec.json.Decoder(_Server)
 _index = msgspec.json.Decoder(list[_Indexed])
 
 
@@ -87,15 +80,6 @@ def decode_config(body: bytes) -> ModelConfig:
     executes = found.platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
-
-
-def decode_extensions(body: bytes) -> list[str]:
-    """Decode the answer to ``/v2``: the names of the server's extensions.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
-    return decode(_server, body).extensions
 
 
 def decode_ready(body: bytes) -> list[str]:

@@ -15,9 +15,9 @@ from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.polling.poller import Poller
 from sidestep_adapters.polling.state import OUTCOMES, STATES, UNREACHABLE, ServerState
 from sidestep_adapters.triton.http import ADVICE, TritonApi
-from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate
+from sidestep_adapters.triton.models import Models, PollTime
 from sidestep_adapters.triton.queries import Queries
-from sidestep_adapters.triton.statistics_reader import StatisticsReader
+from sidestep_adapters.triton.wire import TritonStats
 
 log = logging.getLogger("sidestep.triton")
 
@@ -98,10 +98,15 @@ class TritonPoller(Poller):
         self._feed = feed
         self._lines = lines = RateLimitedLog(log)
         self._name = name = f"triton {target.name}"
-        self._models = Models(target.name, dict(target.labels), has_failures=has_failures)
         self._queries = Queries(api, server.models, name, lines)
-        self._reader = StatisticsReader(
-            self._models, self._queries, feed, emit=self._queue_update, lines=lines, name=name
+        self._models = Models(
+            target.name,
+            dict(target.labels),
+            self._queries,
+            feed,
+            emit=lambda *update: self.queue(partial(self._apply_update, *update)),
+            lines=lines,
+            has_failures=has_failures,
         )
         self.state = TritonState(feed, self._models.server, name, target.interval, lines)
         self._rejected_until: dict[str, float] = {}
@@ -125,13 +130,12 @@ class TritonPoller(Poller):
         """Poll the server once, and queue the updates."""
         self.state.started(time.monotonic())
         try:
-            await self._queries.check()
             started = time.monotonic()
             answer = await self._queries.statistics()
             poll_time = PollTime(time.monotonic(), time.time())
-            found = await self._reader.pieces_by_version(answer.pieces)
+            found = await self._models.pieces_by_version(answer.pieces)
             self.queue(partial(self.state.statistics_received, time.monotonic()))
-            await self._reader.update(found, answer, poll_time)
+            await self._models.update(found, answer, poll_time)
         except PollError as error:
             self._fail(error)
             return self._interval
@@ -147,21 +151,18 @@ class TritonPoller(Poller):
             self._queries.reset()
         self.queue(partial(self.state.poll_failed, time.monotonic(), error.without_frames()))
 
-    def _queue_update(self, update: VersionUpdate) -> None:
-        self.queue(partial(self._apply_update, update))
-
-    def _apply_update(self, update: VersionUpdate) -> None:
-        identity = update.info.id
-        if update.item is not None and time.monotonic() >= self._rejected_until.get(identity, 0.0):
+    def _apply_update(self, info: EngineInfo, item: TritonStats | None, is_detached: bool) -> None:
+        identity = info.id
+        if item is not None and time.monotonic() >= self._rejected_until.get(identity, 0.0):
             self._rejected_until.pop(identity, None)
             try:
-                self._feed.apply(update.info, update.item)
+                self._feed.apply(info, item)
             except WireError as error:
                 self._rejected_until[identity] = time.monotonic() + REJECTED_FOR
                 self._feed.intake.reject(error.reason)
                 self._lines.warning(
                     "export", "%s: %s is not exposed: %s", self._name, identity, error
                 )
-        if update.detach:
+        if is_detached:
             self._rejected_until.pop(identity, None)
             self._feed.unbind(identity)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import re
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from sidestep.config.triton_servers import ModelChoice
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
-from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
+from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
 
 IN_FLIGHT = 8
@@ -27,8 +27,6 @@ MAX_MODEL_QUERIES = 4096
 """Maximum models that are queried one by one."""
 MAX_BYTES = 16 << 20
 """Maximum bytes of all statistics that are queried one by one."""
-ATTEMPTS = 3
-"""Polls without the configuration of a model after which it is exposed without one."""
 _INCONCLUSIVE = ("slow", "unreachable", "not_ready")
 """Outcomes that reveal nothing about the queried model."""
 
@@ -75,13 +73,9 @@ class Queries:
         self._lines = lines
         self._exact = [] if any(_is_pattern(choice.name) for choice in models) else _unique(models)
         self._patterns = [(re.compile(fnmatch.translate(c.name)), c.version) for c in models]
-        self._is_checked = False
-        """True after the server's extensions were checked on this connection."""
         self._one_by_one = False
         self._query_all_at = 0.0
         """When to query for all models at once again."""
-        self._attempts: Counter[str] = Counter()
-        """Polls in which a model's configuration could not be read."""
 
     def wants(self, version: ModelVersion) -> bool:
         """Return whether a version of a model is selected."""
@@ -91,10 +85,8 @@ class Queries:
         )
 
     def reset(self) -> None:
-        """Forget the state of a connection: another process may answer from now on."""
-        self._is_checked = False
+        """Query for all models at once again: another process may answer from now on."""
         self._query_all_at = 0.0
-        self._attempts.clear()
 
     async def statistics(self) -> StatisticsAnswer:
         """Return the statistics of all selected models.
@@ -116,38 +108,15 @@ class Queries:
         self._set_one_by_one(one_by_one=False)
         return StatisticsAnswer(pieces, {})
 
-    async def check(self) -> None:
-        """Check once per connection that the server has the statistics extension.
-
-        Raises:
-            PollError: The server lacks it, or did not answer.
-        """
-        if self._is_checked:
-            return
-        try:
-            found = await self._api.extensions()
-        except PollError as error:
-            if error.cause in (*_INCONCLUSIVE, "bad_answer"):
-                raise
-            # Access to statistics may be allowed without access to this.
-        else:
-            if STATISTICS not in found:
-                raise PollError(
-                    "unsupported", f"the server does not name the extension {STATISTICS!r}"
-                )
-        self._is_checked = True
-
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
         """Return configurations of models; a missing one may be available in the next poll."""
         found: dict[str, ModelConfig] = {}
 
         async def get(name: str) -> None:
-            # Counted even if the query is cancelled.
-            self._attempts[name] += 1
             try:
                 found[name] = await self._api.config(name)
             except PollError as error:
-                if error.cause in _INCONCLUSIVE and self._attempts[name] < ATTEMPTS:
+                if error.cause in _INCONCLUSIVE:
                     return
                 found[name] = ModelConfig()
                 self._lines.warning(
@@ -159,15 +128,7 @@ class Queries:
                     error,
                 )
 
-        # Models with fewer attempts come first.
-        wanted = sorted(dict.fromkeys(names), key=self._attempts.__getitem__)
-        self._attempts = Counter({name: self._attempts[name] for name in wanted})
-        await _run_each(wanted, get, CONFIG_SECONDS)
-        for name in wanted:
-            if self._attempts[name] >= ATTEMPTS:
-                found.setdefault(name, ModelConfig())
-        for name in found:
-            del self._attempts[name]
+        await _run_each(dict.fromkeys(names), get, CONFIG_SECONDS)
         return found
 
     async def _ready(self) -> list[ModelChoice]:
@@ -239,23 +200,14 @@ def _is_pattern(model: str) -> bool:
 
 
 async def _run_each(
-    items: Sequence[T], get: Callable[[T], Awaitable[None]], seconds: float | None = None
+    items: Collection[T], get: Callable[[T], Awaitable[None]], seconds: float | None = None
 ) -> None:
     """Run ``get`` for each item, some concurrently; cancel the rest after ``seconds``."""
-    if not items:
-        return
-    waiting = iter(items)
+    free = asyncio.Semaphore(IN_FLIGHT)
 
-    async def work() -> None:
-        for item in waiting:
+    async def run(item: T) -> None:
+        async with free:
             await get(item)
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(IN_FLIGHT, len(items)))]
-    try:
-        done, _ = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for worker in done:
-            worker.result()
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*map(run, items)), seconds)

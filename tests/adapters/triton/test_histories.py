@@ -67,11 +67,6 @@ class Server(TritonApi):
             model.fail(failures)
             model.hit(hits)
 
-    async def extensions(self) -> Sequence[str]:
-        """Return the required extension."""
-        self._raise_failure()
-        return ["statistics"]
-
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
         """Return the statistics of all models or of one; no test asks for one version."""
         assert not version
@@ -232,12 +227,6 @@ class Histories(RuleBasedStateMachine):
 
         assert found == {key: self.seen[key].total for key in self.shown}
         assert self.fed.rejected == {}
-
-    @invariant()
-    def replaced_statistics_are_freed(self) -> None:
-        """One piece is remembered for each version."""
-        models = self.triton._models
-        assert len(models._by_piece) == len(models)
 
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced

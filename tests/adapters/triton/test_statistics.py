@@ -277,7 +277,6 @@ def test_a_recorded_configuration_is_read() -> None:
     assert triton_config.decode_config(recorded("model_config_cached.http")) == ModelConfig(
         instances=1, has_cache=True
     )
-    assert "statistics" in triton_config.decode_extensions(recorded("v2_metadata.http"))
 
 
 def config(**fields: Any) -> ModelConfig:
