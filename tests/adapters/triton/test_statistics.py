@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from exporters import DATA
 from sidestep.errors import PollError, WireError
 from sidestep_adapters.triton import model_config as triton_config
-from sidestep_adapters.triton.fields import EXTENSION
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import (
     ModelVersion,
@@ -30,6 +29,7 @@ from sidestep_adapters.triton.wire import (
     Responses,
     Timed,
 )
+from triton_fields import documented_fields
 
 LARGEST = 2**64 - 1
 """Maximum of Triton's counters."""
@@ -107,13 +107,13 @@ def paths(found: Any, before: str = "") -> Iterator[str]:
 
 
 def test_the_fields_are_those_of_a_real_server() -> None:
-    """The list of fields behind docs/triton-fields.md has every recorded field and no other."""
+    """The document has every recorded field and no other."""
     models = [model for name in RECORDED for model in json.loads(recorded(name))["model_stats"]]
     for model in models:
         responses = model["response_stats"].items()
         model["response_stats"] = [{"key": key, **found} for key, found in responses]
 
-    assert {path.removeprefix("[].") for path in paths(models)} == set(EXTENSION)
+    assert {path.removeprefix("[].") for path in paths(models)} == documented_fields().keys()
 
 
 def test_the_busy_time_is_of_executions() -> None:
