@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
+from sidestep.config import parsing, scrape_targets
 from sidestep.config.engine_targets import EngineTarget
 from sidestep.errors import PollError
+from sidestep.ingest.local_stream import identity
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import STARTING
@@ -21,7 +23,7 @@ from sidestep.protocol.self_described import Family
 from sidestep_adapters.llamacpp.answers import JSON, ROUTER, Models, Props, Slot, Slots, decode
 from sidestep_adapters.llamacpp.model import DIALECT, ModelState
 from sidestep_adapters.llamacpp.rows import ROWS
-from sidestep_adapters.polling.api import Kind, Poll, Update, flag, identity
+from sidestep_adapters.polling.api import Kind, Poll, Update
 from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.polling.page_reader import PageReader
 
@@ -70,7 +72,9 @@ class LlamaApi:
         self._url = server.target.url
         self._name = server.target.name
         self._model = given.get("model", "")
-        self._asks_slots = flag("slots", given, default=True)
+        self._asks_slots = scrape_targets.parsed(
+            "slots", given, default=True, parse=parsing.boolean
+        )
         place = urlsplit(self._url)
         self._labels = {"engine": given.get("engine") or place.netloc + place.path}
         self._labels |= dict(server.target.labels)

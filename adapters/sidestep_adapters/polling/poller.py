@@ -1,4 +1,4 @@
-"""Polling of one server while the exporter runs, and the poller of one server of ``--engine``."""
+"""Polling of one server while the exporter runs, and the sources of ``--engine``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 
-from sidestep.errors import PollError, WireError
+from sidestep.config.engine_targets import EngineTarget
+from sidestep.config.settings import Config
+from sidestep.errors import ConfigError, PollError, WireError
+from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.polling.api import EngineApi, Poll, Update
-from sidestep_adapters.polling.state import OUTCOMES, UNREACHABLE, ServerState
+from sidestep_adapters.polling.api import EngineApi, Kind, Poll, Update
+from sidestep_adapters.polling.state import OUTCOMES, STATES, UNREACHABLE, ServerState
 
 log = logging.getLogger("sidestep.engine")
+
+GROUP = "sidestep.server_kinds"
+"""Entry point group of kinds of servers, each an ``api.Kind``."""
 
 PREFIX = "sidestep_engine_poll"
 """Prefix of the metrics about polls."""
@@ -44,10 +51,12 @@ class Poller:
     Args:
         interval: Seconds from one poll to the next; polls that are missed because one took longer are
             skipped.
+        disconnect: Closes the connection to the server; the next poll connects again.
     """
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, disconnect: Callable[[], Awaitable[None]]) -> None:
         self._interval = interval
+        self._disconnect = disconnect
         self._pending: deque[Callable[[], None]] = deque()
         self._is_applied = asyncio.Event()
         """Set when all updates of the last poll are applied."""
@@ -59,10 +68,6 @@ class Poller:
 
         Failures are reported, not raised.
         """
-        raise NotImplementedError
-
-    async def disconnect(self) -> None:
-        """Close the connection to the server."""
         raise NotImplementedError
 
     def queue(self, apply: Callable[[], None]) -> None:
@@ -121,7 +126,7 @@ class Poller:
                     await self._is_applied.wait()
                 await asyncio.sleep(max(started + pause - time.monotonic(), 0.0))
         finally:
-            await self.disconnect()
+            await self._disconnect()
 
 
 class EnginePoller(Poller):
@@ -146,7 +151,7 @@ class EnginePoller(Poller):
         metrics: SelfMetrics,
         advice: Mapping[str, str],
     ) -> None:
-        super().__init__(interval)
+        super().__init__(interval, api.close)
         self.name = name
         self._api = api
         self._feed = feed
@@ -163,10 +168,6 @@ class EnginePoller(Poller):
     def tick(self, now: float) -> None:
         """Detect a slow server."""
         self.state.expire(now)
-
-    async def disconnect(self) -> None:
-        """Close the connection to the server."""
-        await self._api.close()
 
     async def poll(self) -> float:
         """Poll the server once, and queue the updates."""
@@ -211,3 +212,39 @@ class EnginePoller(Poller):
     def _count(self, _: float, outcome: str) -> None:
         if outcome:
             self._metrics.add(f"{PREFIX}s_total", 1, self.name, outcome)
+
+
+def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:
+    """Return one poller for each ``--engine``.
+
+    Raises:
+        ConfigError: A kind, an option or a label is invalid, or a file cannot be read.
+    """
+    pollers = [_source(server, intake) for server in config.engine]
+    intake.metrics.read(
+        "sidestep_engine_poll_state",
+        lambda: [
+            ((each.name, state), float(each.state.state == state))
+            for each in pollers
+            for state in STATES
+        ],
+    )
+    return pollers
+
+
+def _source(server: EngineTarget, intake: Intake) -> EnginePoller:
+    name = f"{server.kind}={server.target.name}"
+    kinds = {point.name: point for point in entry_points(group=GROUP)}
+    if server.kind not in kinds:
+        known = " and ".join(sorted(kinds))
+        raise ConfigError(f"--engine: {server.kind!r} is no kind of server; known are {known}")
+    kind: Kind = kinds[server.kind].load()
+    try:
+        api = kind.api(server)
+        intake.registry.check(api.check())
+    except (ConfigError, ValueError, WireError) as error:
+        raise ConfigError(f"--engine {name}: {error}") from None
+    feed = ServerFeed(intake, f"engine {name}")
+    return EnginePoller(
+        name, server.target.interval, api, feed, metrics=intake.metrics, advice=kind.advice
+    )

@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sidestep.errors import PollError, WireError
-from sidestep.ingest.local_stream import ServerFeed
+from sidestep.ingest.local_stream import ServerFeed, identity
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.polling.api import identity
 from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.queries import Queries, StatisticsAnswer

@@ -1,13 +1,16 @@
-"""The source that polls one Triton server while the exporter runs; see ``--triton``."""
+"""The sources of ``--triton``: one poller for each server, while the exporter runs."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
+from sidestep.config.settings import Config
 from sidestep.config.triton_servers import Server
-from sidestep.errors import PollError, WireError
+from sidestep.errors import ConfigError, PollError, WireError
+from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -15,7 +18,7 @@ from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.polling.poller import Poller
 from sidestep_adapters.polling.state import OUTCOMES, STATES, UNREACHABLE, ServerState
 from sidestep_adapters.triton.http import ADVICE, TritonApi
-from sidestep_adapters.triton.models import Models, PollTime
+from sidestep_adapters.triton.models import Models, PollTime, server_engine
 from sidestep_adapters.triton.queries import Queries
 from sidestep_adapters.triton.wire import TritonStats
 
@@ -93,8 +96,7 @@ class TritonPoller(Poller):
         self, server: Server, api: TritonApi, feed: ServerFeed, *, has_failures: bool
     ) -> None:
         target = server.target
-        super().__init__(target.interval)
-        self._api = api
+        super().__init__(target.interval, api.close)
         self._feed = feed
         self._lines = lines = RateLimitedLog(log)
         self._name = name = f"triton {target.name}"
@@ -121,10 +123,6 @@ class TritonPoller(Poller):
         self._rejected_until.clear()
         self._models.clear()
         super().cut()
-
-    async def disconnect(self) -> None:
-        """Close the connection to the server."""
-        await self._api.close()
 
     async def poll(self) -> float:
         """Poll the server once, and queue the updates."""
@@ -166,3 +164,26 @@ class TritonPoller(Poller):
         if is_detached:
             self._rejected_until.pop(identity, None)
             self._feed.unbind(identity)
+
+
+def sources(config: Config, intake: Intake, _: object) -> Sequence[TritonPoller]:
+    """Return one poller for each ``--triton``.
+
+    Raises:
+        ConfigError: The labels of a server are invalid, or a file that it needs cannot be read.
+    """
+    # A family cannot come from both a page and statistics, which have other labels.
+    has_failures = not any(server.metrics for server in config.triton)
+    return [_source(server, intake, has_failures=has_failures) for server in config.triton]
+
+
+def _source(server: Server, intake: Intake, *, has_failures: bool) -> TritonPoller:
+    name = server.target.name
+    api = TritonApi(server.target)
+    try:
+        intake.registry.check(server_engine(name, dict(server.target.labels)))
+        api.check()
+    except (ConfigError, WireError) as error:
+        raise ConfigError(f"--triton {name}: {error}") from None
+    feed = ServerFeed(intake, f"triton {name}")
+    return TritonPoller(server, api, feed, has_failures=has_failures)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fnmatch
 import re
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +18,6 @@ from sidestep_adapters.triton.statistics import ModelVersion
 
 IN_FLIGHT = 8
 """Concurrent queries, where each model needs one."""
-NAMESPACED_FOR = 60.0
-"""Seconds after which a server that is queried model by model is queried for all models again."""
 CONFIG_SECONDS = 5.0
 """Maximum seconds for configurations of new models in one poll; the next poll continues."""
 MAX_MODEL_QUERIES = 4096
@@ -73,9 +70,8 @@ class Queries:
         self._lines = lines
         self._exact = [] if any(_is_pattern(choice.name) for choice in models) else _unique(models)
         self._patterns = [(re.compile(fnmatch.translate(c.name)), c.version) for c in models]
-        self._one_by_one = False
-        self._query_all_at = 0.0
-        """When to query for all models at once again."""
+        self._has_namespaces = False
+        """True if the server returns statistics only model by model."""
 
     def wants(self, version: ModelVersion) -> bool:
         """Return whether a version of a model is selected."""
@@ -86,7 +82,7 @@ class Queries:
 
     def reset(self) -> None:
         """Query for all models at once again: another process may answer from now on."""
-        self._query_all_at = 0.0
+        self._has_namespaces = False
 
     async def statistics(self) -> StatisticsAnswer:
         """Return the statistics of all selected models.
@@ -96,17 +92,20 @@ class Queries:
         """
         if self._exact:
             return await self._query_each(self._exact)
-        if self._one_by_one and time.monotonic() < self._query_all_at:
-            return await self._query_each(await self._ready())
-        try:
-            pieces = await self._api.statistics()
-        except PollError as error:
-            if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
-                raise
-            self._set_one_by_one(one_by_one=True)
-            return await self._query_each(await self._ready())
-        self._set_one_by_one(one_by_one=False)
-        return StatisticsAnswer(pieces, {})
+        if not self._has_namespaces:
+            try:
+                return StatisticsAnswer(await self._api.statistics(), {})
+            except PollError as error:
+                if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
+                    raise
+            self._has_namespaces = True
+            self._lines.info(
+                "namespaces",
+                "%s: the server has --model-namespacing and cannot return all models at once:"
+                " models are queried one by one, and models that share a name are not available",
+                self._name,
+            )
+        return await self._query_each(await self._ready())
 
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
         """Return configurations of models; a missing one may be available in the next poll."""
@@ -171,19 +170,6 @@ class Queries:
         if answer.failure is not None and len(failed) == len(choices):
             raise answer.failure
         return answer
-
-    def _set_one_by_one(self, *, one_by_one: bool) -> None:
-        if one_by_one != self._one_by_one:
-            self._lines.info(
-                f"one by one {one_by_one}",
-                "%s: the server has --model-namespacing and cannot return all models at once:"
-                " models are queried one by one, and models that share a name are not available"
-                if one_by_one
-                else "%s: the server returns all models at once again",
-                self._name,
-            )
-        self._one_by_one = one_by_one
-        self._query_all_at = time.monotonic() + NAMESPACED_FOR
 
 
 def _unique(choices: Sequence[ModelChoice]) -> list[ModelChoice]:

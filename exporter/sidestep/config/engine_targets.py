@@ -1,6 +1,6 @@
 """Parser of ``--engine``: the kind of a server that the exporter polls, its URL and options.
 
-``sidestep_adapters.polling.sources`` finds the kinds and checks their own options.
+``sidestep_adapters.polling.poller`` finds the kinds and checks their own options.
 """
 
 from __future__ import annotations

@@ -124,14 +124,14 @@ def target(value: object, form: Form) -> tuple[Target, dict[str, str]]:
     _check_files(url, given)
     found = Target(
         url,
-        _parsed("interval", given, form.interval, _seconds),
-        _parsed("timeout", given, TIMEOUT, _seconds),
+        parsed("interval", given, form.interval, _seconds),
+        parsed("timeout", given, TIMEOUT, _seconds),
         options.with_prefix(options.LABEL, given),
         tuple(_header(name, text) for name, text in options.with_prefix(HEADER, given)),
         given.get("ca", ""),
         given.get("cert", ""),
         given.get("key", ""),
-        _parsed("keepalive", given, default=False, parse=parsing.boolean),
+        parsed("keepalive", given, default=False, parse=parsing.boolean),
     )
     options.check_unique(f"{HEADER}{header.name.lower()}=" for header in found.headers)
     return found, {name: text for name, text in given.items() if name in form.options}
@@ -211,10 +211,14 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
         raise ValueError("ca=, cert= and key= need a URL that begins with https://")
 
 
-def _parsed(
+def parsed(
     name: str, given: Mapping[str, str], default: Value, parse: Callable[[str], Value]
 ) -> Value:
-    """Parse the value of the option ``name``."""
+    """Return the value of the option ``name``, or ``default`` where it is not given.
+
+    Raises:
+        ValueError: The value is invalid; completes an error line.
+    """
     try:
         return parse(given[name]) if name in given else default
     except ValueError as error:

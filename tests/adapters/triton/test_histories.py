@@ -231,7 +231,7 @@ class Histories(RuleBasedStateMachine):
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced
         queries = self.triton._queries
-        self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
+        self._is_one_by_one |= queries._has_namespaces
         self.loop.run_until_complete(self.triton.poll())
         more = True
         while more:
