@@ -42,7 +42,7 @@ TOKENS_A_REQUEST = 128
 
 Drawn = TypeVar("Drawn")
 Make = Callable[[dict[str, Any], str], Any]
-"""A maker of vLLM's object from its recorded members and its type name."""
+"""Makes an object of vLLM from its recorded members and its type name."""
 
 _WIRE: Mapping[str, type[msgspec.Struct]] = {
     "PrefixCacheStats": wire.CacheStats,
@@ -66,7 +66,7 @@ _VLLM_MODULES = (
 
 
 class Steps:
-    """A source of steps; each step owns its numbers, as one of the engine does."""
+    """A source of steps; each step owns its numbers, like a step of a real engine."""
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()

@@ -1,7 +1,7 @@
 """Cost of the most expensive frames that a peer can send: CPU time, and longest block of the event loop.
 
-``python -m fuzz.costs`` prints one table. A frame is taken as a whole, its items or records
-one by one; between two of them, after 2 ms, the event loop does other things.
+``python -m fuzz.costs`` prints one table. A frame is decoded as a whole, and its items or records are
+applied one by one; after every 2 ms the event loop does other things.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def large_step() -> Case:
 
 
 def large_tallies() -> Case:
-    """Send unknown label values in every place for them."""
+    """Send unknown label values in every field that has them."""
     case = Case()
     names = {f"{n:0256}": 1 for n in range(128)}
     scheduler: list[Any] = [1, 1, 1, {}, 0.5, None, None, None, [], None, names, names]
@@ -293,7 +293,7 @@ def shares() -> Case:
 
 
 def hashes() -> Case:
-    """Store one hash as often as an item may name it."""
+    """Store the same hash as often as an item may name it."""
     case = Case()
     changes = [["stored", 1.0 + n, [1] * 4096, "GPU"] for n in range(4)]
     case.items(["ce", 0, 1.0, 1, changes])
@@ -373,7 +373,7 @@ def empties() -> Case:
 
 
 def snapshot() -> Case:
-    """Measure how long a snapshot with all requests in flight holds the loop, and restoring it."""
+    """Measure how long writing and restoring a snapshot with all requests in flight holds the loop."""
     case = Case()
     case.fill(True)
     capture = Capture(case.intake)

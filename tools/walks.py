@@ -1,7 +1,7 @@
-"""Print what a value passes on its way through the exporter: the functions that run, in order, with their files.
+"""Print the functions that a value passes on its way through the exporter, in order, with their files.
 
 ``python -m tools.walks`` follows a frame to its series, a scrape to its bytes, and ended requests to
-their records, in an exporter of this process. Each ran once before, so that caches are filled.
+their records, in an exporter of this process. Each has run once before, so that caches are filled.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from sidestep.protocol.messages import Batch, EngineInfo, FromSender, Heartbeat,
 PACKAGE = str(Path(__file__).parents[1] / "exporter" / "sidestep") + "/"
 INGEST, PERIODIC = {"Ingest._turn"}, {"Ingest._drain", "Ingest._on_tick"}
 RECORD = {"ended", "RequestLog.add", "RecordWriter._run"}
-"""Functions that make an ended request, take it, and write its record."""
+"""Functions that make an ended request, queue it, and write its record."""
 PATIENCE = 60.0
 
 
 class Profile:
-    """Notes the exporter's functions that run, in all threads that start from now on."""
+    """Record the exporter's functions that run, in all threads that start from now on."""
 
     def __init__(self) -> None:
         self._found: dict[CodeType, None] | None = None
@@ -53,13 +53,13 @@ class Profile:
     def walk(
         self, title: str, below: set[str], without: set[str], *packages: str
     ) -> Iterator[None]:
-        """Print what runs in the block.
+        """Print the functions that run in the block.
 
         Args:
-            title: Of what is printed.
-            below: Only functions of these names and what they call; empty: all.
-            without: Neither these nor what they call.
-            packages: In which they are; by default all.
+            title: Heading.
+            below: Print only functions of these names and those that they call; empty: all.
+            without: Leave out these functions and those that they call.
+            packages: Packages of the printed functions; by default all.
         """
         self._below, self._without, self._found = below, without, {}
         yield
@@ -77,7 +77,7 @@ class Profile:
         if found is None or event != "call" or not code.co_filename.startswith(PACKAGE):
             return
         if code.co_name.startswith("<"):
-            # A comprehension or a lambda is read with the function around it.
+            # A comprehension or a lambda belongs to the function around it.
             return
         callers = set()
         caller: FrameType | None = frame
@@ -92,7 +92,7 @@ async def until(holds: Callable[[], bool]) -> None:
     """Wait until ``holds`` returns True.
 
     Raises:
-        TimeoutError: It does not within ``PATIENCE`` seconds.
+        TimeoutError: It returned False for ``PATIENCE`` seconds.
     """
     async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110 - what it waits for sets no event
@@ -107,7 +107,7 @@ def step(number: int) -> Batch:
 
 
 async def walks(profile: Profile, folder: Path) -> None:
-    """Follow all."""
+    """Print all walks."""
     endpoint, log = f"ipc://{folder}/own/ingest", folder / "requests.jsonl"
     flags = {
         "web_listen_address": ("127.0.0.1:0",),
@@ -150,7 +150,7 @@ async def walks(profile: Profile, folder: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(endpoint: str) -> AsyncIterator[Callable[[FromSender], Awaitable[Any]]]:
-    """Connect, and yield the sender of a message."""
+    """Connect, and yield a function that sends a message."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.connect(endpoint)
@@ -166,7 +166,7 @@ async def _connected(endpoint: str) -> AsyncIterator[Callable[[FromSender], Awai
 
 
 def main() -> None:
-    """Follow all in a directory that is removed afterwards."""
+    """Print all walks of an exporter in a temporary directory."""
     with tempfile.TemporaryDirectory() as made:
         asyncio.run(walks(Profile(), Path(made)))
 

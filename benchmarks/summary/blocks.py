@@ -23,7 +23,7 @@ from sidestep_adapters.publisher.cache_lookups import LookupEvents
 CACHE = 50_000
 """Blocks in the cache: within the tracker's capacity at either rate."""
 HASHES = 64
-"""Hashes that an item stores, and removes."""
+"""Number of hashes that an item stores and removes."""
 RATE = Sampling().rate
 NAME = f"KV blocks by hash, {100 * RATE:g} % sampled"
 LOOKED_UP = f"lookups of KV blocks, {100 * RATE:g} % sampled"

@@ -1,4 +1,4 @@
-"""A push by OTLP: copying the registry on the event loop, then the SDK's objects and messages in a thread."""
+"""A push by OTLP: the copy of the registry on the event loop, then the SDK's objects and messages in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of requests and their spans: making, queueing, and what the SDK takes to encode and compress them."""
+"""Records of requests and their spans: the cost of making and queueing them, and of the SDK's encoding and compression."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The peer is the work of vLLM's front end for a step's metrics, with its real classes:
 IterationStats from the core's outputs, request by request, and PrometheusStatLogger.record.
-The tap's work is that of the request events, the scheduler's statistics, and the block
-pool's calls at the given sampling rate.
+The tap's work is the request events, the scheduler's statistics, and the calls of the block
+pool at the given sampling rate.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ LOOKUP, LOOKUP_PROCESS = (
     "lookup of 18 blocks in the prefix cache, whole process",
 )
 TURNING_REQUESTS = 64
-"""Requests that begin and end with each step, so that the part of one thing can be seen."""
+"""Requests that begin and end with each step, enough to measure the cost of one."""
 IDENTITY_LIMIT, LOOKUP_LIMIT = 1.5, 1.0
 LOOKED_UP = 18
-"""Blocks of a request."""
+"""Blocks of a request that are looked up."""
 CACHE_BLOCKS = 50_000
 
 Perform = Callable[["Step"], None]
