@@ -1,7 +1,7 @@
-"""llama-server's API: a page for each model that is in memory, and what other paths add.
+"""llama-server's API: the metrics page of each model in memory, and the paths beside it.
 
-No request wakes a model that sleeps, or loads one. ``/slots`` would wake it, and keep it awake:
-it is asked only at once after a page that has shown requests in slots.
+No request loads a model, or wakes one that sleeps. ``/slots`` would wake it and keep it awake, so it
+is requested only right after a page that shows requests in slots.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sidestep_adapters.polling.page_reader import PageReader
 
 TEXT = "text/plain"
 PROCESS_HEADER = "Process-Start-Time-Unix"
-"""Header of the page; another one after a restart, but no Unix time."""
+"""Header of the page that identifies the process; despite its name, it is no Unix time."""
 PROPS_SECONDS = 5.0
-"""Seconds after which an idle server is asked again if its model sleeps."""
+"""Seconds after which ``/props`` is read again, to learn whether the model sleeps."""
 SLOTS_WITHIN = 0.5
-"""Seconds after a request for a page in which ``/slots`` may be asked: a model sleeps after a second of
-idleness at the earliest."""
+"""Seconds after the request for a page within which ``/slots`` may be requested: a model does not fall
+asleep before it has been idle for a second."""
 MAX_SHORT_BYTES = 4 << 20
 CAUSES: Mapping[str, str] = {
     "http_501": "no_metrics",
     "http_503": "starting",
     "http_404": "wrong_path",
 }
-"""Causes of the HTTP client, and what llama-server means."""
+"""What llama-server means by a cause of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "no_metrics": "start llama-server with --metrics",
     "starting": "the server loads its model",
@@ -104,7 +104,7 @@ class LlamaApi:
             return Poll([await self._poll_single()])
         except PollError as error:
             if error.cause == "unreachable":
-                # Another server may be started there.
+                # Another server may start at this address.
                 self._is_router = None
             elif error.cause == "starting" and self._single is not None:
                 return Poll([self._single.starting(STARTING)], error.without_frames())
@@ -167,7 +167,7 @@ class LlamaApi:
             try:
                 slots: list[Slot] = await self._json(f"/slots{query}", Slots)
             except PollError:
-                # Without it (--no-slots) the server has no tokens of requests.
+                # Without this path (--no-slots) the tokens of requests are not known.
                 self._asks_slots = False
             else:
                 model.set_used(sum(s.n_prompt_tokens for s in slots if s.is_processing))

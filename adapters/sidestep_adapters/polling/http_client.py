@@ -40,7 +40,7 @@ class Response(NamedTuple):
     chunks: list[bytes]
 
     def text(self) -> list[bytes]:
-        """Return the chunks of a text, and the end of its last line where HTTP shows that none is cut."""
+        """Return the chunks of a text; its last line gets an end if HTTP shows that nothing is missing."""
         is_delimited = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         if is_delimited and self.chunks and not self.chunks[-1].endswith(b"\n"):
             return [*self.chunks, b"\n"]
@@ -50,8 +50,8 @@ class Response(NamedTuple):
 class Client:
     """Sends requests to one target; a request after ``close`` connects again.
 
-    Redirects and compression are off: secrets in headers reach no other server, and a small
-    response cannot expand.
+    Redirects are off, so that secrets in headers reach no other server, and compression is off, so
+    that a small response cannot expand.
 
     Args:
         target: The server, its files and its headers.
@@ -225,8 +225,7 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kinds and kind and kind not in kinds:
         raise PollError(
-            "json" if kind == "application/json" else "bad_answer",
-            f"the response is {_printable_line(kind)}, not {' or '.join(kinds)}",
+            "bad_answer", f"the response is {_printable_line(kind)}, not {' or '.join(kinds)}"
         )
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":

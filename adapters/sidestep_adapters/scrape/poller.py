@@ -30,7 +30,7 @@ ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
 OPENMETRICS = "application/openmetrics-text"
 JSON = "json"
 JSON_PAUSE = (10.0, 3600.0)
-"""Seconds until a target that answered with JSON is polled again, at first and at most; they double."""
+"""Seconds until a target that answered with JSON is polled again: the first time, and at most. They double."""
 JSON_ADVICE = (
     "it is polled again in %g s only, since reading TensorRT-LLM's /metrics takes its iteration statistics"
     " away from others. Its page is /prometheus/metrics"
@@ -96,7 +96,7 @@ class PagePoller(Poller):
         return self._interval
 
     async def _apply(self, chunks: list[bytes], started: float) -> None:
-        """Read a page and expose it, in a thread: a long one takes a tenth of a second."""
+        """Read a page and expose it, in a thread, since a long page takes a tenth of a second."""
         now = time.monotonic()
         self._metrics.set(f"{PREFIX}poll_duration_seconds", now - started, self.name)
         try:

@@ -1,7 +1,7 @@
 """Forward-pass metrics: one record for each forward pass of SGLang, Dynamo's vLLM, or vLLM.
 
-All share one schema, sent as a map with field names; an array has the same order. vLLM's form
-(vllm-project/vllm#52061, open) has one more field, which names what was timed.
+All share one schema, which is sent as a map with field names, or as an array in the same order. vLLM's
+form (vllm-project/vllm#52061, open) has one more field, which names what was timed.
 """
 
 from __future__ import annotations

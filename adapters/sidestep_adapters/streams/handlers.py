@@ -1,4 +1,4 @@
-"""The handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
+"""Handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class StreamHandlers(Handlers):
         self.observe_blocks(engine, observed)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
-        """Count blocks by medium; resident blocks are known once the cache has been empty."""
+        """Count blocks by medium; resident ones only once the cache is known to have been empty."""
         resident = engine.keyed[self._resident]
         match change.kind:
             case "stored":

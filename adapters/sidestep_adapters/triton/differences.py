@@ -44,7 +44,7 @@ def difference(new: ModelStats, old: ModelStats) -> ModelStats:
 
 
 def _less(new: Any, old: Any) -> Any:
-    """Return the difference of two counts, or of the fields of two structs; None has counted nothing."""
+    """Return the difference of two counts, or of two structs field by field; None counts as 0."""
     if old is None:
         return new
     if isinstance(old, msgspec.Struct):

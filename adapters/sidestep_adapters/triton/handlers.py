@@ -1,4 +1,4 @@
-"""The handlers of Triton's items: each adds what the statistics counted since the previous poll."""
+"""Handlers of Triton's items: each adds what the statistics counted since the previous poll."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sidestep_adapters.triton.wire import Batch, ModelStats, Responses, Timed, T
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 STAGED_SIZES = MAX_OPEN_VALUES // len(BATCH_STAGES) - 1
-"""Batch sizes with a series for each stage: with those of all others they are no more than the limit."""
+"""Maximum batch sizes with a series for each stage, so that these and ``__other__`` stay within the limit."""
 MILLISECONDS = 1000.0
 """Milliseconds of a second."""
 

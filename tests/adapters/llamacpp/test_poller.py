@@ -13,6 +13,7 @@ from exporters import Start, until
 from llama_servers import (
     LlamaServer,
     failure,
+    left_out,
     llama_server,
     page,
     pages,
@@ -25,7 +26,6 @@ from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
-from sidestep_adapters.llamacpp.rows import UNMAPPED
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def theirs(text: str) -> dict[str, float]:
     """Return the samples of a page of llama-server that have rows here."""
     found = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     named = {re.sub(r'\{position="(\d+)"\}', r" \1", head): float(v) for head, _, v in found}
-    return {name: value for name, value in named.items() if name not in UNMAPPED}
+    return {name: value for name, value in named.items() if name not in left_out()}
 
 
 @pytest.mark.parametrize("name", ["load", "cache", "aborts", "speculative", "large", "embeddings"])

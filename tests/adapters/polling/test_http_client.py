@@ -150,7 +150,7 @@ async def test_a_slow_server_is_not_unreachable(says: Says) -> None:
 WRONG = [
     (raw(b"no http at all\r\n\r\n"), "bad_answer", ""),
     (page(BODY, kind="text/html"), "bad_answer", "the response is text/html, not text/plain"),
-    (page(BODY, kind="application/json"), "json", "the response is application/json"),
+    (page(BODY, kind="application/json"), "bad_answer", "the response is application/json"),
     (
         raw(head(4, more="Content-Encoding: gzip\r\n"), BODY),
         "bad_answer",
