@@ -91,7 +91,12 @@ class Client:
         Raises:
             PollError: There is no complete response with status 200.
         """
-        headers = await self._headers(accept)
+        headers = CIMultiDict({"Accept": accept})
+        try:
+            # Each request reads the files: a secret may change in between.
+            headers.update(await asyncio.to_thread(self._prepare))
+        except ConfigError as error:
+            raise PollError("unreadable", str(error)) from None
         try:
             return await self._fetch(method, url, headers, kinds)
         except PollError as error:
@@ -137,7 +142,12 @@ class Client:
         traces = aiohttp.TraceConfig()
         traces.on_connection_create_end.append(connected)
         traces.on_connection_reuseconn.append(connected)
+        headers = {"Accept-Encoding": "identity", "User-Agent": f"sidestep/{__version__}"}
+        if not self.target.keepalive:
+            # Not every release of aiohttp sets this header.
+            headers["Connection"] = "close"
         return aiohttp.ClientSession(
+            headers=headers,
             connector=aiohttp.TCPConnector(force_close=not self.target.keepalive),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self.target.timeout, connect=CONNECT_SECONDS),
@@ -145,26 +155,6 @@ class Client:
             response_class=BoundedResponse,
             trace_configs=[traces],
         )
-
-    async def _headers(self, accept: str) -> CIMultiDict[str]:
-        """Return the headers of one request; a secret may change between requests."""
-        found: CIMultiDict[str] = CIMultiDict()
-        found["Accept"] = accept
-        found["Accept-Encoding"] = "identity"
-        found["User-Agent"] = f"sidestep/{__version__}"
-        if not self.target.keepalive:
-            # Not every release of aiohttp sets this header.
-            found["Connection"] = "close"
-        target = self.target
-        if target.ca or target.cert or any(header.file for header in target.headers):
-            try:
-                own = await asyncio.to_thread(self._prepare)
-            except ConfigError as error:
-                raise PollError("unreadable", str(error)) from None
-        else:
-            own = self._prepare()
-        found.update(own)
-        return found
 
     def _prepare(self) -> dict[str, str]:
         """Return the target's headers, and read files for TLS again if one has changed."""
@@ -264,7 +254,8 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
         asyncio.TimeoutError,
         msgspec.MsgspecError,
         RecursionError,
-    ):
+    ) as error:
+        drop_frames(error)
         payload = None
     text = payload.get("error") if isinstance(payload, dict) else None
     if isinstance(text, dict):
