@@ -21,7 +21,7 @@ from sidestep.transport.listener import IngestListener
 from sidestep.transport.path_owners import check_owners, open_file
 from sidestep.transport.plain_connection import PlainConnection
 from sidestep_adapters.recording.format import Writer
-from sidestep_tools.whatif.plot import writer
+from sidestep_tools.whatif.plot import write
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 STRANGER, EXPORTER = 1234, 65532
@@ -71,7 +71,7 @@ def recording(path: Path) -> None:
 
 def plot(path: Path) -> None:
     """Write a picture into it."""
-    writer(path / "x.svg")([Point(1, 0.0, 0.0, 0.0), Point(2, 0.0, 0.0, 0.0)], "")
+    write(path / "x.svg", [Point(1, 0.0, 0.0, 0.0), Point(2, 0.0, 0.0, 0.0)], "")
 
 
 USES = (state, ingest, log, recording, plot)

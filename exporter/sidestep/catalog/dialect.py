@@ -123,7 +123,7 @@ class DialectTables:
         key_series: The series of the statistics log line; None: its line has those of the live page.
         live_series: Further series of the live page.
         recorded: Counters of the requests that end with a record.
-        feature_options: By feature of a row: the option that gives an engine the feature, for people.
+        feature_options: Options that expose the families of a feature, by feature, for doctor's texts.
         needed_by: By the path of a field: the properties that are computed from it, as paths, and the
             handlers that read it.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
