@@ -26,8 +26,10 @@ from exporters import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from prometheus_server import BINARIES, prometheus
 from sidestep.cli import cli
-from sidestep.config.settings import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
-from sidestep.config.topics import TOPICS
+from sidestep.config.engine_settings import default_endpoint
+from sidestep.config.setting import Setting
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, read
+from sidestep.config.variables import TOPICS
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo

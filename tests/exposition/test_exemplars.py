@@ -44,7 +44,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.requests.settings import RequestSettings
 from sidestep_adapters.publisher.publisher import Publisher
 
 STOP, ABORT = map(FINISH_REASONS.index, ("stop", "abort"))
@@ -290,7 +290,7 @@ def test_every_exemplar_was_observed(chosen: list[tuple[str, int, int]], by_toke
     for event in events:
         if isinstance(event, Queued):
             event.identity = traced(event.request + 1)
-    tracker = RequestTracker(Rules(latency="token" if by_token else "output"))
+    tracker = RequestTracker(RequestSettings(latency="token" if by_token else "output"))
     out = tracker.apply(RequestEvents(0, 0.0, 1, events))
     stats: IterationStats = out.iteration
     finished = stats.finished_requests

@@ -42,9 +42,8 @@ from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.capacity import RequestCapacity
-from sidestep.tracking.requests.inflight import InFlight
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.inflight import InFlight, RequestCapacity
 
 LABELS = {"engine": "0", "model_name": "m"}
 TOKENS = "vllm:generation_tokens_total"

@@ -36,7 +36,7 @@ from real_engines.health_watch import HealthWatch
 from real_engines.load import Ask, Client
 from real_engines.processes import VllmServer
 from real_engines.sites import TAP, VllmSite
-from sidestep_adapters.publisher.event_loop import CALM
+from sidestep_adapters.vllm.front_end_progress import CALM
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -206,7 +206,7 @@ async def test_totals_by_tenant_survive_kills(tmp_path: Path) -> None:
                 if life == KILLS:
                     await until(lambda: publisher.drained)
                 else:
-                    await until(lambda: not publisher.problem and publisher.connected)
+                    await until(lambda: not publisher._link.problem and publisher.connected)
                 if life:
                     now = await shown(url)
                     for name, counts in before.items():
@@ -215,7 +215,7 @@ async def test_totals_by_tenant_survive_kills(tmp_path: Path) -> None:
                     before = now
                 exporter.kill()
                 await exporter.wait()
-        assert publisher.dropped == publisher.folded == 0
+        assert publisher.dropped == publisher._sender.folded == 0
     assert {name: before["requests"][name] for name in tenants} == load.requests
     assert {name: before["generation_tokens"][name] for name in tenants} == load.tokens
     assert before["requests"][OTHER] == before["generation_tokens"][OTHER] == 0
@@ -245,5 +245,5 @@ async def test_pages_do_not_starve_the_intake(tmp_path: Path) -> None:
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    assert publisher.folded == 0
+    assert publisher._sender.folded == 0
     assert sum(now["requests"].values()) == load.number

@@ -245,7 +245,7 @@ async def test_full_ring_folds_without_loss(tmp_path: Path) -> None:
         if number % 500 == 499:
             await until(lambda: publisher.queued < 100, timeout=60)
             held = max(held, publisher.held_bytes)
-    assert publisher.folded > 1000
+    assert publisher._sender.folded > 1000
     assert held <= 8 << 20
     async with process(tmp_path) as (_, url):
         await until(lambda: publisher.drained, timeout=60)

@@ -20,7 +20,7 @@ from naive_reuse import CAPACITIES, compare, compare_stack
 from reuse_streams import LOADS, exact, zipf
 from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks import lru_stack
-from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
+from sidestep.tracking.kv_blocks.hit_ratio_curve import FINE, HitRatioCurve, bucket
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ALL, ReuseTracker
 from sidestep_tools.whatif.estimate import TraceCurve
@@ -180,7 +180,7 @@ def test_another_rate_of_the_source_forgets_the_blocks() -> None:
 
 def test_lookups_fade_with_their_half_life() -> None:
     """The curve follows the load, however long the exporter runs."""
-    curve = HitCurve(half_life=10.0)
+    curve = HitRatioCurve(half_life=10.0)
     for at, hit in [(0.0, True), (10.0, False), (50_000.0, True), (50_010.0, False)]:
         curve.advance(at)
         curve.count(not hit, hit)
@@ -196,9 +196,14 @@ def test_lookups_fade_with_their_half_life() -> None:
 
 def test_without_lookups_there_is_no_curve() -> None:
     """Nor a ratio."""
-    curve = HitCurve()
+    curve = HitRatioCurve()
 
     assert (curve.hit_ratio, curve.hit_ratios([1]), curve.points([1], 1.0, 0)) == (None, [], [])
+
+
+def least_distance(number: int) -> float:
+    """Return the least distance in a bucket: from ``FINE`` on, that many are a doubling."""
+    return number if number <= FINE else FINE * 2.0 ** (number / FINE - 1)
 
 
 @given(st.floats(1, 1e12))

@@ -18,7 +18,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.recording.recorder import Tee
 from socket_peers import Peer, batch, connect, step, tokens
@@ -114,7 +114,7 @@ async def test_a_handshake_that_fails_is_logged(
     async with start(**plain if wrong == "no exporter's key" else ring.flags) as exporter:
         one = publisher(exporter.endpoints[0])
         await until(lambda: any(record.name == log for record in caplog.records))
-        await until(lambda: bool(one.problem))
+        await until(lambda: bool(one._link.problem))
         await asyncio.sleep(1.0)
         await asyncio.to_thread(one.close, 0.1)
         expected = {line.format(exporter.endpoints[0]) for line in HANDSHAKES}
@@ -267,7 +267,7 @@ async def test_an_engine_that_gets_its_key_later_connects(
     async with start(**ring.flags) as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(count())
-        await until(lambda: "CURVE" in one.problem)
+        await until(lambda: "CURVE" in one._link.problem)
         ring.environ(monkeypatch, secret)
         await until(lambda: generated(exporter) == 1)
         await asyncio.to_thread(one.close)

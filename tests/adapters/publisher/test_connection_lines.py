@@ -21,7 +21,7 @@ from python_programs import run_python
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry import peer_log
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 
 UNPRIVILEGED = """

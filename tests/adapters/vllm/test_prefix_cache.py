@@ -21,6 +21,7 @@ from sidestep.protocol.cache_lookups import (
 )
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.vllm.prefix_cache import lookup_events
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 SIZE = 16
@@ -33,7 +34,8 @@ class Bench:
         self.pushed: list[Any] = []
         self.failures: list[str] = []
         lookups = LookupEvents(SIZE, 100, 0, lambda: (b"key", 1.0))
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, lookups=lookups)
+        events = SchedulerEvents(self.failures.append, lookups=lookups)
+        self.tap = SchedulerTap(self.pushed.append, self.failures.append, events)
         self.requests: dict[str, Any] = {}
 
     def ask(self, name: str, blocks: int, **more: Any) -> Any:

@@ -29,7 +29,8 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_mode
+from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 E = TypeVar("E", bound=Event)
@@ -42,7 +43,8 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.pushed: list[Callable[[], Iterable[RequestEvents | CacheLookups]]] = []
         self.failures: list[str] = []
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
+        events = SchedulerEvents(self.failures.append, **options)
+        self.tap = SchedulerTap(self.pushed.append, self.failures.append, events)
         self.requests: dict[str, Any] = {}
 
     def items(self) -> list[RequestEvents]:
@@ -529,16 +531,16 @@ def test_a_malformed_trace_context_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "mode", "warns"), [("", "none", 0), ("full", "full", 0), ("all", "none", 1)]
+    ("value", "is_on", "warns"), [("", False, 0), ("full", True, 0), ("all", False, 1)]
 )
 def test_the_variable(
     value: str,
-    mode: str,
+    is_on: bool,
     warns: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An unknown value sends nothing, and is logged."""
     monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", value)
-    assert identity_mode() == mode
+    assert identity_maker().is_on == is_on
     assert len(caplog.records) == warns
