@@ -18,7 +18,7 @@ import promtool
 from boards import DASHBOARDS
 from command_line import serving
 from manifests import ROOT, defaults, resources, tool
-from prometheus_server import BINARIES, Prometheus
+from prometheus_server import BINARIES, VERSIONS, Prometheus
 from promtool import PROMTOOLS, needs_promtool
 from sidestep.cli import cli
 from sidestep.config.settings import SETTINGS
@@ -127,7 +127,7 @@ def test_grafana_finds_the_dashboards_and_prometheus(tmp_path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("version", PROMTOOLS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) -> None:
     """Configuration and rules are valid where they are mounted, and the rules are found."""
     if PROMTOOLS[version] is None:
@@ -142,7 +142,7 @@ def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("version", BINARIES)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_a_real_prometheus_runs_it(version: str, tmp_path: Path) -> None:
     """It scrapes the demo, evaluates the rules without an error, and records engines."""
     binary = BINARIES[version]

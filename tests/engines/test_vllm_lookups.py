@@ -96,7 +96,8 @@ def test_two_engines_of_a_model_share_what_routing_by_prefix_could_win() -> None
         cache.release(request)
         events.released(number, stamp + 0.5, [*request.prompt, *request.output])
         bench.apply(*events.items(stamp + 0.5), to=str(index))
-        curves.update(stamp)
+        if number % 25 == 0:
+            curves.update(stamp)
     bench.apply(*items(10), to="other")
     read_curves(bench, curves)
     shared = bench.values(SHARED)

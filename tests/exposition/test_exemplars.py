@@ -351,7 +351,13 @@ async def body(url: str, accept: str) -> str:
 @pytest.mark.parametrize(
     ("version", "histograms"),
     # Prometheus 2 reads exemplars of classic buckets alone.
-    [("2", "classic"), ("2", "both"), ("3", "classic"), ("3", "both"), ("3", "native")],
+    [
+        pytest.param("2", "classic", marks=pytest.mark.long),
+        pytest.param("2", "both", marks=pytest.mark.long),
+        pytest.param("3", "classic", marks=pytest.mark.long),
+        ("3", "both"),
+        ("3", "native"),
+    ],
 )
 async def test_prometheus_stores_exemplars(
     version: str, histograms: str, start: Start, tmp_path: Path, publisher: Publisher

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from hypothesis import given
 
 from calls import counted
 from command_line import ENVIRON, one_line, sidestep
-from exporter_processes import process
-from exporters import Start, recorded_run, until
+from exporters import Start, recorded_run
 from pages import get, parse
 from records_of import ENGINE, recorded
 from schedulers import WALL, Scheduler, actions
@@ -273,37 +271,6 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     made = Publisher(f"ipc://{tmp_path}/i.ipc", "s", [ENGINE])
     yield made
     made.close(0.1)
-
-
-async def test_kills_lose_no_record(tmp_path: Path, publisher: Publisher) -> None:
-    """Records may be written twice; then they have the same key."""
-    log, number = tmp_path / "requests.jsonl", 0
-    for _ in range(4):
-        async with process(tmp_path, "--requests.log", log) as (exporter, _):
-            for _ in range(30):
-                for _ in range(10):
-                    number += 1
-                    publisher.push(RequestEvents(0, number, 1, simple(number, float(number))))
-                await asyncio.sleep(0.01)
-            exporter.kill()
-    async with process(tmp_path, "--requests.log", log) as (_, url):
-        await until(lambda: publisher.drained)
-        page = await get(url)
-        await until(lambda: len({r["key"] for r in whole_lines(log)}) == number)
-    assert not re.search(rf"^{LOST}_total.* [1-9]", page, re.MULTILINE)
-    counts = Counter(record["key"] for record in whole_lines(log))
-    assert counts.keys() == {f"e/1/{n}" for n in range(1, number + 1)}
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file whose writer was killed: a cut line was written again."""
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def test_a_record_is_made_and_queued_in_few_calls() -> None:

@@ -130,8 +130,7 @@ async def test_suspended_exporter_continues(tmp_path: Path, publisher: Publisher
         exporter.send_signal(signal.SIGSTOP)
         for _ in range(300):
             publisher.push(item())
-        await until(lambda: publisher.held_bytes > 0)
-        await asyncio.sleep(4.0)
+        await until(lambda: publisher.held_bytes > 0 and not publisher.connected)
         exporter.send_signal(signal.SIGCONT)
         await until(lambda: publisher.drained, timeout=20)
 

@@ -193,7 +193,7 @@ events = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10)
 @given(
     per_token=st.sampled_from([1e-5, 1e-4, 4e-4]),
     compiles=st.sampled_from([0.0, 30.0, 400.0]),
