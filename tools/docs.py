@@ -1,6 +1,6 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md, docs/metrics/ and docs/triton-fields.md are written as a whole. In docs/configuration.md, docs/doctor.md,
+docs/metrics.md and docs/metrics/ are written as a whole. In docs/configuration.md, docs/doctor.md,
 README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
 it compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
@@ -28,8 +28,6 @@ from sidestep.config.variables import TOPICS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.triton import fields as triton_fields
-from sidestep.engines.triton import rows as triton
 from sidestep.engines.vllm.own_rows import TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
@@ -307,50 +305,6 @@ def source(row: Row) -> str:
     return "<br>".join(f"`{path}`" for path in paths)
 
 
-def fields_page() -> str:
-    """Return docs/triton-fields.md: every field of the extension, and the families from it.
-
-    Raises:
-        KeyError: A field has neither families nor a reason.
-    """
-    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and fields.py")
-    text += "# Triton's statistics, field by field\n\n"
-    text += (
-        "All fields of Triton's statistics extension below `model_stats[]`, over HTTP and gRPC.\n"
-        "`[]` stands for each element, `response_stats[].key` for the index of a response in its request.\n\n"
-        "| Field | Families |\n|---|---|\n"
-    )
-    shown = shown_fields()
-    for field in triton_fields.EXTENSION:
-        wire = triton_fields.WIRE.get(field, (field,))
-        found = dict.fromkeys(name for path in wire for name in shown.get(path, ()))
-        cell = "<br>".join(f"`{name}`" for name in found) or triton_fields.LEFT_OUT[field]
-        text += f"| `{field}` | {cell} |\n"
-    text += (
-        "\n`sidestep_triton_interval_mean_seconds` and `sidestep_triton_busy_ratio` come from the differences of two polls,\n"
-        "`sidestep_triton_instances` from the model's configuration.\n"
-    )
-    return text
-
-
-def shown_fields() -> dict[str, list[str]]:
-    """Return the names of the families that each field of ``ModelStats`` feeds."""
-    found: dict[str, list[str]] = {}
-    for row in triton.ROWS:
-        match row.source:
-            case str() as path:
-                paths = triton_fields.DERIVED.get(path, (path,))
-            case Mapping():
-                paths = tuple(str(path) for path in row.source.values())
-            case Handler(name):
-                paths = triton_fields.READS.get(name, ())
-            case _:
-                paths = ()
-        for path in paths:
-            found.setdefault(path, []).append(row.name)
-    return found
-
-
 def written(path: Path, source: str, text: str) -> str:
     """Return a document with ``text`` between its comments that name ``source``."""
     begin = f"<!-- Written by `make docs` from {source}: -->\n"
@@ -530,7 +484,6 @@ def main() -> int:
         **metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "doctor.md": doctor(),
-        DOCS / "triton-fields.md": fields_page(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),
         DOCS / "protocol.md": protocol(),

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from sidestep.engines.items import encode_item
-from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.wire import TritonStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.format import Items, StreamStart, Writer
 from sidestep_adapters.triton import statistics
+from sidestep_adapters.triton.rows import CACHE, EXECUTES, FAILURES
+from sidestep_adapters.triton.wire import TritonStats
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data" / "triton"

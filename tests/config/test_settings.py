@@ -28,7 +28,7 @@ from socket_peers import connect
         ("ingest.endpoint", f"tcp://{'x' * 64}:1", f"'{'x' * 64}' is no name or address"),
         ("subscribe", "load=tcp://a..b:1", "'a..b' is no name or address of a host"),
         ("scrape", "http://a..b/metrics", "'a..b' is no name"),
-        ("triton", "grpc://a..b:8001", "'a..b' is no name"),
+        ("triton", "http://a..b:8000", "'a..b' is no name"),
         ("engine", "llamacpp=http://a..b:8080", "'a..b' is no name"),
         ("web.telemetry-path", "metrics", "must begin with /"),
         ("web.telemetry-path", "/", "must be a path of its own"),

@@ -18,7 +18,6 @@ from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import QueueCount
-from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.statistics_log import Line, StatsLog
@@ -29,6 +28,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
+from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from trtllm_page import made_page
 from vllm_bench import Bench
 

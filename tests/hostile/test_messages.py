@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import forgery
 from harm import World
-from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.engines.vllm.wire import VllmRejection, VllmSleep, VllmStep
 from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
@@ -20,6 +19,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.protocol.self_described import Samples
+from sidestep_adapters.streams.wire import ForwardPass, LoadStat
 
 ITEMS = (
     VllmStep,

@@ -12,7 +12,6 @@ import pytest
 from exporters import DATA
 from intakes import Fed
 from sidestep.engines.items import encode_item
-from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.iteration_stats import IterationStats
@@ -22,6 +21,7 @@ from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, STARTING, Progress
 from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import verified
 from sidestep.tracking.health.states import EngineState, Health, Reason
+from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 STACK = ["vllm/core.py:10 run", "vllm/core.py:20 step", "vllm/worker.py:30 execute", "lock.py:5 a"]
 WORKING = Progress(0, steps=5, unfinished=2, step_age=0.05, longest=0.05, longest_tokens=8)

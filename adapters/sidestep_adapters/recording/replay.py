@@ -13,7 +13,6 @@ from pathlib import Path
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.wire import SglangStats
-from sidestep.engines.triton.wire import TritonStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
@@ -34,6 +33,7 @@ from sidestep_adapters.recording.format import (
     opened,
     records,
 )
+from sidestep_adapters.triton.wire import TritonStats
 
 BACKLOG_BYTES = 2 << 20
 """Bytes in flight at which a replay without ``realtime`` pauses."""

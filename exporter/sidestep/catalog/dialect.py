@@ -123,6 +123,7 @@ class DialectTables:
         key_series: Series of the statistics log line; None: the line has the series of the live page.
         live_series: Further series of the live page.
         recorded: Counters of the requests that end with a record.
+        feature_options: Options that expose the families of a feature, by feature, for doctor's texts.
         needed_by: Properties computed from a field, as paths, and handlers that read it, by the field's
             path.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
@@ -148,6 +149,7 @@ class DialectTables:
     key_series: KeySeries | None = None
     live_series: LiveSeries = LiveSeries()
     recorded: tuple[Series, ...] = ()
+    feature_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needed_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.

@@ -21,6 +21,14 @@ MAX_FED = 64
 """Engines of one publisher; a well-behaved publisher has one rank, so one engine."""
 
 
+def identity(dialect: str, *parts: str) -> str:
+    """Return the identity of an engine that a source feeds."""
+    name = "/".join((dialect, *parts))
+    if len(name) > MAX_LABEL_CHARS:
+        name = f"{dialect}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return name
+
+
 class Feed:
     """Stream of one source in this process, as the source uses it; ``name`` is stable over restarts."""
 
@@ -163,13 +171,14 @@ class RankFeed(Feed):
                 if info.id == self._info(label).id:
                     self._bind_again(label)
 
-    def engine(self, label: str) -> Engine:
-        """Return the engine of the publisher's rank ``label``, or of the configured label.
+    def engine(self, rank: int | None) -> Engine:
+        """Return the engine of a message, by its configured label or the rank in the message.
 
         Raises:
             WireError: The engine is over a limit, or belongs to another publisher.
         """
-        label = self.subscription.engine or label
+        one = self.subscription
+        label = one.engine or str(one.rank if rank is None else rank)
         engine = self._engines.get(label)
         if engine is not None and self.is_fed(engine):
             return engine
@@ -207,9 +216,7 @@ class RankFeed(Feed):
 
     def _info(self, label: str) -> EngineInfo:
         model, more = self.subscription.model, self.subscription.labels
-        name = "/".join((DIALECT, model, label, *(f"{key}={value}" for key, value in more)))
-        if len(name) > MAX_LABEL_CHARS:
-            name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+        name = identity(DIALECT, model, label, *(f"{key}={value}" for key, value in more))
         labels = {"engine": label, "model_name": model, **dict(more)}
         known = self.intake.registry.find(name)
         features = {self._feature} | (known.description.features if known is not None else set())

@@ -16,7 +16,6 @@ from sidestep.catalog.page_reader import Samples, samples
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialects import DIALECTS
 from sidestep_tools.doctor.checks import Check, codes, run
-from sidestep_tools.doctor.queries.known_metrics import OPTIONS
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 PREFIXES = ("nv_", *(page.prefix for page in PAGES))
@@ -125,7 +124,7 @@ def _without_options(page: Page) -> Iterator[str]:
         if page.has(f"{dialect.name}:" if dialect.name != "triton" else "nv_"):
             rows = {each: [r.name for r in dialect.rows if r.feature == each] for each in FEATURES}
             absent = [each for each, names in rows.items() if page.families.isdisjoint(names)]
-            options = "; ".join(OPTIONS[f"{dialect.name} {each}"] for each in absent if rows[each])
+            options = "; ".join(dialect.feature_options[each] for each in absent if rows[each])
             if options:
                 yield f"{dialect.title} lacks what needs {options}"
 

@@ -13,7 +13,6 @@ import pytest
 from calls import counted
 from intakes import Fed, discard
 from sidestep.engines.items import encode_item
-from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.answers import WINDOW, EngineRow, HeatMap, Live
 from sidestep.exposition.live.answers import HistoryAnswer as Answer
@@ -31,6 +30,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_BOUNDS, VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep_adapters.streams.wire import LoadStat
 
 CALLS = 8000
 """Calls that fit into a millisecond, at about 0.1 us each."""

@@ -17,11 +17,11 @@ from exporters import page_of_engine
 from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
-from sidestep.engines.triton.rows import FROM_STATISTICS
 from sidestep.exposition.family_series import passed_on
 from sidestep.exposition.json_format import json_samples
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.protobuf_page import encode_samples
+from sidestep_adapters.triton.rows import FROM_STATISTICS
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)

@@ -62,6 +62,11 @@ DIALECT: Dialect = Dialect(
         looked_up=(Series("sglang:prefill_effective_tokens_total", ALL_VALUES),),
         found=tuple(Series("sglang:prefill_effective_tokens_total", mode) for mode in HITS),
     ),
+    feature_options={
+        "lora": "SGLang's --enable-lora",
+        "hicache": "SGLang's --enable-hierarchical-cache",
+        "streaming_session": "SGLang's --enable-streaming-session",
+    },
     recorded=(Series(request_rows.ENDED_REQUESTS, ALL_VALUES),),
     latencies={
         "ttft": "sglang:time_to_first_token_seconds",

@@ -8,42 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.engine_pages import PAGES
-from sidestep.catalog.prices import PRICED
 from sidestep.catalog.row import Kind, Row
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
 LEGACY, COMMON, SLO = "--metrics.legacy", "--metrics.common", "--slo"
 TENANTS = "--tenants.by"
 """Flags of the exporter that add families."""
-_CONNECTOR = "a KV connector (--kv-transfer-config) of vLLM"
-OPTIONS: Mapping[str, str] = {
-    "vllm spec_decode": "vLLM's --speculative-config",
-    "vllm diffusion": "a diffusion model",
-    "vllm kv_cache_metrics": "vLLM's --kv-cache-metrics, or sidestep's tap and --kv.sample-rate above 0",
-    "vllm nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1 in vLLM's environment",
-    "vllm kv_consumer": "a KV connector of vLLM that loads KV (--kv-transfer-config)",
-    "vllm watermark": "vLLM's --watermark-config",
-    "vllm iteration_details": "vLLM's --enable-logging-iteration-details, or sidestep's tap in its core",
-    "vllm engine_core": "sidestep's tap in vLLM's core (--scheduler-cls)",
-    f"vllm {PRICED}": "the exporter's --prices.model",
-    "vllm cudagraph": "vLLM's --cudagraph-metrics",
-    "vllm lora": "vLLM's --enable-lora",
-    "vllm kv_offload": _CONNECTOR,
-    "vllm nixl": _CONNECTOR,
-    "vllm mooncake": _CONNECTOR,
-    "sglang lora": "SGLang's --enable-lora",
-    "sglang hicache": "SGLang's --enable-hierarchical-cache",
-    "sglang streaming_session": "SGLang's --enable-streaming-session",
-    f"stream {KV_EVENTS}": "sidestep's --subscribe kv-events=ADDRESS",
-    f"stream {FORWARD_PASS}": "sidestep's --subscribe forward-pass=ADDRESS",
-    f"stream {LOAD}": "sidestep's --subscribe load=ADDRESS",
-    "triton response_cache": "a model with a response cache (--cache-config of Triton)",
-    "triton response_stats": "a decoupled model",
-}
-"""Options that expose the families of a feature, by dialect and feature."""
 EXPORTERS: Mapping[str, str] = {
     "DCGM_": "NVIDIA's dcgm-exporter",
     "kube_": "kube-state-metrics",
@@ -170,7 +142,7 @@ def _metrics() -> Iterator[Metric]:
                 row.kind,
                 frozenset(row.labels),
                 frozenset((dialect.name,)),
-                OPTIONS.get(f"{dialect.name} {row.feature}", ""),
+                dialect.feature_options.get(row.feature, ""),
                 _flag(row, is_common=row in dialect.common_rows),
                 row.successor if row.status == "hidden" else "",
                 row.since,

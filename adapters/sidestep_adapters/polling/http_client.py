@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -40,25 +40,18 @@ class Response(NamedTuple):
     chunks: list[bytes]
 
     def text(self) -> list[bytes]:
-        """Return the chunks of a text, and the end of its last line where HTTP shows that none is cut."""
+        """Return the chunks of a text; its last line gets an end if HTTP shows that nothing is missing."""
         is_delimited = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         if is_delimited and self.chunks and not self.chunks[-1].endswith(b"\n"):
             return [*self.chunks, b"\n"]
         return self.chunks
 
 
-class _Failure(NamedTuple):
-    """Cause and detail of a ``PollError``."""
-
-    cause: str
-    detail: str
-
-
 class Client:
     """Sends requests to one target; a request after ``close`` connects again.
 
-    Redirects and compression are off: secrets in headers reach no other server, and a small
-    response cannot expand.
+    Redirects are off, so that secrets in headers reach no other server, and compression is off, so
+    that a small response cannot expand.
 
     Args:
         target: The server, its files and its headers.
@@ -84,16 +77,6 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def fetch(
-        self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
-    ) -> list[bytes]:
-        """Return the body at ``url`` in chunks: joining many megabytes would block the event loop.
-
-        Raises:
-            PollError: See ``request``.
-        """
-        return (await self.request(url, accept, kinds, method)).chunks
-
     async def request(
         self, url: str, accept: str, kinds: Collection[str] = (), method: str = "GET"
     ) -> Response:
@@ -108,56 +91,24 @@ class Client:
         Raises:
             PollError: There is no complete response with status 200.
         """
-        headers = await self._headers(accept)
-        found = await self._within_timeout(method, url, headers, kinds)
-        if isinstance(found, _Failure):
-            raise PollError(*found)
-        return found
-
-    async def _within_timeout(
-        self, method: str, url: str, headers: CIMultiDict[str], kinds: Collection[str]
-    ) -> Response | _Failure:
-        connected = asyncio.get_running_loop().create_future()
-        request = asyncio.ensure_future(self._outcome(method, url, headers, kinds, connected))
+        headers = CIMultiDict({"Accept": accept})
         try:
-            await asyncio.wait((request, connected), return_when=asyncio.FIRST_COMPLETED)
-            # The timeout starts here: a slow connection is not a slow server.
-            if not (await asyncio.wait((request,), timeout=self.target.timeout))[0]:
-                return _Failure("slow", f"no whole answer within {self.target.timeout:g} s")
-            return request.result()
-        finally:
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
-
-    async def _outcome(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        kinds: Collection[str],
-        connected: asyncio.Future[None],
-    ) -> Response | _Failure:
-        """Return the response, or why there is none.
-
-        A task whose error is raised elsewhere is a cycle of task, error, traceback and frame. It
-        holds the body until the next collection, which may be hours away.
-        """
+            # Each request reads the files: a secret may change in between.
+            headers.update(await asyncio.to_thread(self._prepare))
+        except ConfigError as error:
+            raise PollError("unreadable", str(error)) from None
         try:
-            return await self._fetch(method, url, headers, kinds, connected)
+            return await self._fetch(method, url, headers, kinds)
         except PollError as error:
             drop_frames(error)
-            return _Failure(error.cause, error.detail)
+            raise
 
     async def _fetch(
-        self,
-        method: str,
-        url: str,
-        headers: CIMultiDict[str],
-        kinds: Collection[str],
-        connected: asyncio.Future[None],
+        self, method: str, url: str, headers: CIMultiDict[str], kinds: Collection[str]
     ) -> Response:
         if self._session is None:
             self._session = self._new_session()
+        is_connected = asyncio.Event()
         try:
             async with self._session.request(
                 method,
@@ -165,66 +116,56 @@ class Client:
                 headers=headers,
                 ssl=self._tls,
                 allow_redirects=False,
-                trace_request_ctx=connected,
+                trace_request_ctx=is_connected,
             ) as response:
                 return Response(response.headers, await _read_body(response, kinds))
-        except aiohttp.ServerTimeoutError:
-            detail = f"no connection within {CONNECT_SECONDS:g} s"
-            raise PollError("unreachable", detail) from None
+        except asyncio.TimeoutError:
+            if is_connected.is_set():
+                detail = f"no whole answer within {self.target.timeout:g} s"
+                raise PollError("slow", detail) from None
+            seconds = min(CONNECT_SECONDS, self.target.timeout)
+            raise PollError("unreachable", f"no connection within {seconds:g} s") from None
         except (aiohttp.ClientConnectionError, OSError) as error:
             # aiohttp's own text also mentions an SSL option that is not set.
-            raise PollError(
-                "unreachable", printable_line(getattr(error, "os_error", error))
-            ) from None
+            detail = _printable_line(getattr(error, "os_error", error))
+            raise PollError("unreachable", detail) from None
         except aiohttp.ClientResponseError as error:
             # The error's own text includes the URL, whose query may be a secret.
-            raise PollError("bad_answer", printable_line(error.message)) from None
+            raise PollError("bad_answer", _printable_line(error.message)) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise PollError("bad_answer", printable_line(error)) from None
+            raise PollError("bad_answer", _printable_line(error)) from None
 
     def _new_session(self) -> aiohttp.ClientSession:
+        async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+            context.trace_request_ctx.set()
+
         traces = aiohttp.TraceConfig()
-        traces.on_connection_create_end.append(_on_connected)
-        traces.on_connection_reuseconn.append(_on_connected)
+        traces.on_connection_create_end.append(connected)
+        traces.on_connection_reuseconn.append(connected)
+        headers = {"Accept-Encoding": "identity", "User-Agent": f"sidestep/{__version__}"}
+        if not self.target.keepalive:
+            # Not every release of aiohttp sets this header.
+            headers["Connection"] = "close"
         return aiohttp.ClientSession(
+            headers=headers,
             connector=aiohttp.TCPConnector(force_close=not self.target.keepalive),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
+            timeout=aiohttp.ClientTimeout(total=self.target.timeout, connect=CONNECT_SECONDS),
             auto_decompress=False,
             response_class=BoundedResponse,
             trace_configs=[traces],
         )
 
-    async def _headers(self, accept: str) -> CIMultiDict[str]:
-        """Return the headers of one request; a secret may change between requests."""
-        found: CIMultiDict[str] = CIMultiDict()
-        found["Accept"] = accept
-        found["Accept-Encoding"] = "identity"
-        found["User-Agent"] = f"sidestep/{__version__}"
-        if not self.target.keepalive:
-            # Not every release of aiohttp sets this header.
-            found["Connection"] = "close"
-        target = self.target
-        if target.ca or target.cert or any(header.file for header in target.headers):
-            try:
-                own = await asyncio.to_thread(self._prepare)
-            except ConfigError as error:
-                raise PollError("unreadable", str(error)) from None
-        else:
-            own = self._prepare()
-        found.update(own)
-        return found
-
     def _prepare(self) -> dict[str, str]:
         """Return the target's headers, and read files for TLS again if one has changed."""
         if self._tls_files is None or self._tls_files.changed():
             files = WatchedFiles()
-            self._tls = client_context(self.target, files)
+            self._tls = _client_context(self.target, files)
             self._tls_files = files
-        return {header.name: header_value(header) for header in self.target.headers}
+        return {header.name: _header_value(header) for header in self.target.headers}
 
 
-def client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool:
+def _client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool:
     """Return the TLS context of ``target``; True if it has no TLS options.
 
     Raises:
@@ -253,7 +194,7 @@ def client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool
     return context
 
 
-def header_value(header: Header) -> str:
+def _header_value(header: Header) -> str:
     """Return the value of ``header``, with the content of its file.
 
     Raises:
@@ -268,26 +209,19 @@ def header_value(header: Header) -> str:
     return header.text + text
 
 
-async def _on_connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
-    future: asyncio.Future[None] = context.trace_request_ctx
-    if not future.done():
-        future.set_result(None)
-
-
 async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -> list[bytes]:
     if response.status != OK:
         raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kinds and kind and kind not in kinds:
         raise PollError(
-            "json" if kind == "application/json" else "bad_answer",
-            f"the response is {printable_line(kind)}, not {' or '.join(kinds)}",
+            "bad_answer", f"the response is {_printable_line(kind)}, not {' or '.join(kinds)}"
         )
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding != "identity":
         raise PollError(
             "bad_answer",
-            f"the response is encoded as {printable_line(encoding)}, which was not requested",
+            f"the response is encoded as {_printable_line(encoding)}, which was not requested",
         )
     chunks: list[bytes] = []
     size = 0
@@ -297,9 +231,11 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
             if size > MAX_BODY_BYTES:
                 raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
             chunks.append(chunk)
+    except asyncio.TimeoutError:
+        raise
     except (aiohttp.ClientError, OSError) as error:
         raise PollError(
-            "truncated", f"the response ended after {size} bytes: {printable_line(error)}"
+            "truncated", f"the response ended after {size} bytes: {_printable_line(error)}"
         ) from None
     return chunks
 
@@ -318,14 +254,15 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
         asyncio.TimeoutError,
         msgspec.MsgspecError,
         RecursionError,
-    ):
+    ) as error:
+        drop_frames(error)
         payload = None
     text = payload.get("error") if isinstance(payload, dict) else None
     if isinstance(text, dict):
         text = text.get("message")
-    return printable_line(text if isinstance(text, str) else response.reason or "no reason given")
+    return _printable_line(text if isinstance(text, str) else response.reason or "no reason given")
 
 
-def printable_line(text: object) -> str:
+def _printable_line(text: object) -> str:
     """Return ``text`` as one short printable line."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

@@ -17,8 +17,8 @@ from fronts import Authority
 from polled import Says, answer, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
-from sidestep_adapters.scrape import http_client
-from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.polling import http_client
+from sidestep_adapters.polling.http_client import Client
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError
 from sidestep_tools.web_client.fetch import fetch as web_fetch
@@ -39,7 +39,7 @@ async def client(text: str) -> AsyncIterator[Client]:
 
 async def fetch(made: Client) -> bytes:
     """Send one request; return the body."""
-    return b"".join(await made.fetch(made.target.url, "text/plain", ("text/plain",)))
+    return b"".join((await made.request(made.target.url, "text/plain", ("text/plain",))).chunks)
 
 
 async def cause(text: str) -> PollError:
@@ -150,7 +150,7 @@ async def test_a_slow_server_is_not_unreachable(says: Says) -> None:
 WRONG = [
     (raw(b"no http at all\r\n\r\n"), "bad_answer", ""),
     (page(BODY, kind="text/html"), "bad_answer", "the response is text/html, not text/plain"),
-    (page(BODY, kind="application/json"), "json", "the response is application/json"),
+    (page(BODY, kind="application/json"), "bad_answer", "the response is application/json"),
     (
         raw(head(4, more="Content-Encoding: gzip\r\n"), BODY),
         "bad_answer",
@@ -245,15 +245,22 @@ async def test_connecting_has_a_limit_of_its_own(
     assert "within 0.2 s" in str(error)
 
 
-async def test_a_slow_connection_is_not_a_slow_server(tmp_path: Path) -> None:
-    """The timeout starts after the handshake."""
+@pytest.mark.parametrize(("timeout", "expected"), [(0.3, "unreachable"), (10, "")])
+async def test_the_timeout_includes_the_connection(
+    timeout: float, expected: str, tmp_path: Path
+) -> None:
+    """A server is slow only once it is connected."""
     authority = Authority(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
     tls.sni_callback = lambda *_: time.sleep(0.5)
-    options = f"ca={authority.file},timeout=0.3"
-    async with polled(page(BODY), tls) as server, client(f"{server.url},{options}") as made:
-        assert await fetch(made) == BODY
+    options = f"ca={authority.file},timeout={timeout}"
+    async with polled(page(BODY), tls) as server:
+        if expected:
+            assert (await cause(f"{server.url},{options}")).cause == expected
+        else:
+            async with client(f"{server.url},{options}") as made:
+                assert await fetch(made) == BODY
 
 
 async def test_tls_trusts_the_given_ca_only(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep_adapters.scrape.poll_state import GRACE, PATIENT, STATES, PollState
+from sidestep_adapters.polling.state import GRACE, PATIENT, STATES, PollState
 
 CAUSES = ("unreachable", "slow", "truncated", "bad_answer", "http_503", "unreadable")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sidestep.catalog.dialect import KeySeries, LiveSeries, Series
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.llamacpp.rows import (
+from sidestep.engines.polled_page import PageHandlers, PolledPage
+from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
+from sidestep_adapters.llamacpp.rows import (
     CACHED,
     COMMON_ROWS,
     COMPUTED,
@@ -14,8 +16,6 @@ from sidestep.engines.llamacpp.rows import (
     STEPS,
     WAITING,
 )
-from sidestep.engines.polled_page import PageHandlers, PolledPage
-from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
 
 DIALECT: Dialect = Dialect(
     name="llamacpp",

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from llama_servers import pages
+from llama_servers import left_out, pages
 from sidestep.catalog.row import Sampled
-from sidestep.engines.llamacpp.rows import ROWS, UNMAPPED
+from sidestep_adapters.llamacpp.rows import ROWS
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "llamacpp" / "metrics.json"
 KINDS = {row.name: row.kind for row in ROWS if isinstance(row.source, Sampled)}
+LEFT_OUT = left_out()
 MAXIMUM = "llamacpp:n_tokens_max"
 """A maximum, which the server calls a counter."""
 
@@ -24,7 +25,7 @@ def test_every_family_of_a_page_has_a_row_or_a_reason(name: str) -> None:
 
     assert types
     for family, kind in types:
-        if family not in UNMAPPED:
+        if family not in LEFT_OUT:
             assert KINDS[family] == ("gauge" if family == MAXIMUM else kind)
 
 
@@ -38,12 +39,12 @@ def test_every_family_of_any_release_has_a_row_or_a_reason() -> None:
     assert families
     for family in families:
         name = family["name"]
-        assert (name in rows) != (name in UNMAPPED), name
+        assert (name in rows) != (name in LEFT_OUT), name
         if name in rows:
             assert rows[name].own_labels == tuple(family["labels"])
 
 
 def test_reasons_are_for_no_row() -> None:
     """A family with a row needs no reason."""
-    assert not UNMAPPED.keys() & {row.name for row in ROWS}
-    assert all(UNMAPPED.values())
+    assert LEFT_OUT
+    assert not LEFT_OUT & {row.name for row in ROWS}

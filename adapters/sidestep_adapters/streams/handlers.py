@@ -1,4 +1,4 @@
-"""The handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
+"""Handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase, is_fresh
-from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
@@ -18,6 +17,7 @@ from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvent
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
 from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations, Observation
+from sidestep_adapters.streams.wire import ForwardPass, LoadStat
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
@@ -92,7 +92,7 @@ class StreamHandlers(Handlers):
         self.observe_blocks(engine, observed)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
-        """Count blocks by medium; resident blocks are known once the cache has been empty."""
+        """Count blocks by medium; resident ones only once the cache is known to have been empty."""
         resident = engine.keyed[self._resident]
         match change.kind:
             case "stored":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sidestep.catalog.dialect import KeySeries, LiveSeries, Series
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.streams.handlers import StreamHandlers
-from sidestep.engines.streams.rows import ROWS
-from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.protocol.block_events import CacheEvents
+from sidestep_adapters.streams.handlers import StreamHandlers
+from sidestep_adapters.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD, ROWS
+from sidestep_adapters.streams.wire import ForwardPass, LoadStat
 
 DIALECT: Dialect = Dialect(
     name="stream",
@@ -17,6 +17,11 @@ DIALECT: Dialect = Dialect(
     structs=(ForwardPass, LoadStat),
     has_own_namespace=True,
     handlers=StreamHandlers,
+    feature_options={
+        KV_EVENTS: "sidestep's --subscribe kv-events=ADDRESS",
+        FORWARD_PASS: "sidestep's --subscribe forward-pass=ADDRESS",
+        LOAD: "sidestep's --subscribe load=ADDRESS",
+    },
     key_series=KeySeries(
         running=Series("sidestep_forward_pass_scheduled_decode_requests"),
         waiting=Series("sidestep_forward_pass_queued_prefill_requests"),

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tools import docs
 
 from intakes import Fed
 from pages import Family, parse
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.triton.fields import EXTENSION, LEFT_OUT, READS, WIRE
-from sidestep.engines.triton.handlers import STAGED_SIZES, TritonHandlers
-from sidestep.engines.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
-from sidestep.engines.triton.wire import (
+from sidestep.engines.vllm.wire import VllmSleep
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Samples
+from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
+from sidestep_adapters.triton.handlers import STAGED_SIZES
+from sidestep_adapters.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
+from sidestep_adapters.triton.wire import (
     Batch,
     InferenceStats,
     Memory,
@@ -30,13 +34,6 @@ from sidestep.engines.triton.wire import (
     Timed,
     TritonStats,
 )
-from sidestep.engines.vllm.wire import VllmSleep
-from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
-from sidestep.ingest.local_stream import ServerFeed
-from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Samples
 
 LABELS = {"model": "m", "version": "1"}
 MODEL = EngineInfo("t/m/1", "triton", LABELS, features=[FAILURES, EXECUTES])
@@ -445,35 +442,6 @@ def test_counters_without_total_are_unknown_in_openmetrics() -> None:
 
     assert "# TYPE nv_inference_count unknown\nnv_inference_count{" in page
     assert "# TYPE sidestep_triton_failed_requests counter\n" in page
-
-
-def wire_fields(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
-    """Yield the paths of all plain fields in and below ``struct``."""
-    for name, hint in get_type_hints(struct).items():
-        options = get_args(hint) or (hint,)
-        inner = next((o for o in options if isinstance(o, type) and o is not type(None)), hint)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            many = "[]" if get_origin(hint) is tuple else ""
-            yield from wire_fields(inner, f"{before}{name}{many}.")
-        else:
-            yield before + name
-
-
-def test_every_field_of_the_extension_has_a_family_or_a_reason() -> None:
-    """Every field of the extension fills wire fields that feed families, or the document has a reason."""
-    shown = docs.shown_fields()
-    fed = {path for path in EXTENSION if any(shown.get(wire) for wire in WIRE.get(path, (path,)))}
-    filled = {wire for path in fed for wire in WIRE.get(path, (path,))}
-
-    assert set(EXTENSION) - fed == LEFT_OUT.keys()
-    assert filled == shown.keys()
-    assert WIRE.keys() <= set(EXTENSION)
-    unread = {path for path in LEFT_OUT if path in set(wire_fields(ModelStats))}
-    assert set(wire_fields(ModelStats)) - filled == unread
-    # The other handlers need several polls, or the model's configuration.
-    others = {"busy_ratio", "instances", "means", "resets"}
-    assert READS.keys() == set(TritonHandlers.HANDLED) - others
-    assert {field for read in READS.values() for field in read} <= filled
 
 
 def test_folded_polls_are_refused() -> None:

@@ -1,15 +1,24 @@
-"""State of a polled server (up, slow or down), reported to its feed, its metrics and the log."""
+"""State of a polled server (up, stale or down), by when it was polled and what it answered.
+
+A slow server is not down: some answer no request while they load a model, and their last response
+stays valid for a while.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.scrape.poll_state import PollState, State
 
+State = Literal["up", "stale", "down"]
+STATES: tuple[State, ...] = ("up", "stale", "down")
+GRACE = 30.0
+PATIENT = frozenset({"slow", "unreadable"})
+"""Causes of ``PollError`` that do not show that the server is down."""
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)
 """Poll outcomes that are exposed from the start."""
@@ -21,18 +30,73 @@ STALE_AFTER = 30.0
 """Seconds without statistics after which gauges are stale."""
 
 
-class ServerState:
-    """State of one server.
+class PollState:
+    """State of one target, which is polled one request at a time.
 
-    A slow server is not down: a model that is loaded over HTTP blocks Triton's HTTP port meanwhile.
-    So every server that can be reached stays up, and only its gauges become stale.
+    Args:
+        interval: Seconds without a response after which the target is stale.
+        grace: Seconds without a response after which it is down, ``GRACE`` by default; may be infinite.
+
+    Attributes:
+        state: ``up``: the target answers. ``stale``: its response is overdue; the last one is
+            exposed. ``down``: nothing is exposed; also before the first response.
+    """
+
+    def __init__(self, interval: float, grace: float | None = None) -> None:
+        self._interval = interval
+        self._grace = GRACE if grace is None else grace
+        self._since: float | None = None
+        """Time of the first request that has no response."""
+        self.state: State = "down"
+
+    @property
+    def is_shown(self) -> bool:
+        """True if the last response is exposed."""
+        return self.state != "down"
+
+    def started(self, now: float) -> State:
+        """Record that a request was sent."""
+        if self._since is None:
+            self._since = now
+        return self.tick(now)
+
+    def answered(self) -> State:
+        """Record a valid response."""
+        self._since = None
+        self.state = "up"
+        return self.state
+
+    def failed(self, cause: str, now: float) -> State:
+        """Record a failed request, with the cause of its ``PollError``."""
+        if cause in PATIENT:
+            return self.tick(now)
+        self._since = None
+        self.state = "down"
+        return self.state
+
+    def tick(self, now: float) -> State:
+        """Return the state at ``now``."""
+        if self.state != "down" and self._since is not None:
+            awaited = now - self._since
+            if awaited >= self._grace:
+                self.state = "down"
+            elif awaited > self._interval:
+                self.state = "stale"
+        return self.state
+
+
+class ServerState(PollState):
+    """State of a server that feeds engines, reported to its feed, its metrics and the log.
+
+    A server that can be reached stays up however long it takes to answer, and only its gauges become
+    stale.
 
     Args:
         feed: The ingest side of the server.
         name: The server's name in the log.
         interval: Seconds between polls.
         lines: Rate-limited log.
-        advice: Returns what to do about a failed poll, by its cause.
+        advice: What to do about a failed poll, by its cause; empty: any other.
         export: Exports the state at a time, and the outcome of a poll that has ended; empty: none
             has.
     """
@@ -44,11 +108,10 @@ class ServerState:
         interval: float,
         lines: RateLimitedLog,
         *,
-        advice: Callable[[str], str],
+        advice: Mapping[str, str],
         export: Callable[[float, str], None],
     ) -> None:
-        self._timeout = max(interval, MIN_TIMEOUT)
-        self._state = PollState(self._timeout, math.inf)
+        super().__init__(max(interval, MIN_TIMEOUT), math.inf)
         self._feed = feed
         self._name = name
         self._lines = lines
@@ -65,26 +128,21 @@ class ServerState:
         self._poll_started_at = math.inf
         """When the running poll began."""
 
-    @property
-    def state(self) -> State:
-        """Up, stale or down."""
-        return self._state.state
-
-    def poll_started(self, now: float) -> None:
-        """Note that a poll begins."""
+    def started(self, now: float) -> State:
+        """Record that a poll began."""
         self._poll_started_at = now
-        self._state.started(now)
+        return super().started(now)
 
     def statistics_received(self, now: float) -> None:
-        """Note that statistics were received."""
+        """Record that statistics were received."""
         self._statistics_at = now
         self._is_up, self._is_stale = True, False
         self._feed.mark_answered(now)
 
     def succeeded(self, now: float, found: str) -> None:
-        """Note a complete poll, and what it found, for the log."""
+        """Record a complete poll, and what it found, for the log."""
         self._poll_started_at = math.inf
-        self._state.answered()
+        self.answered()
         if not self._has_answered:
             self._has_answered = True
             self._lines.info("answers", "%s: polls succeed; %s", self._name, found)
@@ -93,11 +151,11 @@ class ServerState:
         self._cause = ""
         self._export(now, "ok")
 
-    def failed(self, now: float, error: PollError) -> None:
-        """Note a poll without statistics, or with a part of them."""
+    def poll_failed(self, now: float, error: PollError) -> None:
+        """Record a poll without statistics, or with a part of them."""
         self._poll_started_at = math.inf
         is_gone = error.cause == UNREACHABLE
-        self._state.failed(UNREACHABLE if is_gone else "slow", now)
+        self.failed(UNREACHABLE if is_gone else "slow", now)
         self._log_failure(error.cause, str(error))
         self._export(now, error.cause)
         if is_gone or not self._is_up:
@@ -110,13 +168,13 @@ class ServerState:
         waited = now - self._poll_started_at
         if self._is_up and waited >= CONNECT_LIMIT:
             self._report_up(now)
-        before = self._state.state
-        if self._state.tick(now) != before:
+        before = self.state
+        if self.tick(now) != before:
             self._export(now, "")
         if self._is_up is None:
             self._export(now, "")
             self._report_down(now)
-        is_slow = waited >= (self._timeout if self._is_up else CONNECT_LIMIT)
+        is_slow = waited >= (self._interval if self._is_up else CONNECT_LIMIT)
         if is_slow and self._cause != "slow":
             self._log_failure("slow", f"slow: no answer for {waited:.1f} s so far")
 
@@ -136,4 +194,5 @@ class ServerState:
 
     def _log_failure(self, cause: str, detail: str) -> None:
         self._cause = cause
-        self._lines.warning(cause, "%s: %s; %s", self._name, detail, self._advice(cause))
+        advice = self._advice.get(cause, self._advice[""])
+        self._lines.warning(cause, "%s: %s; %s", self._name, detail, advice)

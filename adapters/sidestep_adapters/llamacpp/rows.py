@@ -1,8 +1,6 @@
-"""Rows of llama.cpp: the families of llama-server's page, and what its other paths tell."""
+"""Rows of llama.cpp: the families of llama-server's page, and values from its other paths."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from sidestep.catalog.row import ENGINE_LABELS, Alias, Computed, FeedsFrom, Row
 from sidestep.engines.common_names import common_row
@@ -18,16 +16,6 @@ STEPS = "llamacpp:n_decode_total"
 CONTEXT_TOKENS = "sidestep_llamacpp_context_tokens"
 CONTEXT_SIZE = "sidestep_llamacpp_context_size_tokens"
 CONTEXT_USAGE = "sidestep_llamacpp_context_usage_ratio"
-
-UNMAPPED: Mapping[str, str] = {
-    "llamacpp:prompt_tokens_seconds": "any scrape, of whomever, resets it; take"
-    " rate(llamacpp:prompt_tokens_total) / rate(llamacpp:prompt_seconds_total)",
-    "llamacpp:predicted_tokens_seconds": "any scrape, of whomever, resets it; take"
-    " rate(llamacpp:tokens_predicted_total) / rate(llamacpp:tokens_predicted_seconds_total)",
-    "llamacpp:kv_cache_usage_ratio": "removed from llama.cpp in May 2025",
-    "llamacpp:kv_cache_tokens": "removed from llama.cpp in May 2025",
-}
-"""Families of llama-server's page that are not exposed, and why."""
 
 ROWS: tuple[Row, ...] = (
     _PAGE.counter(

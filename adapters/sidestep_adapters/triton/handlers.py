@@ -1,4 +1,4 @@
-"""The handlers of Triton's items: each adds what the statistics counted since the previous poll."""
+"""Handlers of Triton's items: each adds what the statistics counted since the previous poll."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase
-from sidestep.engines.triton.rows import (
+from sidestep.errors import WireError
+from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.field_readers import compile_reader
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
+from sidestep_adapters.triton.rows import (
     BATCH_STAGES,
     MODEL,
     RESPONSE_STAGES,
     SECONDS,
     STAGES,
 )
-from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
-from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
-from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine, Key, Number
-from sidestep.metrics.field_readers import compile_reader
-from sidestep.metrics.registry import Registry
-from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep_adapters.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 STAGED_SIZES = MAX_OPEN_VALUES // len(BATCH_STAGES) - 1
-"""Batch sizes with a series for each stage: with those of all others they are no more than the limit."""
+"""Maximum batch sizes with a series for each stage, so that these and ``__other__`` stay within the limit."""
 MILLISECONDS = 1000.0
 """Milliseconds of a second."""
 
@@ -40,19 +40,8 @@ class TritonHandlers(Handlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read = compile_reader(layout, registry, ModelStats)
-        handled = layout.handled
-        self._executions, self._duration, self._memory = (
-            layout.handler_slot(name) for name in ("batch_executions", "batch_duration", "memory")
-        )
-        self._batch_stages, self._response_stages, self._response_durations = (
-            layout.handler_slot(name)
-            for name in ("batch_stages", "response_stages", "response_durations")
-        )
-        self._sizes = layout.handler_slot("batch_size")
-        self._busy, self._instances, self._idle, self._resets = (
-            layout.handler_slot(name) for name in ("busy_ratio", "instances", "idle", "resets")
-        )
-        self._means = handled["means"].slots[: len(STAGES)]
+        self._slots = {name: layout.handler_slot(name) for name in self.HANDLED if name != "means"}
+        self._means = layout.handled["means"].slots[: len(STAGES)]
         self._model_rows = [
             assignment for assignment in layout.assignments if assignment.row.shared == MODEL
         ]
@@ -89,7 +78,7 @@ class TritonHandlers(Handlers):
         except CountersResetError:
             new, known = stats, None
         if before is not None and known is None:
-            increase(engine, self._resets, 1)
+            increase(engine, self._slots["resets"], 1)
         self._read(engine, new, True)
         if new.batch_stats:
             self._add_batches(engine, new.batch_stats)
@@ -105,9 +94,10 @@ class TritonHandlers(Handlers):
 
     def _add_batches(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""
-        histogram, refused = engine.histogram(self._sizes), 0
-        executions, duration = engine.keyed[self._executions], engine.keyed[self._duration]
-        stages = engine.keyed[self._batch_stages]
+        histogram, refused = engine.histogram(self._slots["batch_size"]), 0
+        executions = engine.keyed[self._slots["batch_executions"]]
+        duration = engine.keyed[self._slots["batch_duration"]]
+        stages = engine.keyed[self._slots["batch_stages"]]
         for batch in batches:
             refused += histogram.observe_run(batch.batch_size, batch.count)
             key = self.registry.capped(executions, (str(batch.batch_size),))
@@ -128,8 +118,8 @@ class TritonHandlers(Handlers):
 
     def _add_responses(self, engine: Engine, responses: Responses) -> None:
         """Add stages of responses, which start at 0."""
-        counts = engine.keyed[self._response_stages]
-        durations = engine.keyed[self._response_durations]
+        counts = engine.keyed[self._slots["response_stages"]]
+        durations = engine.keyed[self._slots["response_durations"]]
         for position in ("first", "next"):
             for stage in RESPONSE_STAGES:
                 timed: Timed = getattr(responses, f"{position}_{stage}")
@@ -162,11 +152,11 @@ class TritonHandlers(Handlers):
     ) -> None:
         """Update gauges of the current state."""
         values = engine.values
-        values[self._busy] = share
-        values[self._instances] = item.instances or None
+        values[self._slots["busy_ratio"]] = share
+        values[self._slots["instances"]] = item.instances or None
         last = stats.last_inference / MILLISECONDS
-        values[self._idle] = max(item.wall - last, 0.0) if last else None
-        children = engine.keyed[self._memory]
+        values[self._slots["idle"]] = max(item.wall - last, 0.0) if last else None
+        children = engine.keyed[self._slots["memory"]]
         if children or stats.memory_usage:
             children.clear()
             for memory in stats.memory_usage:

@@ -1,7 +1,7 @@
 """Wire structs of Triton's statistics extension: one version of a model since it was loaded.
 
 Names are the extension's, and times are in nanoseconds. The numbers are cumulative, so an exporter
-that missed some items continues with the next one; see ``sidestep.engines.triton.statistics``.
+that missed some items continues with the next one; see ``differences.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sidestep.protocol.limits import Count, Seconds, Text
 Whole = Annotated[int, Meta(ge=0)]
 """A count of up to 64 bits, as in Triton."""
 MAX_SIZES = 4096
-"""Most batch sizes of one version."""
+"""Maximum batch sizes of one version."""
 MAX_MEMORIES = 256
 
 
@@ -65,8 +65,8 @@ class Responses(msgspec.Struct, array_like=True, gc=False, frozen=True):
         fail: Error responses.
         empty_response: Empty responses, which only end the request.
         cancel: Responses whose request was cancelled.
-        first_compute_infer: Computations of first responses, whatever their outcome; so are the
-            others below.
+        first_compute_infer: Computations of first responses, whatever their outcome, as in the
+            fields below.
         first_compute_output: Extractions of their outputs.
         next_compute_infer: Computations of later responses.
         next_compute_output: Extractions of their outputs.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sidestep.catalog.dialect import LiveSeries, Series
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.triton.handlers import TritonHandlers
-from sidestep.engines.triton.rows import MODEL, ROWS
-from sidestep.engines.triton.wire import ModelStats, TritonStats
+from sidestep_adapters.triton.handlers import TritonHandlers
+from sidestep_adapters.triton.rows import CACHE, MODEL, RESPONSES, ROWS
+from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 DIALECT: Dialect = Dialect(
     name="triton",
@@ -20,6 +20,10 @@ DIALECT: Dialect = Dialect(
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),
     handlers=TritonHandlers,
+    feature_options={
+        CACHE: "a model with a response cache (--cache-config of Triton)",
+        RESPONSES: "a decoupled model",
+    },
     live_series=LiveSeries(
         finished=(
             Series("nv_inference_request_success"),
