@@ -76,10 +76,3 @@ def test_one_server_is_polled_once() -> None:
     """Different spellings of a URL are one server."""
     with pytest.raises(ConfigError, match="is given twice"):
         read({"triton": (URL, f"{URL}/,interval=2")}, {})
-
-
-def test_blanks_separate_servers_in_the_variable() -> None:
-    """Commas precede options."""
-    found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
-
-    assert [server.target.name for server in found.triton] == [URL, "http://b:8000"]

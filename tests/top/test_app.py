@@ -298,16 +298,6 @@ async def test_cursor_survives() -> None:
         assert "pod-0" in screen.chosen
 
 
-async def test_only_changed_lines_are_drawn() -> None:
-    """An update draws no more lines than are on the screen, and keeps those that did not change."""
-    source = Reports(*map(engine, range(256)))
-    async with view(source) as screen:
-        before = dict(screen.table._drawn)
-        assert len(before) == screen.table.size.height
-        await screen.poll()
-        assert screen.table._drawn == before
-
-
 async def test_help() -> None:
     """The help explains keys and columns; keys that scroll do not close it, others do."""
     async with view(Reports(engine(1)), (80, 60)) as screen:

@@ -91,15 +91,6 @@ def test_fit(name: str) -> None:
         assert all(len(text) <= cells for text, cells in texts)
 
 
-def test_wide() -> None:
-    """A wide terminal shows all columns and whole names."""
-    rows = [engine(1, engine=LONG[:40])]
-    found = listed(TargetReport(url=URL, engines=rows))
-    columns = {column.key: cells for column, cells in fit(250, found)}
-    assert columns.keys() == {column.key for column in COLUMNS}
-    assert columns["engine"] == 40
-
-
 @pytest.mark.parametrize(
     ("usage", "found"),
     [

@@ -46,20 +46,6 @@ async def refused(peer: Peer, message: Hello) -> str:
     return f"{answer.code}: {answer.detail}"
 
 
-async def test_an_authorized_key_is_accepted(ring: Ring, start: Start) -> None:
-    """Its items are counted, beside a local path without keys."""
-    good = ring.engine("good")
-    async with start(**ring.flags) as exporter:
-        async with ring.connect(exporter, good) as peer:
-            await peer.send_hello()
-            await peer.send(batch(1, step()))
-            await until(lambda: tokens(exporter) == 1)
-        async with connect(exporter.endpoints[1]) as local:
-            await local.send_hello("local", incarnation=2)
-
-        assert exporter.metrics.value(DENIED, "curve") == 0
-
-
 async def test_an_unauthorized_key_is_denied(
     ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -320,15 +320,6 @@ def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
     run_python(program, f"ipc://{tmp_path}/x.ipc")
 
 
-def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
-    """Closing twice has no effect."""
-    one = publisher(f"ipc://{tmp_path}/x.ipc")
-    one.close()
-    one.close()
-
-    assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
-
-
 async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
     """The publisher thread sends what is queued and closes the stream; a further call only waits."""
     async with start() as exporter:

@@ -487,17 +487,6 @@ def identity(mode: str, name: str, **options: Any) -> Identity | None:
     return event.identity
 
 
-def test_by_default_nothing_of_an_identity_is_sent() -> None:
-    """Neither id, salt nor trace is in the bytes of any item."""
-    bench = Bench()
-    bench.ask("chatcmpl-acme-1", **WHOSE)
-    bench.tap.flush()
-    sent = b"".join(encode_item(item) for make in bench.pushed for item in make())
-    sent += b"".join(map(encode_item, bench.tap.events.current_state()))
-    for text in ("acme", "a" * 32, "b" * 16):
-        assert text.encode() not in sent
-
-
 def test_a_whole_identity() -> None:
     """As the client knows it: without the sample's number and the engine's suffix."""
     whole = Identity("chatcmpl-acme-1", "", "acme-secret", TRACE, 3)
