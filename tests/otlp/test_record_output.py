@@ -15,13 +15,13 @@ import pytest
 from aiohttp import web
 
 from exporter_processes import process
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from otlp_receiver import Receiver, accepted, hang, receiver, values
 from pages import get, parse
 from ports import free_port
 from records_of import ENGINE, recorded
+from replays import replay
 from schedulers import WALL
-from sidestep.app import Exporter
 from sidestep.otlp.destination import LOGS, TRACES, Destination
 from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
@@ -42,7 +42,6 @@ from sidestep.requests.record_queue import LOST, RecordQueue
 from sidestep.requests.record_writer import RecordWriter
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
 Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -254,12 +253,6 @@ async def test_a_trace_that_nobody_records_is_not_sent() -> None:
     assert (found.headers, len(made.queue)) == ([], 0)
 
 
-async def play(exporter: Exporter, name: str = "core_aborts") -> None:
-    """Replay a recorded run of a tapped vLLM."""
-    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the records in a file."""
     return [json.loads(one) for one in path.read_text().splitlines()]
@@ -271,7 +264,7 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
     async with receiver() as found:
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(requests_log=str(log), **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         written = lines(log)
         assert [json.loads(one.body.string_value) for one in found.log_records] == written
         requests = {
@@ -288,7 +281,7 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
         found.spans.clear()
         found.log_records.clear()
         async with start(**flags, requests_log_if="reason = abort") as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         aborted = [record for record in written if record["reason"] == "abort"]
         assert len(found.log_records) == len(aborted) > 0
         assert sum(span.name == "llm_request" for span in found.spans) == len(aborted)
@@ -303,7 +296,7 @@ async def test_ingest_goes_on_while_a_receiver_hangs(
     async with receiver() as found:
         found.answer = hang
         async with start(otlp_traces_endpoint=found.url, otlp_logs_endpoint=found.url) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
             await until(lambda: found.in_flight == 2)
             page = parse(await get(exporter.url))
             pending = {
@@ -378,7 +371,7 @@ async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> Non
         found.answer = answering(503)
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(state_dir=state, **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
             made = exporter.metrics.value("sidestep_request_records_total")
         assert made > 50
         found.answer = None

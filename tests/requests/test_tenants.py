@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import one_line, sidestep
-from exporters import Start, recorded_run
+from exporters import Start
 from pages import get, parse
 from promtool import assert_query, needs_promtool
+from replays import replay
 from schedulers import Scheduler, actions
 from sidestep.catalog.prices import Price, Prices
 from sidestep.engines.apply import Applier
@@ -34,7 +34,6 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, HeavyHitters, Tenants
-from sidestep_adapters.recording.replay import Replay
 
 ENGINE = EngineInfo(
     "e",
@@ -204,10 +203,11 @@ def test_tenants_that_are_always_shown() -> None:
 
 
 def test_folded_items_count_for_others() -> None:
-    """A sender folds without knowing tenants; the sums are equal all the same."""
+    """A sender folds without knowing tenants; sums and costs are equal all the same."""
     chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
     events = with_tenants(Scheduler().run(chosen), ["a"])
-    bench, folder = Bench(), ItemFolder()
+    whole, bench, folder = Bench(), Bench(), ItemFolder()
+    whole.apply(*events)
     bench.apply(*events[:10])
     for event in events[10:]:
         assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
@@ -216,15 +216,15 @@ def test_folded_items_count_for_others() -> None:
             bench.applier.add_record(bench.engine, decode_record(msgspec.Raw(raw)))
     assert_sums(bench.engine)
     assert bench.children("generation_tokens")[OTHER] > 0
+    cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
+    assert bench.engine.values[cost] == whole.engine.values[cost] != 0
 
 
 async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> None:
     """A recorded run of a real engine by adapter; the shown tenants survive a restart."""
     settings = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
     async with start(**settings) as exporter:
-        run = recorded_run("core_lora")
-        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, "core_lora")
         before = parse(await get(exporter.url))
     async with start(**settings) as exporter:
         after = parse(await get(exporter.url))
@@ -262,22 +262,6 @@ def test_a_change_of_price() -> None:
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
-
-
-def test_folded_items_cost_as_much() -> None:
-    """A record that a sender folded has the same tokens."""
-    chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
-    events = Scheduler().run(chosen)
-    whole, folded, folder = Bench(), Bench(), ItemFolder()
-    whole.apply(*events)
-    for event in events:
-        assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
-    for frame in folder.seal().frames:
-        for raw in frame:
-            folded.applier.add_record(folded.engine, decode_record(msgspec.Raw(raw)))
-    assert_sums(folded.engine)
-    cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
-    assert folded.engine.values[cost] == whole.engine.values[cost] != 0
 
 
 def test_cost_of_engines_without_the_tap() -> None:
@@ -320,9 +304,7 @@ async def test_other_settings_after_a_restart(
     settings: dict[str, object] = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
     family = "sidestep_tenant_generation_tokens"
     async with start(**settings) as exporter:
-        run = recorded_run("core_lora")
-        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, "core_lora")
         before = parse(await get(exporter.url))[family].samples
     async with start(**settings | now) as exporter:
         page = parse(await get(exporter.url))

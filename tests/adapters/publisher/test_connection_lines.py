@@ -95,32 +95,25 @@ def listening(answer: bytes) -> Iterator[str]:
         loop.remove_reader(server.fileno())
 
 
-async def test_a_wrong_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No exporter has the socket."""
-    line = await absent(f"ipc://{tmp_path}/none.ipc", caplog)
-
-    assert line.startswith(
-        "No such file or directory: is it running, and is the socket's directory"
-    )
-
-
-async def test_an_exporter_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its socket is left behind."""
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        (
+            "ipc://{folder}/none",
+            "No such file or directory: is it running, and is the socket's dir",
+        ),
+        ("ipc://{folder}/dead", "Connection refused: is it running?"),
+        ("tcp://127.0.0.1:{port}", "Connection refused: is it running?"),
+        ("tcp://none.invalid:1", ": check the host's name"),
+    ],
+)
+async def test_an_exporter_that_is_not_there(
+    endpoint: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system's own text, and what to look at; a dead exporter leaves its socket behind."""
     raw.listen(tmp_path / "dead").close()
 
-    assert await absent(f"ipc://{tmp_path}/dead", caplog) == "Connection refused: is it running?"
-
-
-async def test_a_port_where_nothing_listens(caplog: pytest.LogCaptureFixture) -> None:
-    """Without keys."""
-    line = await absent(f"tcp://127.0.0.1:{free_port()}", caplog)
-
-    assert line == "Connection refused: is it running?"
-
-
-async def test_an_unknown_host(caplog: pytest.LogCaptureFixture) -> None:
-    """With the resolver's own text."""
-    assert (await absent("tcp://none.invalid:1", caplog)).endswith(": check the host's name")
+    assert reason in await absent(endpoint.format(folder=tmp_path, port=free_port()), caplog)
 
 
 async def test_a_port_that_is_no_ingest_endpoint(caplog: pytest.LogCaptureFixture) -> None:
