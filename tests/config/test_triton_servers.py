@@ -70,9 +70,3 @@ def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
     assert complaint in line
     assert "\n" not in line
     assert "s3cret" not in line
-
-
-def test_one_server_is_polled_once() -> None:
-    """Different spellings of a URL are one server."""
-    with pytest.raises(ConfigError, match="is given twice"):
-        read({"triton": (URL, f"{URL}/,interval=2")}, {})

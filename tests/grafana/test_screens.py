@@ -4,57 +4,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.screens.page import ROW, table
 from tools.screens.png import COLORS, SIGNATURE, chunk, chunks, paeth, smaller, unfiltered
-from tools.screens.units import shown
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.0123, "s", "12.3 ms"),
-        (0.00005, "s", "50 µs"),
-        (1.5, "s", "1.5 s"),
-        (90.0, "s", "1.5 min"),
-        (7200.0, "s", "2 h"),
-        (0.0, "s", "0 s"),
-        (250.0, "ms", "250 ms"),
-        (0.805, "percentunit", "80.5 %"),
-        (97.0, "percent", "97 %"),
-        (1536.0, "mbytes", "1.5 GiB"),
-        (412.5, "watt", "412 W"),
-        (56.1, "joule", "56.1 J"),
-        (1536.0, "bytes", "1.5 KiB"),
-        (3 * 1024.0**2, "Bps", "3 MiB/s"),
-        (2230.0, "cps", "2.23 K c/s"),
-        (0.0, "reqps", "0 req/s"),
-        (1230.0, "count:tokens/s", "1.23 K tokens/s"),
-        (1.2e9, "flops", "1.2 GFLOP/s"),
-        (0.0, "flops", "0 FLOP/s"),
-        (16.0, "short", "16"),
-        (float("nan"), "s", "no traffic"),
-        (0.0, "dateTimeAsIso", "1970-01-01 00:00:00"),
-    ],
-)
-def test_numbers_have_units(value: float, unit: str, text: str) -> None:
-    """Values are written in three digits with units, as Grafana does."""
-    assert shown(value, unit) == text
-
-
-@pytest.mark.parametrize(("room", "shown_rows", "more"), [(5, 4, ""), (4, 2, "and 2 more")])
-def test_tables_say_what_does_not_fit(room: int, shown_rows: int, more: str) -> None:
-    """A table shows whole rows, and how many are left out."""
-    panel: dict[str, Any] = {"fieldConfig": {"overrides": []}}
-    drawn = table(panel, [{"Engine": f"e{number}"} for number in range(4)], room * ROW)
-
-    assert drawn.count("<td>e") == shown_rows
-    assert more in drawn
-    assert ("more" in drawn) == bool(more)
 
 
 def filtered(line: bytes, above: bytes, kind: int, depth: int) -> bytes:

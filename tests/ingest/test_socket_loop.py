@@ -195,19 +195,6 @@ async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
         assert exporter.registry.engines["s0"].streams == {299}
 
 
-async def test_streams_feed_one_engine_by_its_identity(start: Start) -> None:
-    """Two front ends that name the same engine feed one series."""
-    async with start() as exporter, connect(exporter) as one, connect(exporter) as two:
-        info = EngineInfo("shared", "vllm", LABELS)
-        for incarnation, peer in enumerate((one, two), start=1):
-            await peer.send(Hello(VERSION, f"api{incarnation}", incarnation, 1, 1, [info]))
-            await peer.receive()
-            await peer.send(batch(1, step(tokens=incarnation), incarnation=incarnation))
-        await until(lambda: tokens(exporter, "shared") == 3)
-
-        assert len(exporter.registry.engines) == 1
-
-
 async def test_a_large_batch_does_not_block_the_loop(start: Start) -> None:
     """A large batch is applied in slices, so a page is served while thousands of items wait."""
     async with start() as exporter, connect(exporter) as peer:

@@ -52,30 +52,18 @@ HISPARSE: dict[str, Any] = {
     "host_block_idle_before_evict_seconds": [2.5],
     "host_block_reuse_gap_seconds": [0.5, 0.25],
 }
+
+
+def put(
+    seconds: float, keys: int, size: int, status: str = "ok", failed: int = 0
+) -> dict[str, Any]:
+    """Return the record of one call of Mooncake's store."""
+    numbers = {"duration_seconds": seconds, "num_keys": keys, "num_bytes": size}
+    return {**numbers, "status": status, "num_failed_keys": failed}
+
+
 STORE: dict[str, Any] = {
-    "save_put": [
-        {
-            "duration_seconds": 0.5,
-            "num_keys": 3,
-            "num_bytes": 4096,
-            "status": "ok",
-            "num_failed_keys": 0,
-        },
-        {
-            "duration_seconds": 0.25,
-            "num_keys": 2,
-            "num_bytes": 1024,
-            "status": "ok",
-            "num_failed_keys": 0,
-        },
-        {
-            "duration_seconds": 2.0,
-            "num_keys": 1,
-            "num_bytes": 0,
-            "status": "error",
-            "num_failed_keys": 1,
-        },
-    ],
+    "save_put": [put(0.5, 3, 4096), put(0.25, 2, 1024), put(2.0, 1, 0, "error", 1)],
     "load_get": [],
 }
 UMBP: dict[str, Any] = {
