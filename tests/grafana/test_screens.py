@@ -1,4 +1,4 @@
-"""The drawing of dashboards' pictures: numbers, axes, tables, stacks and PNG files."""
+"""The reduction of dashboards' pictures to a palette."""
 
 from __future__ import annotations
 

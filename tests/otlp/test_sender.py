@@ -51,17 +51,6 @@ INFO = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 TOKENS = "vllm:generation_tokens_total"
 
 
-class Clock:
-    """Monotonic seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the present time."""
-        return self.now
-
-
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the SDK's exporters give up before the first repetition."""
@@ -69,12 +58,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pushing:
-    """A sender of one engine's series, with its metrics and clock."""
+    """A sender of one engine's series, with its metrics and monotonic seconds that a test sets."""
 
     def __init__(self, url: str, query: str = "") -> None:
         fed = Fed()
         fed.send_hello("s", [INFO])
-        self.metrics, self.clock = SelfMetrics(), Clock()
+        self.metrics, self.now = SelfMetrics(), 100.0
         families = PageFamilies(
             fed.intake.registry,
             PassthroughRegistry(fed.intake.registry.names),
@@ -83,7 +72,7 @@ class Pushing:
             exponential=False,
         )
         url = f"{url}/v1/metrics{query}"
-        self.receiver = Destination(METRICS, url, self.metrics, clock=self.clock)
+        self.receiver = Destination(METRICS, url, self.metrics, clock=lambda: self.now)
         self.sender = MetricSender(
             families,
             Increments((), None),
@@ -370,7 +359,7 @@ async def test_a_recovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with pushing() as (made, found):
         await made.sender.push()
         for answer in (fail, fail, None):
-            made.clock.now += 61
+            made.now += 61
             found.answer = answer
             await made.sender.push()
 

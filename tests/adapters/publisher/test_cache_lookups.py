@@ -29,20 +29,9 @@ PRESENT = 1500
 """Blocks of the cache whose lookups are sent."""
 
 
-class Sampling:
-    """What the exporter wants."""
-
-    def __init__(self, rate: float = 1.0, key: bytes = KEY) -> None:
-        self.key, self.rate = key, rate
-
-    def __call__(self) -> tuple[bytes, float]:
-        """Return the key and the rate."""
-        return self.key, self.rate
-
-
 def maker(rate: float = 1.0, key: bytes = KEY, capacity: int = 0) -> LookupEvents:
     """Return a maker of items, of a cache of unknown size unless it has a ``capacity``."""
-    return LookupEvents(BLOCK_SIZE, capacity, 4096, Sampling(rate, key))
+    return LookupEvents(BLOCK_SIZE, capacity, 4096, lambda: (key, rate))
 
 
 def sent(events: LookupEvents, stamp: float = 1.0) -> list[CacheLookups]:
@@ -210,12 +199,12 @@ def test_nothing_is_sent_that_nobody_wants() -> None:
 
 def test_another_key_or_rate_begins_anew() -> None:
     """The source changes, and says that there were lookups before."""
-    sampling = Sampling()
-    events = LookupEvents(BLOCK_SIZE, 0, 0, sampling)
+    wanted = [(KEY, 1.0)]
+    events = LookupEvents(BLOCK_SIZE, 0, 0, lambda: wanted[0])
     hashes = chain(Random(1), [], 5)
     sources = []
     for key, rate in ((KEY, 1.0), (b"other", 1.0), (b"other", 0.5), (b"other", 0.5)):
-        sampling.key, sampling.rate = key, rate
+        wanted[0] = key, rate
         events.looked_up(1, 1.0, hashes, 100, 0)
         (item,) = sent(events)
         sources.append(item.source)
