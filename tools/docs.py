@@ -513,9 +513,9 @@ def doctor() -> str:
     """Return docs/doctor.md from its introduction and the codes."""
     path = DOCS / "doctor.md"
     text = ""
-    for section in SECTIONS:
-        text += f"## {section.title}\n\n{section.usage}\n\n"
-        for code in section.codes:
+    for title, codes, usage in SECTIONS:
+        text += f"## {title}\n\n{usage}\n\n"
+        for code in codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
             text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
     return written(path, "exporter/sidestep_tools/doctor/codes.py", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.engine_pages import (
@@ -80,26 +80,32 @@ def readings(text: str) -> list[Reading]:
     Raises:
         ValueError: A sample of one has no number.
     """
-    samples = _samples(text)
-    found = [reading for page in PAGES for reading in _replicas(page, samples)]
+    wanted = samples(text, WANTED)
+    found = [reading for page in PAGES for reading in _replicas(page, wanted)]
     return found[:MAX_REPLICAS]
 
 
-def _samples(text: str) -> Samples:
-    """Return the samples that are wanted."""
+def samples(text: str, wanted: Collection[str] = ()) -> Samples:
+    """Return the samples of a page by their names.
+
+    With ``wanted`` only those names are read, and values that no engine counts to are left out.
+
+    Raises:
+        ValueError: A sample has no number; one line.
+    """
     found: dict[str, list[Sample]] = {}
     for line in text.split("\n"):
         name, brace, rest = line.partition("{")
         if not brace:
             name, _, rest = line.partition(" ")
-        if name not in WANTED:
+        if name not in wanted if wanted else line.startswith("#") or not line.strip():
             continue
         inside, _, after = rest.rpartition("}") if brace else ("", "", rest)
         try:
             value = float(after.split()[0])
         except (ValueError, IndexError):
             raise ValueError(f"{name} has no number where its value should be") from None
-        if not abs(value) <= VALUE_LIMIT:
+        if wanted and not abs(value) <= VALUE_LIMIT:
             # As good as no number: NaN, an infinity, or what no engine counts to.
             continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
@@ -113,10 +119,10 @@ def _plain(text: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
-def _replicas(page: EnginePage, samples: Samples) -> list[Reading]:
+def _replicas(page: EnginePage, all_: Samples) -> list[Reading]:
     """Return the replicas of one engine's page."""
     groups: dict[tuple[str, ...], dict[str, list[Sample]]] = {}
-    for name, found in samples.items():
+    for name, found in all_.items():
         if not name.startswith(page.prefix):
             continue
         for sample in found:
@@ -127,7 +133,7 @@ def _replicas(page: EnginePage, samples: Samples) -> list[Reading]:
                 *(sample.labels.get(label, "") for label in page.replica),
             )
             groups.setdefault(key, {}).setdefault(name, []).append(sample)
-    return [_reading(page, key, own, samples) for key, own in sorted(groups.items())]
+    return [_reading(page, key, own, all_) for key, own in sorted(groups.items())]
 
 
 def _reading(page: EnginePage, key: tuple[str, ...], own: Samples, all_: Samples) -> Reading:
@@ -173,13 +179,13 @@ def _buckets(names: tuple[str, ...], own: Samples) -> Buckets | None:
 
 
 def _health(
-    page: EnginePage, key: tuple[str, ...], samples: Samples
+    page: EnginePage, key: tuple[str, ...], all_: Samples
 ) -> tuple[str | None, str | None, float | None, float | None]:
     """Return state, reason, seconds without progress and age of the step, as an exporter has them."""
     names = (page.model, *page.replica)
 
     def own(name: str) -> list[Sample]:
-        found = samples.get(name, ())
+        found = all_.get(name, ())
         return [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
 
     if "engine" not in page.replica:

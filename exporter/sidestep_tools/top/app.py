@@ -34,9 +34,9 @@ INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between polls that keys choose from."""
 SIGNS: dict[Level, str] = {"critical": "✗", "warning": "!", "ok": "✓"}
 SLOW = 2.0
-"""Seconds without an answer from which on the title says so."""
+"""Seconds without an answer after which the title says so."""
 LOW, HIGH = 16, 30
-"""Lines below which the screen has no sparklines, and from which on they have two lines each."""
+"""Fewest lines of a screen with sparklines, and of one whose sparklines have two lines each."""
 KEYS = (
     "q quit", "? help", "Enter details", "/ filter", "s sort", "p pause", "+ - interval",
     "S reverse", "r ask now",
@@ -45,7 +45,7 @@ KEYS = (
 
 
 class Source(Protocol):
-    """Where reports come from."""
+    """Source of reports."""
 
     async def poll(self) -> Report:
         """Ask all targets once."""
@@ -153,7 +153,7 @@ class TopApp(App[None]):
 
     def _show_all(self) -> None:
         self._show_title()
-        # The widgets are gone before the poll ends when the user quits.
+        # When the user quits, the widgets may be gone before the poll ends.
         if self.report is None or not self.query("#charts"):
             return
         verdict = self.report.verdict

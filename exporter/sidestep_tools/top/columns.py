@@ -60,19 +60,19 @@ class Column(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether it holds text, which is sorted from a to z and aligned to the left."""
+        """True if it holds text, which is sorted from a to z and aligned to the left."""
         return self.key in {"engine", "model", "state"}
 
 
 class Order(NamedTuple):
-    """What the table is sorted by."""
+    """The column that sorts the table, and its direction."""
 
     key: str = "engine"
     reverse: bool = False
 
     @property
     def descending(self) -> bool:
-        """Whether large values come first, as they do for numbers unless reversed."""
+        """True if large values come first; they do for numbers, unless the order is reversed."""
         return self.reverse == BY_KEY[self.key].named
 
 
@@ -102,7 +102,7 @@ def matches(entry: Entry, text: str) -> bool:
 
 
 def ordered(found: Iterable[Entry], order: Order) -> list[Entry]:
-    """Return targets that failed, then engines in that order; unknown values come last."""
+    """Return targets that failed, then the engines in this order; unknown values come last."""
     column = BY_KEY[order.key]
     failed, unknown = [], []
     known: list[tuple[Any, Entry]] = []

@@ -1,4 +1,4 @@
-"""The command ``sidestep top``: what it asks, and how it shows the answers."""
+"""The command ``sidestep top``: it polls the targets and shows the answers."""
 
 from __future__ import annotations
 

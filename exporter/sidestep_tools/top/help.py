@@ -1,4 +1,4 @@
-"""The help: what keys, columns and signs mean."""
+"""The help: the meaning of keys, columns and signs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS = {"j": 1, "k": -1}
 
 
 def help_text() -> list[Part]:
-    """Return what keys, columns and signs mean."""
+    """Return the meaning of keys, columns and signs."""
     columns = [(column.title, column.meaning) for column in COLUMNS]
     parts: list[Part] = []
     for title, lines in (("Keys", KEYS), ("Columns", columns), ("Signs", SIGNS)):
@@ -51,7 +51,7 @@ def help_text() -> list[Part]:
 
 
 class HelpScreen(ModalScreen[None]):
-    """What keys, columns and signs mean; any key that does not scroll closes it."""
+    """The meaning of keys, columns and signs; any key that does not scroll closes the screen."""
 
     DEFAULT_CSS = """
     HelpScreen { align: center middle; }

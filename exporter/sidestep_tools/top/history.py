@@ -1,4 +1,4 @@
-"""What sparklines show: a few numbers of each engine and of all, of the last reports."""
+"""The numbers of sparklines: a few of each engine, and of all engines, in the last reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineSample(NamedTuple):
 
 
 class Trend(NamedTuple):
-    """A line of the details: its title, and how its numbers are written."""
+    """A line of the details: its title, and a function that formats its numbers."""
 
     title: str
     name: str
@@ -51,7 +51,7 @@ class History:
         self.engines: dict[str, deque[EngineSample]] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Remember a report; forget engines that are not in it."""
+        """Remember a report, and forget the engines that are not in it."""
         before, self.engines = self.engines, {}
         for entry in entries:
             if entry.row is not None:
@@ -62,7 +62,7 @@ class History:
 
 
 def totals(entries: Sequence[Entry]) -> EngineSample:
-    """Return sums over all engines whose numbers are current; of shares and latencies the highest."""
+    """Return sums over the engines that answered; for shares and latencies, the highest."""
     samples = [_sample(entry.row) for entry in entries if entry.row and entry.error is None]
 
     def known(name: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Colours of the terminal view, by names of textual's themes; a word or a sign says the same."""
+"""Colours of the terminal view, by the names of textual's themes; no information is in the colour alone."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", 
 MARGIN = 2
 """Cells of the cursor and the mark at the left."""
 LEAST_ADDRESS = 16
-"""Cells that an address keeps beside a long reason."""
+"""Fewest cells of an address beside a long reason."""
 TALL = 12
-"""Lines from which on the columns have headings of two lines."""
+"""Fewest lines of a table whose headings have two lines."""
 
 
 def shorten(text: str, width: int) -> str:
@@ -170,7 +170,7 @@ class EngineTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """Return the line ``y`` of the screen; the headings do not scroll."""
         if self._arranged != self.scrollable_content_region.size:
-            # A screen below another is laid out again and drawn before it gets the event.
+            # A screen that is below another one is drawn before it gets the event of its new size.
             self._choose_columns()
             self._drawn = {}
         return self._line(y)

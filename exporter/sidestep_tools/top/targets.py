@@ -28,7 +28,7 @@ DISCOVERED = (
     *(f"http://127.0.0.1:{port}" for port in range(8080, 8084)),
     "http://127.0.0.1:8002/metrics",
 )
-"""What ``--discover`` tries: exporters, vLLM, SGLang, llama.cpp, and Triton."""
+"""Addresses that ``--discover`` tries: of exporters, vLLM, SGLang, llama.cpp, and Triton."""
 
 
 class Target:
@@ -43,7 +43,7 @@ class Target:
         self.host, self.port, self._root = address.host, address.port, address.root
         self.url = url if "://" in url else f"http://{url}"
         path = address.path.rstrip("/")
-        # The address of a page is kept; of a server, the kind of page is found out.
+        # With a path it is the address of a page; without one, the first poll looks for a page.
         self._page = "" if path == "" else self.url
         self._is_live: bool | None = None if path in ("", "/metrics") else False
         self._increases: dict[tuple[str, tuple[str, ...]], Increases] = {}
@@ -82,7 +82,7 @@ class Target:
             with contextlib.suppress(msgspec.MsgspecError):
                 live = msgspec.json.decode(text, type=Live)
                 self._is_live = True
-                # Exporters with the same engines would not be distinguished otherwise.
+                # Two exporters may have engines with the same ids.
                 return [
                     msgspec.structs.replace(row, id=f"{self._root} {row.id}")
                     for row in live.engines
@@ -119,7 +119,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
     """Return status and text of a page.
 
     Raises:
-        FetchError: It is too long, or for people.
+        FetchError: It is too long, or it is HTML.
     """
     answer = await fetch.get(session, url)
     if answer.status == HTTPStatus.OK and answer.content_type == "text/html":

@@ -1,4 +1,4 @@
-"""The command ``sidestep whatif``: reads a file, and shows the curve."""
+"""The command ``sidestep whatif``: it reads a file and shows the curve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_curve import Point
 from sidestep_tools.whatif.estimate import TraceCurve
-from sidestep_tools.whatif.plot import writer
+from sidestep_tools.whatif.plot import check_name, write
 from sidestep_tools.whatif.recording import RecordedCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
@@ -36,14 +36,15 @@ def run(
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
-    # Before the file is read, which may take long.
-    write = None if plot is None else writer(plot)
+    if plot is not None:
+        # Before the file is read, which may take long.
+        check_name(plot)
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
     points = curve.points(capacities or sizes)
-    if write is not None:
-        write(sorted(points), path.name)
+    if plot is not None:
+        write(plot, sorted(points), path.name)
     if as_json:
         found = {
             "accesses": curve.accesses,

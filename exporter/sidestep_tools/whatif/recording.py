@@ -18,7 +18,7 @@ from sidestep_adapters.recording.format import MAGIC, Items, read
 
 
 def is_recording(path: Path) -> bool:
-    """Return whether a file is one of ``sidestep record``; False for what is no regular file."""
+    """Return whether a file is a recording of ``sidestep record``; False if it is no regular file."""
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a directory cannot be read
         return False
     for opener in (gzip.open, open):
@@ -38,7 +38,7 @@ class RecordedCurve:
 
     Attributes:
         block_size: Tokens of a block.
-        sizes: Sizes that fit the present cache, in blocks; empty where that is unknown.
+        sizes: Sizes around that of the recorded cache, in blocks; empty if it is not known.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class RecordedCurve:
 
     @property
     def distinct(self) -> int:
-        """About the number of distinct blocks, of those within eight sizes of the cache."""
+        """About the number of distinct blocks among those that eight times the cache would hold."""
         return round(sum(reuse.tracked / reuse.rate for reuse in self._reuses))
 
     def points(self, capacities: Sequence[int]) -> list[Point]:

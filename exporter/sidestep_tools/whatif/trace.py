@@ -14,13 +14,13 @@ from sidestep_adapters.recording.format import lines, opened
 
 _STORED = ("BlockStored", "stored")
 _MEDIUM, _GROUP = 4, 7
-"""Places behind the hashes of ``BlockStored`` as an array."""
+"""Places after the hashes in a ``BlockStored`` that is an array."""
 
 
 def read_batch(line: bytes) -> Iterator[list[int] | None]:
     """Yield the blocks that each event of a line stored; None for a cleared cache.
 
-    Blocks in other media are left out: engines copy blocks there that were not looked up.
+    Blocks in media other than the first are left out: engines copy blocks there without a lookup.
 
     Raises:
         MsgspecError: The line has another form.
@@ -62,7 +62,7 @@ def _events(batch: Any) -> list[Any]:
 
 
 def _number(one: Any, group: Any) -> int:
-    """Return a hash as a number; caches of several groups of layers have each hash once in each."""
+    """Return a hash as a number that is different in each group of layers."""
     if not isinstance(one, int | str | bytes) or not isinstance(group, int | None):
         raise msgspec.ValidationError("a hash is neither a number nor text")
     if group:

@@ -1,36 +1,62 @@
-"""All checks of an environment: of the engines that run, or of this process where none does."""
+"""Check of the environment that an engine runs in: its packages, variables and options."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import Distribution, distributions
 from typing import NamedTuple
 
 from sidestep.config.variables import unknown_to_engines
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep_tools.doctor import endpoint
 from sidestep_tools.doctor.checks import Check, codes, run
-from sidestep_tools.doctor.endpoint import current_user
-from sidestep_tools.doctor.environment import packages, processes
-from sidestep_tools.doctor.environment.packages import ENGINES, OWN, SGLANG, VLLM, InstalledEngine
-from sidestep_tools.doctor.environment.processes import Process
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
+Version = tuple[int, ...]
+
+
+class InstalledEngine(NamedTuple):
+    """An engine that loads sidestep's plugin.
+
+    Attributes:
+        package: Name of its distribution.
+        first: The oldest release that loads the plugin.
+        last: The newest release that it was tested with.
+        group: Entry points that the engine loads.
+        allowed: Variable with the list of plugins that may be loaded.
+        mode: Variable that says whether the engine computes its own metrics as well.
+    """
+
+    title: str
+    package: str
+    first: Version
+    last: Version
+    group: str
+    allowed: str
+    mode: str
+
+
+VLLM = InstalledEngine(
+    "vLLM", "vllm", (0, 11, 1), (0, 33), "vllm.stat_logger_plugins", "VLLM_PLUGINS",
+    "SIDESTEP_VLLM_MODE",
+)  # fmt: skip
+SGLANG = InstalledEngine(
+    "SGLang", "sglang", (0, 5, 11), (0, 5, 23), "sglang.srt.plugins", "SGLANG_PLUGINS",
+    "SIDESTEP_SGLANG_MODE",
+)  # fmt: skip
+ENGINES = (VLLM, SGLANG)
 VALUES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((each.mode for each in ENGINES), ("beside", "instead")),
     "SIDESTEP_STACKS": ("on", "off"),
 }
 """Variables with a choice of values."""
-OWN_SUBJECT = "this environment"
-_PREFIXES = ("SIDESTEP_", "VLLM_PLUGINS", "SGLANG_PLUGINS", "PROMETHEUS_")
 
 
 class Start(NamedTuple):
-    """How an engine is started, or would be.
-
-    Attributes:
-        options: Options by name, with dashes; a switch has an empty value.
-    """
+    """Variables and options of an engine's start; the value of a switch is empty."""
 
     engine: InstalledEngine
     environ: Mapping[str, str]
@@ -43,15 +69,67 @@ class Start(NamedTuple):
 
     @property
     def allows_plugin(self) -> bool:
-        """True if the engine may load the plugin; SGLang takes an empty list for none."""
+        """True if the engine may load the plugin; SGLang reads an empty list as no list."""
         given = self.environ.get(self.engine.allowed)
         if self.engine is SGLANG:
             return not given or "sidestep" in map(str.strip, given.split(","))
         return given is None or "sidestep" in given.split(",")
 
 
+def parse_options(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line; their names may have underscores for dashes."""
+    options = {}
+    for given, following in zip(arguments, (*arguments[1:], "-"), strict=False):
+        if given.startswith("--"):
+            name, equals, value = given.partition("=")
+            own = value if equals else "" if following.startswith("-") else following
+            options[name.replace("_", "-")] = own
+    return options
+
+
+def _find(path: Sequence[str], package: str) -> Distribution | None:
+    """Return the metadata of a package in the directories in which Python looks for packages."""
+    return next(iter(distributions(name=package, path=list(path))), None)
+
+
+def installed(path: Sequence[str]) -> dict[InstalledEngine, str]:
+    """Return the installed engines and their versions."""
+    found = {each: _find(path, each.package) for each in ENGINES}
+    return {engine: each.version for engine, each in found.items() if each is not None}
+
+
+def _numbers(text: str) -> Version:
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    # A build from a checkout without tags has a version of its own, such as 0.1.dev1.
+    return tuple(map(int, found[0].split("."))) if found and "dev" not in text else ()
+
+
+def _too_old(path: Sequence[str]) -> list[str]:
+    found = installed(path).items()
+    return [_release(each, text) for each, text in found if () < _numbers(text) < each.first]
+
+
+def _untested(path: Sequence[str]) -> list[str]:
+    found = ((each, text, _numbers(text)) for each, text in installed(path).items())
+    return [_release(each, text) for each, text, v in found if v[: len(each.last)] > each.last]
+
+
+def _release(engine: InstalledEngine, text: str) -> str:
+    first, last = (".".join(map(str, each)) for each in (engine.first, engine.last))
+    return f"{engine.title} {text}; sidestep supports {first} to {last}"
+
+
+def _without_entry_point(path: Sequence[str]) -> list[str]:
+    sidestep = _find(path, "sidestep")
+    return [
+        f"sidestep {sidestep.version} has no entry point of the group {each.group}"
+        for each in installed(path)
+        if sidestep and not sidestep.entry_points.select(group=each.group)
+    ]
+
+
 def _killed(start: Start) -> str:
-    # Of data parallelism vLLM starts one API server for each rank.
+    # With data parallelism vLLM starts an API server for each rank.
     options = start.options
     servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
     is_patient = options.get("--shutdown-timeout", "0") != "0"
@@ -61,6 +139,28 @@ def _killed(start: Start) -> str:
 
 
 # fmt: off
+PACKAGES: Sequence[Check[Sequence[str]]] = (
+    Check(Code("SD001", "error", "sidestep is not installed beside the engine",
+        "The Python environment of the engine has no package `sidestep`, so the engine loads no plugin. Its sources on PYTHONPATH do not suffice without their metadata (`sidestep-*.dist-info`).",
+        "Install sidestep with the engine's own pip: PREFIX/bin/python -m pip install, with the wheel or the repository."),
+        lambda p: installed(p) and _find(p, "sidestep") is None, "no package sidestep is installed"),
+    Check(Code("SD002", "error", "The plugin's entry point is missing",
+        "sidestep is installed, but its metadata (`sidestep-*.dist-info`) does not name the plugin: the release is too old.",
+        "Install a release of sidestep that supports the engine."),
+        _without_entry_point),
+    Check(Code("SD004", "error", "The engine's release is too old",
+        "The engine's release is older than those that load sidestep's plugin. The engine's log does not say so.",
+        "Upgrade the engine, or let the exporter scrape the engine's page (--scrape)."),
+        _too_old),
+    Check(Code("SD005", "warning", "The engine's release is newer than those tested",
+        "The engine's release is newer than those that this release of sidestep was tested with. A field that it renamed is missing on the page.",
+        "Upgrade sidestep, and compare the exporter's page with the engine's own."),
+        _untested),
+    Check(Code("SD006", "warning", "No engine is installed",
+        "The Python environment has neither vLLM nor SGLang.",
+        "Run the command with the engine's Python, in the engine's container: PREFIX/bin/python -m sidestep doctor --environment."),
+        lambda p: not installed(p), "neither vLLM nor SGLang is installed"),
+)
 VARIABLES: Sequence[Check[Mapping[str, str]]] = (
     Check(Code("SD011", "warning", "A variable has an unknown value",
         "The plugin logs it and takes the default.",
@@ -75,7 +175,7 @@ VARIABLES: Sequence[Check[Mapping[str, str]]] = (
 ENDPOINT: Sequence[Check[Mapping[str, str]]] = (
     Check(Code("SD010", "error", "SIDESTEP_ENDPOINT is not set",
         "The plugin and the tap do nothing without it.",
-        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint; a variable of your shell must be exported, one of a container named in its manifest."),
+        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint. In a shell, export the variable; in Kubernetes, add it to the container's `env`."),
         lambda environ: not environ.get("SIDESTEP_ENDPOINT"), "SIDESTEP_ENDPOINT is not set"),
 )
 ALLOWED: Sequence[Check[Start]] = (
@@ -100,7 +200,7 @@ OPTIONS: Sequence[Check[Start]] = (
     Check(Code("SD022", "error", "SGLang runs without --enable-metrics",
         "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
         "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs."),
-        # A file that cannot be read may have it.
+        # The file of --config may have it.
         lambda s: s.engine is SGLANG and s.options.keys().isdisjoint({"--enable-metrics", "--config"}),
         "--enable-metrics is not set"),
     Check(Code("SD023", "error", "vLLM's Rust front end loads no plugins",
@@ -123,51 +223,16 @@ OPTIONS: Sequence[Check[Start]] = (
         lambda s: s.engine is SGLANG and (n := s.options.get("--tokenizer-worker-num", "1")) != "1" and n,
         "--tokenizer-worker-num is {}"),
 )
-NOT_READABLE = Code("SD020", "info", "An engine's variables cannot be read",
-    "The engine's process belongs to another user, so only its command line was checked.",
-    "Run the command as the engine's user, or as root.")
 # fmt: on
-_ROWS = codes(packages.CHECKS, ALLOWED, ENDPOINT, VARIABLES, MODE, OPTIONS)
-CODES = sorted((NOT_READABLE, *_ROWS))
+CODES = sorted(codes(PACKAGES, ALLOWED, ENDPOINT, VARIABLES, MODE, OPTIONS))
 
 
-def check() -> list[Finding]:
-    """Return what is wrong with the engines' environments, or with this one if no engine runs."""
-    engines = list(processes.find())
-    found = [each for engine in engines for each in check_process(engine)]
-    # A shell in the engine's container has the engine's variables; those of others count if set.
-    own = _relevant(os.environ)
-    if not engines or (own and own not in [_relevant(each.environ or {}) for each in engines]):
-        found += check_own(is_alone=not engines)
-    return found
-
-
-def check_process(process: Process) -> Iterator[Finding]:
-    """Yield what is wrong with a running engine."""
-    environ, subject = process.environ, process.subject
-    start = Start(process.engine, environ or {}, process.options)
-    yield from packages.check(process.packages._replace(running=process.engine))
-    if environ is None:
-        yield NOT_READABLE.on(subject, f"user {process.user.uid} runs it")
-        yield from run(OPTIONS, start, subject)
-        return
-    yield from run((*OPTIONS, *ALLOWED, *MODE), start, subject)
-    yield from run((*ENDPOINT, *VARIABLES), environ, subject)
-    if address := environ.get("SIDESTEP_ENDPOINT"):
-        yield from endpoint.check(address, environ, process.user)
-
-
-def check_own(*, is_alone: bool) -> Iterator[Finding]:
-    """Yield what is wrong with this process's environment; ``is_alone``: no engine runs here."""
-    if is_alone:
-        yield from packages.check(OWN)
-        yield from run(ENDPOINT, os.environ, OWN_SUBJECT)
-    for engine in OWN.engines:
-        yield from run((*ALLOWED, *MODE), Start(engine, os.environ), OWN_SUBJECT)
-    yield from run(VARIABLES, os.environ, OWN_SUBJECT)
+def check() -> Iterator[Finding]:
+    """Yield what is wrong with this process's packages, variables and endpoint."""
+    subject = f"environment {sys.prefix}"
+    yield from run(PACKAGES, sys.path, subject)
+    for engine in installed(sys.path):
+        yield from run((*ALLOWED, *MODE), Start(engine, os.environ), subject)
+    yield from run((*ENDPOINT, *VARIABLES), os.environ, subject)
     if address := os.environ.get("SIDESTEP_ENDPOINT"):
-        yield from endpoint.check(address, os.environ, current_user())
-
-
-def _relevant(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_PREFIXES)}
+        yield from endpoint.check(address)
