@@ -85,17 +85,6 @@ async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -
         await asyncio.to_thread(one.close)
 
 
-async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> None:
-    """During the downtime the last rate stays valid."""
-    async with start(kv_sample_rate="0.25") as exporter:
-        one = publisher(exporter.endpoints[0])
-        await until(lambda: one.kv_sample_rate == 0.25)
-    assert one.kv_sample_rate == 0.25
-    async with start(kv_sample_rate="1") as exporter:
-        await until(lambda: one.kv_sample_rate == 1.0, timeout=20)
-        await asyncio.to_thread(one.close)
-
-
 def test_push_makes_no_call_that_could_block(tmp_path: Path) -> None:
     """The step's thread takes no lock, encodes nothing and makes no system call."""
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")

@@ -143,14 +143,6 @@ def test_a_missing_label_drops_only_its_call(bench: Bench) -> None:
     assert len(bench.failures) == 1
 
 
-def test_bucket_counts_are_sent_unchanged(bench: Bench) -> None:
-    """Bucket counts are used where single values are unknown."""
-    stub = bench.stub("histogram")
-    stub.record({"mode": "a"}, ([1, 0, 2], 7.5), 1)
-
-    assert bench.samples() == [Sample(["a"], counts=[1, 0, 2], total=7.5)]
-
-
 def test_calls_beyond_the_limit_are_counted_as_dropped(bench: Bench) -> None:
     """Earlier calls stay in order, and new ones are recorded after a flush."""
     bench.deferred.limit = 10
@@ -229,16 +221,6 @@ def test_a_failing_source_affects_no_other(bench: Bench) -> None:
 
     assert bench.samples() == [Sample([], 1)]
     assert len(bench.failures) == 2
-
-
-def test_clear_discards_all_calls(bench: Bench) -> None:
-    """Later calls are recorded again."""
-    stub = bench.stub("counter", ())
-    stub.inc(5)
-    bench.deferred.clear()
-    stub.inc(1)
-
-    assert bench.samples() == [Sample([], 1)]
 
 
 def test_close_discards_calls_and_accepts_no_more(bench: Bench) -> None:
