@@ -17,7 +17,8 @@ from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
 from chaos.watch import RATE
-from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, FLUSH_RECORDS, MAX_INTERVALS
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL
+from sidestep_adapters.publisher.queue import FLUSH_RECORDS, MAX_INTERVALS
 
 CALM = 3.0
 """Seconds without a fault between two faults; with ``quick`` a third of it."""

@@ -47,7 +47,7 @@ def connect(endpoint: str, number: int, *, idle: bool) -> float:
     publisher = Publisher(endpoint, f"s{number}", [ENGINE], flush_interval=0.01)
     deadline = time.monotonic() + PATIENCE
     longest = 0.0
-    while not publisher.problem and time.monotonic() < deadline:
+    while not publisher._link.problem and time.monotonic() < deadline:
         if not idle:
             item = VllmStep(0, time.monotonic(), time.time(), None, IterationStats(3))
             began = time.perf_counter()

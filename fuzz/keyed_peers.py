@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Ack, Hello, decode_from_sender, encode
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 
 LONG_ENOUGH = 0.2
 """Seconds until a relay has passed on the bytes after which it resets."""

@@ -6,7 +6,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.kv_blocks.sampling import Sampling
+from sidestep.tracking.kv_blocks.tracker import Sampling
 
 
 def make_intake(rate: float = 1.0) -> Intake:

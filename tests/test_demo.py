@@ -25,7 +25,7 @@ from sidestep_adapters.recording.replay import Replay
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
-TOTALS = "records 8853  vLLM: prompt tokens 28365  generated tokens 20917"
+TOTALS = "records 8855  vLLM: prompt tokens 28365  generated tokens 20917"
 
 
 def test_each_run_is_played_once() -> None:

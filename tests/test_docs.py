@@ -27,18 +27,6 @@ FAMILIES = {
 } | BY_NAME.keys()
 
 
-def test_generated_documents_are_current() -> None:
-    """``make docs`` would change nothing."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "docs.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_families_that_exist(path: Path) -> None:
     """Every name that looks like a metric is one, or the beginning of one."""

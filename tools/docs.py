@@ -24,13 +24,13 @@ from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.engine_pages import COMMON_NAMES
 from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
-from sidestep.config.topics import TOPICS
+from sidestep.config.variables import TOPICS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
-from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.engines.vllm.own_rows import TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -374,7 +374,7 @@ def configuration() -> str:
                 text += (
                     f"| `{setting.usage}` | `{setting.variable}` | {default} | {setting.help} |\n"
                 )
-    return written(DOCS / "configuration.md", "exporter/sidestep/config/settings.py", text)
+    return written(DOCS / "configuration.md", "exporter/sidestep/config/*_settings.py", text)
 
 
 def readme() -> str:

@@ -17,7 +17,7 @@ from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
-from sidestep.tracking.kv_blocks.sampling import Sampling
+from sidestep.tracking.kv_blocks.tracker import Sampling
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 
 CACHE = 50_000

@@ -42,6 +42,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import FULL, NONE, IdentityMaker
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -166,6 +167,7 @@ class Engine:
             ],
             arrival_time=time.time(),
             num_prompt_tokens=300,
+            num_tokens=300,
             num_output_tokens=128,
             num_preemptions=0,
             lora_request=None,
@@ -273,12 +275,12 @@ def perform_tap(config: Any, endpoint: str, role: str) -> Iterator[Perform]:
     publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
     wait(lambda: publisher.connected)
     lookups = LookupEvents(BLOCK_TOKENS, CACHE_BLOCKS, 0, lambda: (publisher.lookup_key, RATE))
-    tap = SchedulerTap(
-        publisher.push,
+    events = SchedulerEvents(
         publisher.fail,
         identities=IdentityMaker(FULL if role == "identity" else NONE),
         lookups=lookups if role == "lookups" else None,
     )
+    tap = SchedulerTap(publisher.push, publisher.fail, events)
     stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
     blocks = BlockTap(publisher.push)
     blocks.flush(RATE)

@@ -57,11 +57,11 @@ from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
 from sidestep.tracking.health.step_times import Thresholds
 from sidestep.tracking.kv_blocks.lookups import LookupSettings
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
-from sidestep.transport.watchdog import MIB, Watchdog
+from sidestep.transport.upkeep import MIB, Watchdog
 
 if TYPE_CHECKING:
     from sidestep.otlp.senders import Senders
@@ -103,7 +103,7 @@ class Exporter:
         self.config = config
         objectives = resolve(config.slo, dialects, common=config.metrics_common)
         layouts = dialects.layouts(legacy=config.metrics_legacy, common=config.metrics_common)
-        rules = Rules(
+        request_settings = RequestSettings(
             scheduled=config.intervals_scheduled,
             latency=config.intervals_inter_token,
             capacity=config.requests_max_tracked,
@@ -121,7 +121,7 @@ class Exporter:
         self.registry = Registry(
             layouts,
             config.buckets,
-            rules,
+            request_settings,
             sampling,
             native_histograms(config),
             objectives=Objectives(objectives),

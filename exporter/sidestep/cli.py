@@ -17,16 +17,11 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__
+from sidestep.config.engine_settings import default_endpoint, temporary_directory
 from sidestep.config.parsing import exporter_endpoint
-from sidestep.config.settings import (
-    CONFIG_FILE,
-    SETTINGS,
-    Setting,
-    default_endpoint,
-    read,
-    temporary_directory,
-)
-from sidestep.config.topics import TOPICS
+from sidestep.config.setting import Setting
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, read
+from sidestep.config.variables import TOPICS
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.protocol.limits import escape
 from sidestep.telemetry import logs
@@ -183,7 +178,7 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Replay FILE, a recording of either format, to an exporter."""
-    from sidestep.transport.client_keys import keys_for
+    from sidestep.transport.keys import keys_for
     from sidestep_adapters.recording.replay import Replay
 
     logs.set_up("warning", "text")

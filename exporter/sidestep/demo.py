@@ -22,8 +22,7 @@ from sidestep.errors import SidestepError
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import LEVELS, EngineState
-from sidestep_adapters.recording.replay import Replay
-from sidestep_adapters.recording.replayed_steps import ReplayedSteps
+from sidestep_adapters.recording.replay import Replay, ReplayedSteps
 
 REFRESH = 0.5
 COLUMNS = 80
@@ -56,10 +55,10 @@ class Run(NamedTuple):
     Attributes:
         name: Prefix of its engines' identities; of vLLM also the label ``engine``.
         file: The recording, of the package's data.
-        text: What it shows.
+        text: Description for people.
         window: When its replay may begin; None: at any time.
         pace: Multiple of the recorded speed.
-        hang: When its replay pauses with requests open, as an engine does that hangs.
+        hang: When its replay pauses with unfinished requests, like an engine that hangs.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Run(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that tell the run's engines from those of others."""
+        """Labels that distinguish the run's engines from other runs'."""
         return {"engine": self.name} if self.name.startswith("vllm") else {}
 
 

@@ -16,6 +16,7 @@ from click import Context
 import promtool
 from boards import DASHBOARDS
 from manifests import ROOT, defaults, resources, tool
+from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, needs_promtool
 from sidestep.cli import cli
 from sidestep.config.settings import SETTINGS
@@ -124,7 +125,7 @@ def test_grafana_finds_the_dashboards_and_prometheus(tmp_path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("version", PROMTOOLS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) -> None:
     """Configuration and rules are valid where they are mounted, and the rules are found."""
     if PROMTOOLS[version] is None:

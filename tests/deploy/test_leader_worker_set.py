@@ -20,7 +20,7 @@ from peers import count
 from ports import free_ports
 from sidestep.protocol.messages import EngineInfo
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher.publisher import Publisher
 
 TOKENS = "vllm:generation_tokens"

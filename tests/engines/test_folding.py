@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
@@ -120,7 +120,6 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
 
 
 @given(st.data())
-@settings(max_examples=100)
 def test_any_cut_into_sent_and_folded_parts_has_the_same_sums(data: st.DataObject) -> None:
     """No token or latency is lost."""
     random = Random(data.draw(st.integers(0, 2**32)))

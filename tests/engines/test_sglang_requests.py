@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import Start
@@ -205,7 +205,6 @@ def run(manager: Manager, kind: str, tenant: str, number: int) -> None:
         manager.fail(state, ValueError())
 
 
-@settings(deadline=None)
 @given(actions, st.integers(1, 9), st.integers(1, 12))
 def test_sums_equal_totals_after_every_item(
     chosen: list[tuple[str, str, int]], limit: int, slice_size: int
@@ -235,7 +234,6 @@ def test_sums_equal_totals_after_every_item(
     assert sum(bench.reasons().values()) == len(bench.ends.ended)
 
 
-@settings(deadline=None)
 @given(actions)
 def test_several_tokenizers_of_one_engine(chosen: list[tuple[str, str, int]]) -> None:
     """Their items may arrive in any order between each other."""

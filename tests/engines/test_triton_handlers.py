@@ -615,4 +615,4 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestHistory.settings = settings(max_examples=20, stateful_step_count=30)

@@ -102,7 +102,7 @@ def expected(
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(RANDOMS)
 def test_the_pod_view_aggregates_by_each_familys_rule(random: Random) -> None:
     """Every sample of every family of two dialects equals brute force over the engines' page."""
@@ -128,7 +128,7 @@ def totals(families: dict[str, Family]) -> dict[str, float]:
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     RANDOMS,
     st.sets(st.sampled_from(["engine", "model_name", "finished_reason", "source", "dp_rank"])),
@@ -144,7 +144,7 @@ def test_dropping_labels_never_changes_totals(random: Random, dropped: set[str])
     assert names.isdisjoint(dropped)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(RANDOMS, st.integers(2, 40))
 def test_thinning_leaves_out_buckets_only(random: Random, thinning: int) -> None:
     """Counts, sums and the remaining buckets are unchanged; the highest bound remains."""

@@ -44,7 +44,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.requests.settings import RequestSettings
 from sidestep_adapters.publisher.publisher import Publisher
 
 STOP, ABORT = map(FINISH_REASONS.index, ("stop", "abort"))
@@ -290,7 +290,7 @@ def test_every_exemplar_was_observed(chosen: list[tuple[str, int, int]], by_toke
     for event in events:
         if isinstance(event, Queued):
             event.identity = traced(event.request + 1)
-    tracker = RequestTracker(Rules(latency="token" if by_token else "output"))
+    tracker = RequestTracker(RequestSettings(latency="token" if by_token else "output"))
     out = tracker.apply(RequestEvents(0, 0.0, 1, events))
     stats: IterationStats = out.iteration
     finished = stats.finished_requests
@@ -351,7 +351,13 @@ async def body(url: str, accept: str) -> str:
 @pytest.mark.parametrize(
     ("version", "histograms"),
     # Prometheus 2 reads exemplars of classic buckets alone.
-    [("2", "classic"), ("2", "both"), ("3", "classic"), ("3", "both"), ("3", "native")],
+    [
+        pytest.param("2", "classic", marks=pytest.mark.long),
+        pytest.param("2", "both", marks=pytest.mark.long),
+        pytest.param("3", "classic", marks=pytest.mark.long),
+        ("3", "both"),
+        ("3", "native"),
+    ],
 )
 async def test_prometheus_stores_exemplars(
     version: str, histograms: str, start: Start, tmp_path: Path, publisher: Publisher

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 import aiohttp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -97,7 +97,6 @@ def test_equal_numbers_of_two_types_have_their_own_text() -> None:
 
 
 @given(st.lists(st.binary(max_size=3 * PIECE), max_size=6))
-@settings(max_examples=30, deadline=None)
 def test_a_response_is_written_in_pieces_of_limited_length(parts: list[bytes]) -> None:
     """Together they are the parts of the page."""
     found = [bytes(piece) for piece in pieces(parts)]
@@ -106,7 +105,6 @@ def test_a_response_is_written_in_pieces_of_limited_length(parts: list[bytes]) -
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=4))
-@settings(deadline=None)
 def test_the_gzip_of_parts_holds_all_of_them(parts: list[bytes]) -> None:
     """The compressed parts are one gzip file."""
     assert gzip.decompress(b"".join(compress(parts))) == b"".join(parts)

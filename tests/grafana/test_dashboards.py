@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ OTHERS = {
 COUNTERS = {name for name, kind in FAMILIES.items() if kind == "counter"} | {
     "process_cpu_seconds_total"
 }
-
 BY_UID = {board["uid"]: board for board in map(dashboard, DASHBOARDS)}
 UIDS = BY_UID.keys()
 TARGET = ("cluster", "namespace", "pod", "job", "instance")
@@ -59,11 +59,24 @@ TARGET = ("cluster", "namespace", "pod", "job", "instance")
 every_board = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
 
-def test_dashboards_are_current() -> None:
-    """The files are exactly those that ``make docs`` writes."""
-    assert {p.relative_to(GRAFANA).as_posix(): p.read_text() for p in GRAFANA.rglob("*.json")} == (
-        files()
-    )
+def test_a_stale_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check names files that differ, that are missing, and that belong to no board."""
+    from tools.boards import __main__ as command  # noqa: PLC0415
+
+    (tmp_path / "loki").mkdir()
+    for name, text in files().items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "fleet.json").write_text("{}")
+    (tmp_path / "vllm.json").unlink()
+    (tmp_path / "old.json").write_text("{}")
+    monkeypatch.setattr(command, "GRAFANA", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["boards", "--check"])
+
+    assert command.main() == 1
+    said = capsys.readouterr().err
+    assert re.findall(r"grafana/(\w+).json", said) == ["old", "fleet", "vllm"]
 
 
 def test_names_are_unique() -> None:

@@ -121,7 +121,7 @@ class Attacker:
         return [forgery.encode([head, plain])]
 
 
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "40"))
 STREAMS = st.sampled_from(["one", "two"])
 
 

@@ -235,7 +235,7 @@ REFUSED = {
     "a: [": "line 1: is not YAML",
     "a: *unknown": "is not YAML",
     "--- {}\n--- {}": "is not YAML",
-    "[" * 5000: "line 1: is not YAML: it is nested more than 16 deep",
+    "[" * 5000: "line 1: is not YAML: it has too many nodes, aliases or levels",
     '"\\UFFFFFFFF": 1': "is not YAML",
     "\x01": "is not YAML",
     "a: 1\n\tb: 2": "is not YAML",
@@ -274,9 +274,9 @@ def test_aliases_do_not_expand(directory: Path) -> None:
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     users = f"basic_auth_users: &b\n  alice: {HASH}\n"
 
-    with pytest.raises(ConfigError, match="unknown field `a0`"):
+    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
         read(directory, "\n".join(levels))
-    with pytest.raises(ConfigError, match="Expected `str"):
+    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
         read(directory, users + "  bob: *b\n")
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramps import Look, Mix, Model, Rate, Simulation, knee
@@ -342,7 +342,6 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(st.floats(0, 700), loads), max_size=60))
 def test_any_load_gives_a_number_or_none(reports: list[tuple[float, Load]]) -> None:
     """Loads may be impossible, and time may stand still."""

@@ -299,6 +299,7 @@ async def publisher(folder: Path) -> AsyncIterator[Publisher]:
         made.close(0.1)
 
 
+@pytest.mark.long
 async def test_kills_lose_no_record(tmp_path: Path) -> None:
     """Each is delivered, some twice: then it is the same span and has the same key."""
     number = 0

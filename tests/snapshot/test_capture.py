@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import DATA
@@ -258,7 +258,6 @@ def test_damage_is_detected(tmp_path: Path) -> None:
     directory.release()
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_invalid_pieces_restore_nothing(data: st.DataObject) -> None:
     """The checksum may be correct, as in a file of another release."""

@@ -37,8 +37,8 @@ from sidestep.protocol.progress import MAX_FRAMES
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family", "not_printable",
@@ -67,7 +67,10 @@ class World:
 
     def __init__(self, *, boot: int = 1, scale: bool = False) -> None:
         registry = Registry(
-            layouts, {}, Rules(capacity=CAPACITY), Sampling(1.0, scale=scale, capacity=CAPACITY)
+            layouts,
+            {},
+            RequestSettings(capacity=CAPACITY),
+            Sampling(1.0, scale=scale, capacity=CAPACITY),
         )
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0

@@ -30,8 +30,8 @@ from sidestep.protocol.messages import (
 )
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 from sidestep_adapters.recording.format import Items, StreamStart, read
 
 CORE_RUNS = ("core", "core_aborts", "core_lora", "core_dp")
@@ -69,7 +69,9 @@ class Fed:
         self.now = now
         layouts = DIALECTS.layouts(legacy=legacy, common=common)
         objectives = Objectives(slo)
-        registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
+        registry = Registry(
+            layouts, {}, RequestSettings(), Sampling(rate), native, objectives=objectives
+        )
         self.intake = Intake(
             registry,
             SelfMetrics(),

@@ -10,6 +10,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.request_events import Event, RequestEvents
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 E = TypeVar("E", bound=Event)
@@ -21,7 +22,8 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.pushed: list[Callable[[], Iterable[RequestEvents | CacheLookups]]] = []
         self.failures: list[str] = []
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
+        events = SchedulerEvents(self.failures.append, **options)
+        self.tap = SchedulerTap(self.pushed.append, self.failures.append, events)
         self.requests: dict[str, Any] = {}
 
     def decoded(self) -> list[Item]:

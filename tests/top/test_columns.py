@@ -16,9 +16,8 @@ from sidestep_tools.top.columns import (
     matches,
     ordered,
 )
-from sidestep_tools.top.history import History, totals
+from sidestep_tools.top.history import History, sparkline, totals
 from sidestep_tools.top.report import TargetReport, report
-from sidestep_tools.top.sparkline import sparkline
 from top_reports import DOWN, URL, engine
 
 LONG = "vllm-llama-7d9f6c7b9-x3k4p-in-a-long-namespace"

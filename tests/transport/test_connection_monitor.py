@@ -10,8 +10,7 @@ import pytest
 import zmq
 from fuzz import zmtp_peer as raw
 
-from sidestep.transport.connection_monitor import ConnectionMonitor, Socket
-from sidestep.transport.dealer import connect_monitored
+from sidestep.transport.client_socket import ConnectionMonitor, Socket, dealer
 
 PATIENCE = 20.0
 
@@ -23,19 +22,27 @@ def context() -> Iterator[zmq.Context[Socket]]:
         yield made
 
 
+def connect(context: zmq.Context[Socket], endpoint: str) -> tuple[Socket, ConnectionMonitor]:
+    """Connect a socket that is monitored."""
+    socket = dealer(context, None)
+    monitor = ConnectionMonitor(socket, endpoint)
+    socket.connect(endpoint)
+    return socket, monitor
+
+
 def until(monitor: ConnectionMonitor, condition: Callable[[], object]) -> None:
     """Read ``monitor`` until ``condition`` holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
-        monitor.read()
+        list(monitor.events())
         time.sleep(0.005)
 
 
 def test_a_connection_that_comes_and_goes(context: zmq.Context[Socket], tmp_path: Path) -> None:
     """A problem is gone with the next connection."""
     path = tmp_path / "i.ipc"
-    socket, monitor = connect_monitored(context, f"ipc://{path}")
+    socket, monitor = connect(context, f"ipc://{path}")
     until(monitor, lambda: monitor.problem)
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{path}")

@@ -18,7 +18,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.recording.recorder import Tee
 from socket_peers import Peer, batch, connect, step, tokens
@@ -206,7 +206,7 @@ async def test_an_engine_that_gets_its_key_later_connects(
     async with start(**ring.flags) as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(count())
-        await until(lambda: "CURVE" in one.problem)
+        await until(lambda: "CURVE" in one._link.problem)
         ring.environ(monkeypatch, secret)
         await until(lambda: generated(exporter) == 1)
         await asyncio.to_thread(one.close)

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from key_ring import Ring
 from sidestep.errors import ConfigError, WireError
 from sidestep.transport import keys
-from sidestep.transport.client_keys import Keys
 from sidestep.transport.curve_connection import CurveConnection
+from sidestep.transport.keys import Keys
 from sidestep.transport.link import LASTING, PAUSE, PENALTY, Link
 from sidestep.transport.peer_limits import (
     BYTES,

@@ -16,7 +16,7 @@ import pytest
 from sidestep.errors import ConfigError
 from sidestep.requests.log_file import LogFile
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.path_owners import check_owners, open_file
 from sidestep.transport.plain_connection import PlainConnection

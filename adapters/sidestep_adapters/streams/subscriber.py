@@ -14,7 +14,7 @@ from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.peer_log import PeerLog
-from sidestep.transport.connection_monitor import ConnectionMonitor
+from sidestep.transport.client_socket import ConnectionMonitor
 from sidestep_adapters.streams.frames import Frames, SharedContext, make_socket
 from sidestep_adapters.streams.readers import LOST, Reader
 from sidestep_adapters.streams.sequence import (

@@ -58,10 +58,10 @@ class Reading(NamedTuple):
 
 
 def read_page(text: str) -> list[Reading]:
-    """Return the replicas of all engines that the page is of.
+    """Return the replicas of all engines on a page.
 
     Raises:
-        ValueError: The page is not in the text format, or of no known engine; one line.
+        ValueError: The page is not in the text format, or of no known engine; the text is one line.
     """
     found = readings(text)
     if not found:
@@ -75,10 +75,10 @@ def read_page(text: str) -> list[Reading]:
 
 
 def readings(text: str) -> list[Reading]:
-    """Return the replicas of all known engines on a page, of which there may be none.
+    """Return the replicas of all known engines on a page, which may have none.
 
     Raises:
-        ValueError: A sample of one has no number.
+        ValueError: A sample has no number.
     """
     wanted = samples(text, WANTED)
     found = [reading for page in PAGES for reading in _replicas(page, wanted)]
@@ -106,7 +106,7 @@ def samples(text: str, wanted: Collection[str] = ()) -> Samples:
         except (ValueError, IndexError):
             raise ValueError(f"{name} has no number where its value should be") from None
         if wanted and not abs(value) <= VALUE_LIMIT:
-            # As good as no number: NaN, an infinity, or what no engine counts to.
+            # NaN, an infinity, or a number that no engine counts to.
             continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
         found.setdefault(name, []).append(Sample(labels, value))
@@ -181,7 +181,7 @@ def _buckets(names: tuple[str, ...], own: Samples) -> Buckets | None:
 def _health(
     page: EnginePage, key: tuple[str, ...], all_: Samples
 ) -> tuple[str | None, str | None, float | None, float | None]:
-    """Return state, reason, seconds without progress and age of the step, as an exporter has them."""
+    """Return state, reason, seconds without progress and age of the step, from an exporter's page."""
     names = (page.model, *page.replica)
 
     def own(name: str) -> list[Sample]:

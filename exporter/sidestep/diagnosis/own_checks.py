@@ -21,7 +21,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
 from sidestep.transport.process import resident
-from sidestep.transport.watchdog import MIB
+from sidestep.transport.upkeep import MIB
 
 MINUTE = 60.0
 WINDOW_MINUTES = 60

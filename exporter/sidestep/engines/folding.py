@@ -22,8 +22,8 @@ from sidestep.protocol.folding import Folded
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.records import Child, Totals
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 
 ENVELOPE = 1024
 """An upper limit on the bytes of a frame besides its records."""
@@ -91,7 +91,7 @@ class ItemFolder:
         registry.objectives = Objectives(
             Objective(one.name, tuple(one.families), one.threshold) for one in settings.objectives
         )
-        registry.rules = Rules(
+        registry.request_settings = RequestSettings(
             settings.scheduled, settings.latency, settings.max_tracked, settings.max_age
         )
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import increase
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.kv_curves import HIT_RATIOS
+from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.tracking.kv_blocks.lookups import REASONS

@@ -15,7 +15,7 @@ from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
 from sidestep.exposition.cardinality import count_series
-from sidestep.exposition.kv_curve import engine_curve
+from sidestep.exposition.hit_ratio_curve import engine_curve
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
@@ -90,7 +90,7 @@ def application(
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
-        ("/api/v1/kv/curve", endpoints.kv_curve, "Hit ratio over the size of the cache (JSON)"),
+        ("/api/v1/kv/curve", endpoints.hit_ratio_curve, "Hit-ratio curves of prefix caches (JSON)"),
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
         *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
@@ -211,7 +211,7 @@ class Endpoints:
         )
         return _json(report.json())
 
-    async def kv_curve(self, request: web.Request) -> web.StreamResponse:
+    async def hit_ratio_curve(self, request: web.Request) -> web.StreamResponse:
         """Return the hit curves of all engines that send lookups, or of the one that is named."""
         engines = self._pages.registry.engines
         name = request.query.get("engine")

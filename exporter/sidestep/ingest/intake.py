@@ -25,7 +25,7 @@ from sidestep.ingest.connection_log import ConnectionLog
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.kv_curves import CurveTracker
+from sidestep.metrics.hit_ratio_curves import HitRatioCurves
 from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
@@ -104,7 +104,7 @@ class Intake:
         self.guard = guard or PeerGuard(metrics, clock)
         self.accepted = self.refused = self.items = 0
         self.loads = LoadTracker(registry)
-        self.curves = CurveTracker(registry)
+        self.curves = HitRatioCurves(registry)
         self._clock, self._wall = clock, wall
         self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()

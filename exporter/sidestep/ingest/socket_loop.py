@@ -14,8 +14,7 @@ from sidestep.telemetry.self_metrics import LagMeter
 from sidestep.transport.access import Access
 from sidestep.transport.listener import SKIPPING, IngestListener
 from sidestep.transport.process import resident
-from sidestep.transport.upkeep import Upkeep
-from sidestep.transport.watchdog import Watchdog
+from sidestep.transport.upkeep import Upkeep, Watchdog
 
 BUDGET = 0.002
 """Seconds of the event loop that one slice of draining may take."""

@@ -31,8 +31,7 @@ from sidestep.tracking.health.machine import HealthTracker
 from sidestep.tracking.kv_blocks.lookups import LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.outcomes import RequestSink
-from sidestep.tracking.requests.rules import UNTRACKED
+from sidestep.tracking.requests.outcomes import UNTRACKED, RequestSink
 
 Number = int | float
 Key = tuple[str, ...]

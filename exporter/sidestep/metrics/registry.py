@@ -18,12 +18,11 @@ from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.kv_blocks.tracker import BlockTracker
+from sidestep.tracking.kv_blocks.tracker import BlockTracker, Sampling
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.requests.settings import RequestSettings
 
 TENANT = "tenant"
 """Label of the families by tenant."""
@@ -63,7 +62,7 @@ class Registry:
         engines: Engines that are exposed.
         retired: Engines that were silent for long: they are not exposed, but the counters of one
             that returns continue.
-        rules: Rules for reading request events.
+        request_settings: RequestSettings for reading request events.
         sampling: Settings of KV block tracking; see ``sample_blocks``.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         native: Settings of native histograms; None: classic histograms only.
@@ -88,7 +87,7 @@ class Registry:
         self,
         layouts: Mapping[str, Layout],
         overrides: Mapping[str, Bounds],
-        rules: Rules | None = None,
+        request_settings: RequestSettings | None = None,
         sampling: Sampling | None = None,
         native: NativeSettings | None = None,
         *,
@@ -103,7 +102,7 @@ class Registry:
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
-        self.rules = rules or Rules()
+        self.request_settings = request_settings or RequestSettings()
         self.sampling = sampling or Sampling()
         self.native = native
         self.objectives = objectives or Objectives()
@@ -292,7 +291,9 @@ class Registry:
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
             sink = self.sink_of(engine)
-            engine.requests = RequestTracker(self.rules, self.sample_groups, deployment, sink)
+            engine.requests = RequestTracker(
+                self.request_settings, self.sample_groups, deployment, sink
+            )
         return engine.requests
 
     def sink_of(self, engine: Engine) -> RequestSink | None:

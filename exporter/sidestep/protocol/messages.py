@@ -184,7 +184,7 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     Attributes:
         buckets: Bounds by bucket family where the operator has set them.
-        scheduled: See ``tracking.requests.rules``, as for ``latency``, ``max_tracked``, ``max_age``.
+        scheduled: See ``RequestSettings``, as for ``latency``, ``max_tracked``, ``max_age``.
         kv_scale: Whether an observation of a sampled block is scaled up by the sample rate.
         kv_max_tracked: Maximum sampled blocks tracked at once, per engine.
         schemas: Schemas of native histograms by bucket family where the operator has set them;

@@ -1,4 +1,4 @@
-"""The command ``sidestep whatif``: it reads a file and shows the curve."""
+"""The command ``sidestep whatif``: it reads a file and shows the hit-ratio curve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep_tools.whatif.estimate import TraceCurve
 from sidestep_tools.whatif.plot import check_name, write
 from sidestep_tools.whatif.recording import RecordedCurve, is_recording
@@ -31,13 +31,13 @@ def run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the hit ratio over the capacity.
+    """Show the hit-ratio curve.
 
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
     if plot is not None:
-        # Before the file is read, which may take long.
+        # Checked before the file is read, which may take long.
         check_name(plot)
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
@@ -62,7 +62,7 @@ def run(
 
 
 def _read(path: Path, rate: float) -> tuple[TraceCurve | RecordedCurve, Sequence[int], str]:
-    """Return the curve of a file, sizes to show, and a remark on what the file lacks."""
+    """Return the curve of a file, sizes to show, and a remark on its limits."""
     if is_recording(path):
         recorded = RecordedCurve(path)
         return recorded, recorded.sizes or _fractions(recorded.distinct), ""

@@ -1,31 +1,31 @@
-"""The curve of a trace, from a sample of its blocks."""
+"""The hit-ratio curve of a trace, from a sample of its blocks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ReuseTracker
 
 EXACT = 1 << 20
-"""Most distinct blocks that are counted exactly, and most blocks of the sample."""
+"""Distinct blocks that are counted exactly at most, and most blocks of a sample."""
 LEAST = 8192
-"""Fewest blocks of a sample: enough for an error below one per cent."""
+"""Blocks of a sample with which the curve has an error of a fraction of a per cent."""
 BITS = 1 << 27
 """Bits of the bitmap that counts more distinct blocks, with an error of about 0.01 %."""
 SLICE = 64
 """Lookups between two counts of the distinct blocks."""
 HOT = 8192
-"""About the most blocks whose uses are counted one by one."""
+"""About the most blocks that are counted one by one."""
 _MASK = (1 << 64) - 1
 _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 """Odd numbers without a pattern."""
 
 
 def keys_of(blocks: Iterable[int], salt: int) -> list[int]:
-    """Return a number of 64 bits for each block that depends on all bits of the block and the salt."""
+    """Return a number of 64 bits for each block, which depends on all bits of block and salt."""
     keys = []
     for block in blocks:
         mixed = (block + salt) * _FIRST & _MASK
@@ -69,11 +69,7 @@ class TraceCurve:
     """Reuse distances of a trace: each lookup is a use of its block in an LRU cache.
 
     Args:
-        rate: Share of the blocks that is sampled, above 0; ``LEAST`` blocks or fewer are all sampled.
-        salt: Selects the sample.
-
-    Attributes:
-        accesses: Number of lookups.
+        rate: Share of the blocks that is sampled, above 0; at least ``LEAST`` blocks are.
     """
 
     def __init__(self, rate: float, salt: int) -> None:
@@ -93,7 +89,7 @@ class TraceCurve:
         return round(float(self._distinct))
 
     def clear(self) -> None:
-        """Empty the cache: it no longer has any block that was used before."""
+        """Empty the cache, which finds none of the blocks that were used before."""
         self._cold += float(self._since_clear)
         self._since_clear = DistinctBlocks()
         self._tracker.restart()

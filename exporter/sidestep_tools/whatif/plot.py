@@ -1,4 +1,4 @@
-"""The curve as an SVG picture."""
+"""The hit-ratio curve as a picture in SVG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import printable
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.path_owners import open_file
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 60

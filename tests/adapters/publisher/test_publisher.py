@@ -19,14 +19,13 @@ from sidestep.app import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
-from sidestep_adapters.publisher.publisher import (
-    FLUSH_INTERVAL,
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, Publisher
+from sidestep_adapters.publisher.queue import (
     FLUSH_RECORDS,
     MAX_INTERVALS,
-    Publisher,
+    QUEUE_ITEMS,
     next_interval,
 )
-from sidestep_adapters.publisher.queue import QUEUE_ITEMS
 from sidestep_adapters.vllm.stats import VllmTap
 
 

@@ -20,7 +20,7 @@ from sidestep.protocol.limits import (
 )
 from sidestep.protocol.self_described import Sample, Samples
 from sidestep_adapters.sglang import deferred_metrics as module
-from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics
+from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import ForwardingChildStub, MetricStub
 
 NAMES = ("model", "rank", "mode")
@@ -201,9 +201,7 @@ def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
 def test_a_failing_source_affects_no_other(bench: Bench) -> None:
     """Failures to add a call and to make items are counted."""
 
-    class Broken:
-        order = 1
-
+    class Broken(MetricSource):
         def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
             if value:
                 raise RuntimeError("bug")
@@ -211,9 +209,7 @@ def test_a_failing_source_affects_no_other(bench: Bench) -> None:
         def items(self, now: float) -> list[Item]:  # noqa: ARG002
             raise RuntimeError("bug")
 
-        current_state = items
-
-    record = bench.deferred.recorder(Broken())
+    record = Broken(bench.deferred, 0).record
     stub = bench.stub("counter", ())
     record((), 0, 0)
     stub.inc()

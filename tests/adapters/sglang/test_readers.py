@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry, Counter
 from collectors import Shown
 from python_programs import run_python
 from sidestep.engines.sglang.wire import SglangStats
-from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
-from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
-from sidestep_adapters.sglang.stats import StatsRecorder
+from sidestep_adapters.sglang.stats import QueueLengths, StatsRecorder
 
 
 class Scheduler:
@@ -96,7 +95,7 @@ def test_families_of_collectors_are_not_read_as_well(monkeypatch: pytest.MonkeyP
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
     from sidestep_adapters.sglang.collectors import Process
-    from sidestep_adapters.sglang.readers import ProcessFamilies
+    from sidestep_adapters.sglang.collectors import ProcessFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)

@@ -513,7 +513,7 @@ def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> 
 
 @pytest.mark.parametrize(
     "module",
-    ["plugin", "taps", "collectors", "stats", "readers", "metric_stubs", "deferred_metrics"],
+    ["plugin", "taps", "collectors", "stats", "metric_stubs", "deferred_metrics"],
 )
 def test_sglang_imports_prometheus_client_first(module: str) -> None:
     """SGLang chooses its multiprocess directory before; SGLang itself is not imported either."""

@@ -277,4 +277,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=30)
+TestHistories.settings = settings(stateful_step_count=30)

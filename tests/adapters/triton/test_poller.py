@@ -565,6 +565,8 @@ async def test_many_models_are_exposed(start: Start) -> None:
     async with tritons("a") as server:
         server.respond(STATS, answer(recording("stats_501_models.json")))
         async with start(triton=triton(server)) as exporter:
+            # Reading the page of so many takes a second.
+            await until(lambda: len(exporter.registry.engines) >= 501, timeout=60)
             await until(lambda: len(Page(exporter).served) == 501, timeout=60)
             await until(lambda: Page(exporter).state == "up")
 

@@ -16,8 +16,8 @@ import pytest
 from fake_vllm import Core, Request, Scheduler, config, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
-from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
 
 WAKE = 0.25
 
@@ -113,7 +113,7 @@ class Timed:
         for module in ("scheduler_tap", "scheduler_events"):
             monkeypatch.setattr(f"sidestep_adapters.vllm.{module}._monotonic", lambda: self.now)
         self.pushed: list[Callable[[], Any]] = []
-        self.tap = SchedulerTap(self.pushed.append, pytest.fail)
+        self.tap = SchedulerTap(self.pushed.append, pytest.fail, SchedulerEvents(pytest.fail))
         self.scheduler = Scheduler(config())
         self.progress = SchedulerProgress(self.scheduler, self.tap)
         self.read()
@@ -276,7 +276,7 @@ def test_releases_without_a_pause_are_never_paused(timed: Timed) -> None:
 
 def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
     """The step's thread stores what it knows already: the clock is read as often as the step's events need it."""
-    tap = SchedulerTap(lambda _: None, pytest.fail)
+    tap = SchedulerTap(lambda _: None, pytest.fail, SchedulerEvents(pytest.fail))
     scheduler = Scheduler(config())
     request = Request("a")
     scheduler.add_request(request)

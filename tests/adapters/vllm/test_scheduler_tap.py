@@ -24,7 +24,7 @@ from sidestep.protocol.request_events import (
     Queued,
     Scheduled,
 )
-from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_mode
+from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
 
 ABORT = FINISH_REASONS.index("abort")
 
@@ -429,16 +429,16 @@ def test_a_malformed_trace_context_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "mode", "warns"), [("", "none", 0), ("full", "full", 0), ("all", "none", 1)]
+    ("value", "is_on", "warns"), [("", False, 0), ("full", True, 0), ("all", False, 1)]
 )
 def test_the_variable(
     value: str,
-    mode: str,
+    is_on: bool,
     warns: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An unknown value sends nothing, and is logged."""
     monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", value)
-    assert identity_mode() == mode
+    assert identity_maker().is_on == is_on
     assert len(caplog.records) == warns

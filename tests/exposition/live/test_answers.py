@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,9 @@ class Twice(Replay):
         elif self.progress.rounds > 1:
             self._stop.set()
 
-    def _round(self, publishers: Sequence[Publisher]) -> None:
-        super()._round(publishers)
-        self._wait(lambda: all(publisher.drained for publisher in publishers))
+    def _round(self, streams: Mapping[str, Publisher]) -> None:
+        super()._round(streams)
+        self._wait(lambda: all(publisher.drained for publisher in streams.values()))
         self.delivered.set()
 
 

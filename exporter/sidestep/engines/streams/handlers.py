@@ -16,8 +16,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
-from sidestep.tracking.kv_blocks.sampling import Observation
-from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations, Observation
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 

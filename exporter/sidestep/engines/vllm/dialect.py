@@ -5,16 +5,13 @@ from __future__ import annotations
 from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.vllm import (
-    common_rows,
-    connector_rows,
-    core_rows,
-    legacy_rows,
-    own_rows,
-    rows,
+from sidestep.engines.vllm import connector_rows, legacy_rows, own_rows, rows
+from sidestep.engines.vllm.handlers import (
+    COMPUTED,
+    VllmHandlers,
+    availability_counts,
+    kv_capacity,
 )
-from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
 from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
@@ -28,12 +25,11 @@ DIALECT: Dialect = Dialect(
         *rows.ROWS,
         *connector_rows.ROWS,
         *own_rows.ROWS,
-        *core_rows.ROWS,
         *legacy_rows.ROWS,
         *shared_rows.objectives(),
         *shared_rows.lookups(),
     ),
-    common_rows=common_rows.ROWS,
+    common_rows=rows.COMMON,
     items=(VllmStep, VllmSleep, VllmRejection, RequestEvents, BlockEvents, CacheLookups),
     structs=(VllmStep, Outcomes),
     handlers=VllmHandlers,

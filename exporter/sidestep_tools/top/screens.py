@@ -1,26 +1,38 @@
-"""The details of one engine: what they say, and their screen."""
+"""The other screens of the terminal view: the details of an engine, and the help."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.events import Resize
-from textual.screen import Screen
+from textual.events import Key, Resize
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
 from sidestep.exposition.live.rows import EngineRow
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
-from sidestep_tools.top.columns import BY_KEY, Entry, bar, level, state
+from sidestep_tools.top.columns import BY_KEY, COLUMNS, Entry, bar, level, state
 from sidestep_tools.top.formatting import UNKNOWN, age, count, duration, rate, share
-from sidestep_tools.top.history import TRENDS, EngineSample
-from sidestep_tools.top.palette import COLOURS, CURVE, MUTED, Part
-from sidestep_tools.top.sparkline import sparkline
+from sidestep_tools.top.history import TRENDS, EngineSample, sparkline
+
+Part = str | tuple[str, str]
+"""Text, or text and its style."""
+COLOURS: dict[Level | None, str] = {
+    "critical": "bold $text-error",
+    "warning": "bold $text-warning",
+    "ok": "$text-success",
+    None: "",
+}
+MUTED = "dim"
+CURVE = "$text-primary"
+NAME = "$text-accent"
+
 
 LABEL = 14
 NUMBER = 9
@@ -83,8 +95,8 @@ def _percentiles(row: EngineRow) -> list[Part]:
 
 def _trends(history: Sequence[EngineSample], width: int, height: int) -> list[Part]:
     parts: list[Part] = []
-    for trend in TRENDS:
-        values = [getattr(sample, trend.name) for sample in history]
+    for index, trend in enumerate(TRENDS):
+        values = [sample[index] for sample in history]
         newest = trend.text(values[-1] if values else None)
         label = f"{trend.title:<{LABEL}}{newest:>{NUMBER}} "
         parts += labelled(label, sparkline(values, width - len(label), height))
@@ -101,7 +113,7 @@ def labelled(label: str, lines: Sequence[str]) -> list[Part]:
 
 
 class DetailsScreen(Screen[None]):
-    """The details of one entry, updated with each report."""
+    """Screen with the details of one entry, updated with each report."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,backspace", "app.pop_screen", show=False),
@@ -136,7 +148,7 @@ class DetailsScreen(Screen[None]):
         self._draw()
 
     def show(self, entry: Entry | None, history: Sequence[EngineSample]) -> None:
-        """Show the entry of the latest report; None: it is not in it any more."""
+        """Show the entry of the latest report; None: the report does not have it any more."""
         self._shown = (entry, history)
         if self.is_mounted:
             self._draw()
@@ -154,3 +166,73 @@ class DetailsScreen(Screen[None]):
             width = self.query_one(VerticalScroll).scrollable_content_region.width
             height = 2 if self.size.height >= TALL else 1
             body.update(Content.assemble(*describe(entry, history, width, height)))
+
+
+KEYS = (
+    ("↑ ↓ j k", "move; PageUp PageDown, Home End, g G"),
+    ("Enter", "details of the engine, also by a click; Escape leaves them"),
+    ("s", "sort by the next column; also ← →, or a click on a heading"),
+    ("S", "reverse the order"),
+    ("/", "filter by engine, model, state or target, or attention; Escape removes it"),
+    ("p", "pause: targets are not asked, and the screen stays"),
+    ("+ -", "ask more often, less often"),
+    ("r Space", "ask now, also while paused"),
+    ("?", "this help"),
+    ("q Ctrl+C", "quit"),
+)
+"""Keys and what they do."""
+SIGNS = (
+    ("--", "not known; 0 is a measured zero"),
+    ("✗", "critical: stalled, unreachable, or a target that failed"),
+    ("!", "slow, full, saturated, an outlier, or numbers that are old as the target failed"),
+)
+NOTE = """
+Rates, percentiles and counts are of the last 60 s.
+KV cache: yellow from 65 %, red from 85 %.
+"""
+SCROLLING = {"up", "down", "pageup", "pagedown", "home", "end"}
+STEPS = {"j": 1, "k": -1}
+
+
+def help_text() -> list[Part]:
+    """Return the meaning of keys, columns and signs."""
+    columns = [(column.title, column.meaning) for column in COLUMNS]
+    parts: list[Part] = []
+    for title, lines in (("Keys", KEYS), ("Columns", columns), ("Signs", SIGNS)):
+        parts.append((f"{title}\n", "bold"))
+        for name, meaning in lines:
+            parts += [(f"  {name}{' ' * (11 - cell_len(name))}", NAME), f"{meaning}\n"]
+    return [*parts, NOTE]
+
+
+class HelpScreen(ModalScreen[None]):
+    """Screen with the help; any key that does not scroll closes it."""
+
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; }
+    HelpScreen VerticalScroll {
+        width: 84; max-width: 100%; height: auto; max-height: 100%; border: round $primary;
+        padding: 0 1; background: $surface; scrollbar-size-vertical: 1;
+    }
+    HelpScreen Static { height: auto; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Lay out the text."""
+        with VerticalScroll() as area:
+            area.border_title = "sidestep top"
+            area.border_subtitle = "any key closes"
+            yield Static(Content.assemble(*help_text()))
+
+    def on_mount(self) -> None:
+        """Take the keys that scroll."""
+        self.query_one(VerticalScroll).focus()
+
+    def on_key(self, event: Key) -> None:
+        """Close, unless the key scrolls."""
+        if event.key in STEPS:
+            self.query_one(VerticalScroll).scroll_relative(y=STEPS[event.key], animate=False)
+        elif event.key not in SCROLLING:
+            event.stop()
+            event.prevent_default()
+            self.dismiss()

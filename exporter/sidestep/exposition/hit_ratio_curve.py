@@ -1,4 +1,4 @@
-"""The answer of ``/api/v1/kv/curve``: the hit ratio of each engine's prefix cache over its size."""
+"""The answer of ``/api/v1/kv/curve``: the hit-ratio curve of each engine's prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a libzmq socket that connects: whether it is connected, and why it is not."""
+"""Sockets of libzmq that connect, and the state of their connection."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.transport.addresses import IPC
 from sidestep.transport.connect_problems import HANDSHAKE_FAILED, KEYS, describe_number
+from sidestep.transport.keys import Keys
+from sidestep.transport.peer_limits import MAX_ANSWER_BYTES, options_for
 
 Socket = zmq.Socket[bytes]
 
-_FAILED = frozenset(
-    {
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    }
-)
-_UNKNOWN_HOST = "the host's name is not known: check it"
-_EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_CONNECT_DELAYED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_UNKNOWN_HOST = "the host's name is not known: check it"
+
+
+def dealer(context: zmq.Context[Socket], keys: Keys | None) -> Socket:
+    """Return a DEALER for a connection to an exporter, with CURVE if there are ``keys``."""
+    socket = context.socket(zmq.DEALER)
+    for option, value in options_for(MAX_ANSWER_BYTES):
+        socket.setsockopt(option, value)
+    if keys is not None:
+        socket.curve_serverkey = keys.server
+        socket.curve_publickey = keys.public
+        socket.curve_secretkey = keys.secret
+    return socket
 
 
 class ConnectionMonitor:
     """Monitor of a socket with one endpoint; make it before the socket connects, to see all events.
 
     Args:
-        socket: The socket.
-        endpoint: Where it connects to.
-        remedy: What to check where the peer ends the handshake.
+        remedy: Advice for the operator where the peer ends the handshake.
 
     Attributes:
         socket: The monitor's own socket.
         connected: Whether the handshake with the peer is complete.
-        problem: Reason for which there is no connection; empty if none is known.
-        descriptor: Of the connection that libzmq has or makes; -1 without one.
+        problem: Reason why there is no connection; empty if none is known.
+        descriptor: File descriptor of libzmq's connection; -1 without a connection.
     """
 
     def __init__(self, socket: Socket, endpoint: str, remedy: str = KEYS) -> None:
@@ -60,10 +59,10 @@ class ConnectionMonitor:
         self._remedy = remedy
         self._has_tried = False
         """True if libzmq has had an address to connect to since it last decided to wait."""
-        self.socket: Socket = socket.get_monitor_socket(_EVENTS)
+        self.socket: Socket = socket.get_monitor_socket()
 
     def events(self) -> Iterator[int]:
-        """Yield the events since the last call; each has updated the attributes when it is yielded."""
+        """Update the attributes by each event since the last call, and yield the event."""
         while True:
             try:
                 message = recv_monitor_message(self.socket, zmq.NOBLOCK)
@@ -71,11 +70,6 @@ class ConnectionMonitor:
                 return
             self._update(int(message["event"]), int(message["value"]))
             yield int(message["event"])
-
-    def read(self) -> None:
-        """Update the attributes."""
-        for _ in self.events():
-            pass
 
     def close(self) -> None:
         """End monitoring; call it before the socket is closed."""
@@ -92,8 +86,8 @@ class ConnectionMonitor:
         self.descriptor = value if event == zmq.EVENT_CONNECTED else self.descriptor
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected, self.problem = True, ""
-        elif event in _FAILED or (event == zmq.EVENT_DISCONNECTED and not self.connected):
-            # Not every failure of a handshake has an event of its own before the end.
+        elif event & _FAILED or (event == zmq.EVENT_DISCONNECTED and not self.connected):
+            # Some failures of a handshake have no event of their own.
             self.problem = f"{HANDSHAKE_FAILED}: {self._remedy}"
         if event == zmq.EVENT_DISCONNECTED:
             self.connected, self.descriptor = False, -1

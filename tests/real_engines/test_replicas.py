@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import socket
 from functools import partial
+from typing import Any
 
 import pytest
 
 from real_engines.comparison import assert_nothing_refused, parse, value
 from real_engines.replicas import agreed, ask, assert_series_continue
-from real_engines.sites import TAP, VllmSite
+from real_engines.sites import TAP, Site, VllmSite
 
 pytestmark = pytest.mark.engine
 
 TOKENS = "vllm:generation_tokens"
 TTFT = "vllm:time_to_first_token_seconds"
+OF_BOTH_PROCESSES = ("sglang:generation_tokens", "sglang:realtime_tokens")
+"""Families of SGLang's tokenizer and of its scheduler."""
 
 
-@pytest.mark.parametrize("flags", [[], TAP], ids=["plugin", "tap"])
-async def test_two_servers_on_one_host(flags: list[str], vllm: VllmSite) -> None:
+@pytest.mark.parametrize(
+    ("site", "flags", "families", "origin", "streams"),
+    [
+        ("vllm", [], [TOKENS], "tiny/0", 3),
+        ("vllm", TAP, [TOKENS], "tiny/0", 5),
+        # A tokenizer, a scheduler and a detokenizer of each.
+        ("sglang", [], OF_BOTH_PROCESSES, "tiny/sglang/", 6),
+    ],
+    indirect=["site"],
+    ids=["vllm-plugin", "vllm-tap", "sglang"],
+)
+async def test_two_servers_on_one_host(
+    site: Site, flags: list[str], families: list[str], origin: str, streams: int
+) -> None:
     """Each has series of its own, which go on when it is killed and started again."""
-    first = partial(vllm.server, flags, command=True)
-    second = partial(vllm.server, [*flags, "--api-server-count", "2"], command=True)
-    async with vllm.exporter("--state.dir", str(vllm.home / "state")) as exporter:
+    of_vllm: dict[str, Any] = {"command": True} if isinstance(site, VllmSite) else {}
+    several = ["--api-server-count", "2"] if of_vllm else []
+    first = partial(site.server, flags, **of_vllm)
+    second = partial(site.server, [*flags, *several], **of_vllm)
+    async with site.exporter("--state.dir", str(site.home / "state")) as exporter:
         await exporter.started()
-        page, origins, servers = await assert_series_continue(exporter, [TOKENS], first, second)
+        page, origins, servers = await assert_series_continue(exporter, families, first, second)
         log = exporter.output
 
-    (origin,) = origins[TOKENS].keys() - {""}
-    assert origin in {f"{socket.gethostname()}:{each.port}/tiny/0" for each in servers}
+    prefixes = tuple(f"{socket.gethostname()}:{each.port}/{origin}" for each in servers)
+    for found in origins.values():
+        (other,) = found.keys() - {""}
+        assert other.startswith(prefixes)
     assert value(page, "sidestep_identity_conflicts") == 0
-    assert value(page, "sidestep_streams") == (5 if flags else 3)
+    assert value(page, "sidestep_streams") == streams
     assert_nothing_refused(page)
     assert "claim" not in log
 

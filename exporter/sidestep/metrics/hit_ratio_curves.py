@@ -1,4 +1,4 @@
-"""Periodic reading of the engines' hit curves: what prefix caches of other sizes would find."""
+"""Periodic reading of the engines' hit-ratio curves into gauges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import FULL_SHARES, Registry
-from sidestep.tracking.kv_blocks.hit_curve import HitCurve
+from sidestep.tracking.kv_blocks.hit_ratio_curve import HitRatioCurve
 from sidestep.tracking.kv_blocks.lookups import HORIZON, CurveSummary, LookupTracker, SharedCache
 
 INTERVAL = 10.0
@@ -25,7 +25,7 @@ HIT_RATIOS = "whatif_hit_ratio"
 """Handler of the hit ratios by size."""
 
 
-class CurveTracker:
+class HitRatioCurves:
     """Updates the summaries of the curves of a registry's engines, one engine a call."""
 
     def __init__(self, registry: Registry) -> None:
@@ -121,7 +121,7 @@ def _sufficient(capacities: Sequence[float], ratios: Sequence[float]) -> float:
     return next(c for c, ratio in zip(capacities, ratios, strict=True) if ratio >= least)
 
 
-def _per_gib(tracker: LookupTracker, curve: HitCurve) -> float | None:
+def _per_gib(tracker: LookupTracker, curve: HitRatioCurve) -> float | None:
     """Return the slope of the curve between the present size and one a quarter larger."""
     if not tracker.block_bytes:
         return None

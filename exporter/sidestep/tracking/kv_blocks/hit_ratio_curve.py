@@ -1,13 +1,12 @@
-"""Hit ratio over the capacity of an LRU cache, estimated from the reuse distances of sampled lookups.
+"""Hit-ratio curve: the hit ratio over the capacity of an LRU cache, estimated from sampled lookups.
 
-A lookup whose block has the reuse distance D (the blocks used since its last use, and itself) hits
-in every LRU cache of at least D blocks (Mattson et al., 1970). Distances are those of a spatial
-sample (SHARDS; Waldspurger et al., FAST 2015).
+The reuse distance of a lookup is the number of blocks used since the last use of its block, that block
+included. A lookup with the distance D hits in every LRU cache of at least D blocks (Mattson et al.,
+1970). Distances are those of a spatial sample (SHARDS; Waldspurger et al., FAST 2015).
 
-Two things keep the error small. Hot blocks are counted one by one. And the number of all lookups
-is known, by whether they hit in fact: the sample is only needed for how the distances of those that
-hit are distributed, and of those that missed. The sample is divided into groups by hash, whose
-spread gives the bounds.
+Two things keep the error small. Hot blocks are counted one by one. And the numbers of all lookups that
+hit and that missed are known, so that the sample only needs to tell how the distances of each are
+distributed. The sample is divided into groups by hash, whose spread gives the bounds.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ Histogram = dict[int, float]
 class Point(NamedTuple):
     """Hit ratio at a capacity, and the bounds of its sampling error.
 
-    In some nine of ten cases they hold the ratio of a curve of all blocks. What a real cache of another
-    size would find may differ by more: it would also change which requests run at the same time.
+    In about nine of ten cases the ratio of a curve of all blocks is within the bounds. A real cache of
+    another size may differ by more, since it also changes which requests run at the same time.
     """
 
     blocks: int
@@ -53,18 +52,13 @@ def bucket(distance: float) -> int:
     return int(distance if distance <= FINE else _LINEAR + FINE * math.log2(distance))
 
 
-def least_distance(number: int) -> float:
-    """Return the least distance in a bucket."""
-    return number if number <= FINE else 2.0 ** ((number - _LINEAR) / FINE)
-
-
 class _Lookups:
-    """Lookups that hit in fact, or those that missed.
+    """Lookups that did hit, or lookups that did not.
 
     Attributes:
-        total: All of them, sampled or not.
-        hot: Distances of those of hot blocks.
-        sampled: Distances of the sampled ones.
+        total: Weight of all lookups, sampled or not.
+        hot: Distances of lookups of hot blocks.
+        sampled: Distances of sampled lookups.
         groups: The same in wide buckets, each with the weight of every group of blocks.
     """
 
@@ -92,7 +86,7 @@ class _Lookups:
             histogram.update((n, weight) for n, weight in kept.items() if weight > _LEAST_WEIGHT)
 
 
-class HitCurve:
+class HitRatioCurve:
     """Reuse distances of lookups, weighted by age.
 
     Args:
@@ -103,7 +97,7 @@ class HitCurve:
         self._half_life = half_life
         self._origin: float | None = None
         self._gain = 1.0
-        """Weight of a lookup now: later ones weigh more, which is cheaper than to fade all others."""
+        """Weight of a lookup now. It grows, which is cheaper than to fade all earlier lookups."""
         self._by_result = _Lookups(), _Lookups()
         self._unreachable = 0.0
 
@@ -115,7 +109,7 @@ class HitCurve:
             self._origin = now
         half_lives = max(now - self._origin, 0.0) / self._half_life
         if half_lives > _FADE_AT:
-            # Fading by more than a float holds leaves nothing anyway.
+            # A larger divisor than a float can hold would leave nothing, either.
             divisor = 2.0 ** min(half_lives, 1000.0)
             for lookups in self._by_result:
                 lookups.fade(divisor)
@@ -124,7 +118,7 @@ class HitCurve:
         self._gain = 2.0**half_lives
 
     def count(self, missed: float, found: float, unreachable: float = 0.0) -> None:
-        """Count lookups, sampled or not; those that are unreachable hit in no cache."""
+        """Count lookups, sampled or not; unreachable ones hit in no cache."""
         self._unreachable += unreachable * self._gain
         misses, hits = self._by_result
         misses.total += missed * self._gain
@@ -154,7 +148,7 @@ class HitCurve:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the lookups that hit in fact; None: there were none."""
+        """Share of the lookups that did hit; None without lookups."""
         return self._by_result[True].total / self._total if self._total else None
 
     @property
@@ -179,19 +173,13 @@ class HitCurve:
         ]
 
     def points(self, capacities: Sequence[int], rate: float, sampled: int) -> list[Point]:
-        """Return the curve at ``capacities``, with bounds; empty without lookups.
-
-        Args:
-            capacities: Numbers of blocks.
-            rate: Share of the blocks that is sampled.
-            sampled: Number of sampled blocks.
-        """
+        """Return the curve at ``capacities``, with bounds; empty without lookups."""
         ratios = self.hit_ratios(capacities)
         if not ratios:
             return []
-        # Distances have an error of their own, that of the number of sampled blocks in them (as of a
-        # Poisson distribution): it is the same each time where the same blocks are used again and
-        # again. And buckets are wide.
+        # A distance has an error of its own, that of the number of sampled blocks in it (a Poisson
+        # distribution). The error repeats where the same blocks are used again and again. And buckets
+        # are wide.
         half = SPREAD * math.sqrt(1.0 - rate) / 2
         numbers = [max(min(rate * capacity, sampled), 1.0) for capacity in capacities]
         stretches = [
@@ -216,10 +204,10 @@ class HitCurve:
         return found
 
     def _errors(self, capacities: Sequence[int], weight: float) -> list[float]:
-        """Return the standard errors of the hit ratios, from how much the groups of blocks differ.
+        """Return the standard errors of the hit ratios, from the differences between groups of blocks.
 
-        Where all groups agree, there may still be lookups that are too few to be in the sample, up
-        to ``weight`` of one that is.
+        Even if all groups agree, there may be lookups too few to be in the sample: up to ``weight``, the
+        number that a sampled lookup stands for.
         """
         numbers = [bucket(max(capacity, 1)) >> _COARSE for capacity in capacities]
         total = self._total
