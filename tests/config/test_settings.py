@@ -109,25 +109,6 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
     assert config.web_listen_address == (("127.0.0.1", 9857),)
 
 
-def test_tracking_of_requests_and_blocks_is_configured(tmp_path: Path) -> None:
-    """The defaults are the engine's definitions and a hundredth of the blocks."""
-    config = read({}, {})
-    assert (config.kv_sample_rate, config.kv_scale_samples) == (0.01, False)
-    assert (config.kv_max_tracked, config.requests_max_tracked) == (100_000, 100_000)
-    assert (config.intervals_scheduled, config.intervals_inter_token) == ("first", "output")
-    assert config.requests_max_age == 86400.0
-
-    config = read_file(
-        tmp_path,
-        "[kv]\nsample-rate = 1\nscale-samples = true\nmax-tracked = 7\n"
-        "[intervals]\nscheduled = 'last'\ninter-token = 'token'\n",
-        SIDESTEP_REQUESTS_MAX_AGE="60",
-    )
-    assert (config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked) == (1.0, True, 7)
-    assert (config.intervals_scheduled, config.intervals_inter_token) == ("last", "token")
-    assert config.requests_max_age == 60.0
-
-
 def test_the_thresholds_of_stalled_engines_are_in_order() -> None:
     """The defaults are those of the state machine; an error names both."""
     config = read({}, {})

@@ -75,19 +75,6 @@ def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
     assert "s3cret" not in line
 
 
-def test_one_server_is_polled_once() -> None:
-    """Different spellings of a URL are one server."""
-    with pytest.raises(ConfigError, match="is given twice"):
-        read({"triton": (URL, f"{URL}/,interval=2")}, {})
-
-
-def test_blanks_separate_servers_in_the_variable() -> None:
-    """Commas precede options."""
-    found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
-
-    assert [server.target.name for server in found.triton] == [URL, "http://b:8000"]
-
-
 def test_labels_of_its_families_cannot_be_given() -> None:
     """The settings cannot import the rows, so this test compares their list of labels."""
     assert {label for row in ROWS for label in row.labels} == OWN_LABELS

@@ -44,6 +44,13 @@ def values(path: Path) -> dict[str, Any]:
     return found
 
 
+def library_values(directory: Path, **given: object) -> Path:
+    """Return a file with values of the library chart."""
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump({"sidestep-lib": given}))
+    return file
+
+
 def test_charts_have_this_releases_version() -> None:
     """Both charts and their images have this release's version."""
     for chart in (LIBRARY, CHART):
@@ -66,10 +73,7 @@ def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
 
 def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Path) -> None:
     """The grace period is the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
-    file = tmp_path / "values.yaml"
-    file.write_text(
-        yaml.safe_dump({"sidestep-lib": {"engineStopSeconds": 100, "lingerSeconds": 31}})
-    )
+    file = library_values(tmp_path, engineStopSeconds=100, lingerSeconds=31)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
 
     assert pod["terminationGracePeriodSeconds"] == 133
@@ -78,8 +82,7 @@ def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Pat
 
 def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
     """Without the value the engine keeps its own probes; with it, it has the one of docs/health.md."""
-    file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"sidestep-lib": {"readinessProbe": {"enabled": True}}}))
+    file = library_values(tmp_path, readinessProbe={"enabled": True})
     found = rendered(ENGINE, file, library=LIBRARY)
     ((_, pod),) = pods(found[0])
     ((_, before),) = pods(rendered(ENGINE, library=LIBRARY)[0])
@@ -96,9 +99,8 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
 
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
-    file = tmp_path / "values.yaml"
-    polled = {"plugin": {"enabled": False}, "extraArgs": ["--triton=http://127.0.0.1:8000"]}
-    file.write_text(yaml.safe_dump({"sidestep-lib": polled}))
+    polled = ["--triton=http://127.0.0.1:8000"]
+    file = library_values(tmp_path, plugin={"enabled": False}, extraArgs=polled)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
 
     assert [one["name"] for one in pod["initContainers"]] == ["sidestep"]

@@ -15,7 +15,7 @@ from exporters import MAIN_RUN, SPEC_RUN, Start
 from manifests import ROOT
 from pages import get, parse
 from prometheus_server import AGENT, BINARIES, Prometheus
-from sidestep_adapters.recording.replay import Replay
+from replays import replay
 
 FLEET = ROOT / "deploy" / "fleet"
 TOKENS = "vllm:generation_tokens_total"
@@ -95,8 +95,7 @@ async def test_an_outage_of_the_store_loses_no_scrape(
 
         await asyncio.to_thread(store.stop)
         for n, run in enumerate((MAIN_RUN, SPEC_RUN)):
-            player = Replay(run, exporter.endpoints[0], realtime=False, namespace=f"pod-{n}")
-            await asyncio.to_thread(player.run)
+            await replay(exporter, run, f"pod-{n}")
         before = await scraped(agents)
         async with asyncio.timeout(60):
             while await scraped(agents) < before + 2000:

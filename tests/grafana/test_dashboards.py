@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -231,18 +230,6 @@ def test_panels_are_described(path: Path) -> None:
         assert set(re.findall(r"`([^`]+)`", last)) == asked, panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["noValue"].endswith("."), panel["title"]
-
-
-@every_board
-def test_panels_use_the_chosen_data_source(path: Path) -> None:
-    """Panels and targets use the data source variable, and targets have different letters."""
-    for panel in panels(dashboard(path)):
-        assert panel["datasource"] == SOURCE
-        assert {json.dumps(target["datasource"]) for target in panel["targets"]} == {
-            json.dumps(SOURCE)
-        }
-        letters = [target["refId"] for target in panel["targets"]]
-        assert len(letters) == len(set(letters)) > 0
 
 
 @every_board

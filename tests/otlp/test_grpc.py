@@ -15,14 +15,14 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from exporters import Start, recorded_run, until
+import replays
+from exporters import Start, until
 from otlp_receiver import Receiver
 from ports import free_port
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
 from sidestep.otlp import metric_sender
 from sidestep.requests import record_output
-from sidestep_adapters.recording.replay import Replay
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
@@ -94,10 +94,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def replay(exporter: Exporter) -> float:
     """Replay a recorded run; return how many requests have ended."""
-    player = Replay(
-        recorded_run("core_aborts"), exporter.endpoints[0], realtime=False, namespace="test"
-    )
-    await asyncio.to_thread(player.run)
+    await replays.replay(exporter, "core_aborts")
     return exporter.metrics.value("sidestep_request_records_total")
 
 

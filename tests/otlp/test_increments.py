@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from otlp_receiver import Receiver, attributes, metrics_of, points_of, receiver
 from pages import get, parse
+from replays import replay
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.otlp.increments import FILE, Increments
 from sidestep.otlp.page_families import Exponential, Series, SeriesFamily, Value
 from sidestep.snapshot.state_file import StateDirectory
-from sidestep_adapters.recording.replay import Replay
 from web_servers import server
 
 PREFERENCE = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
@@ -170,12 +169,6 @@ async def another(found: Sequence[object]) -> None:
     await until(lambda: len(found) >= count + 2)
 
 
-async def replay(exporter: Any, run: str) -> None:
-    """Replay a recorded run."""
-    player = Replay(recorded_run(run), exporter.endpoints[0], realtime=False, namespace=run)
-    await asyncio.to_thread(player.run)
-
-
 async def test_increments_add_up_to_the_page(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -193,7 +186,7 @@ async def test_increments_add_up_to_the_page(
             async with start(**flags) as exporter:
                 await another(found.requests)
                 found.answer = refuse
-                await replay(exporter, run)
+                await replay(exporter, run, run)
                 await another(found.headers)
                 # After the first run, a successor sends what this exporter could not.
                 if run == "core_aborts":

@@ -15,13 +15,13 @@ import pytest
 from aiohttp import web
 
 from exporter_processes import process
-from exporters import Start, recorded_run, until
-from otlp_receiver import Receiver, accepted, hang, receiver, values
+from exporters import Start, until
+from otlp_receiver import Receiver, accepted, receiver, values
 from pages import get, parse
 from ports import free_port
 from records_of import ENGINE, recorded
+from replays import replay
 from schedulers import WALL
-from sidestep.app import Exporter
 from sidestep.otlp.destination import LOGS, TRACES, Destination
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.senders import record_output
@@ -40,7 +40,6 @@ from sidestep.requests import record_output as outputs
 from sidestep.requests.record_output import LOST, RecordOutput
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
 Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -146,7 +145,9 @@ async def test_large_backlogs_go_in_batches(sending: tuple[Sending, Receiver]) -
     """A receiver gets requests of bounded size, one at a time."""
     made, found = sending
     made.queue.restore([line(1)] * 1700)
-    await made.flush()
+    made.queue.start()
+    await until(lambda: not made.queue)
+    await asyncio.to_thread(made.queue.close)
 
     assert len(found.headers) == 4
     assert found.most_in_flight == 1
@@ -252,12 +253,6 @@ async def test_a_trace_that_nobody_records_is_not_sent() -> None:
     assert (found.headers, len(made.queue)) == ([], 0)
 
 
-async def play(exporter: Exporter, name: str = "core_aborts") -> None:
-    """Replay a recorded run of a tapped vLLM."""
-    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the records in a file."""
     return [json.loads(one) for one in path.read_text().splitlines()]
@@ -269,7 +264,7 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
     async with receiver() as found:
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(requests_log=str(log), **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         written = lines(log)
         assert [json.loads(one.body.string_value) for one in found.log_records] == written
         requests = {
@@ -286,34 +281,10 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
         found.spans.clear()
         found.log_records.clear()
         async with start(**flags, requests_log_if="reason = abort") as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         aborted = [record for record in written if record["reason"] == "abort"]
         assert len(found.log_records) == len(aborted) > 0
         assert sum(span.name == "llm_request" for span in found.spans) == len(aborted)
-
-
-@pytest.mark.usefixtures("_impatient")
-async def test_ingest_goes_on_while_a_receiver_hangs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records wait and are delivered once it answers; the file is not held up."""
-    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.1)
-    async with receiver() as found:
-        found.answer = hang
-        async with start(otlp_traces_endpoint=found.url, otlp_logs_endpoint=found.url) as exporter:
-            await play(exporter)
-            await until(lambda: found.in_flight == 2)
-            page = parse(await get(exporter.url))
-            pending = {
-                dict(labels)["output"]: value
-                for (_, labels), value in page["sidestep_request_records_pending"].samples.items()
-            }
-            made = page["sidestep_request_records"].samples.popitem()[1]
-            assert pending == {"traces": made, "logs": made}
-            assert made > 50
-            found.answer = None
-            await until(lambda: len(found.log_records) == made)
-            await until(lambda: sum(s.name == "llm_request" for s in found.spans) == made)
 
 
 @asynccontextmanager
@@ -377,7 +348,7 @@ async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> Non
         found.answer = answering(503)
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(state_dir=state, **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
             made = exporter.metrics.value("sidestep_request_records_total")
         assert made > 50
         found.answer = None

@@ -36,6 +36,7 @@ from sidestep.requests.record import FAILED, RequestRecord, trace_context
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 NANO = 1e-9
+TIMES = ("queued", "scheduled", "first", "last", "arrival", "ttft")
 RESOURCE = Resource({"service.name": "s"})
 
 
@@ -255,16 +256,7 @@ def test_an_engine_that_died() -> None:
 
 
 @given(
-    st.fixed_dictionaries(
-        {
-            "queued": st.none() | st.floats(0, 1e15),
-            "scheduled": st.none() | st.floats(0, 1e15),
-            "first": st.none() | st.floats(0, 1e15),
-            "last": st.none() | st.floats(0, 1e15),
-            "arrival": st.none() | st.floats(0, 1e15),
-            "ttft": st.none() | st.floats(0, 1e15),
-        }
-    ),
+    st.fixed_dictionaries(dict.fromkeys(TIMES, st.none() | st.floats(0, 1e15))),
     st.none() | st.floats(0, 1e15),
     st.floats(0, 1e15),
     st.sampled_from(["stop", "abort", "refused", "engine_died"]),

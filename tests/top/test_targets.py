@@ -209,15 +209,6 @@ def test_numbers_cover_a_minute() -> None:
     assert len(quick._samples) == MAX_READINGS
 
 
-def test_the_first_reading_has_no_rates() -> None:
-    """What was counted before is not of the last minute."""
-    found = Increases()
-    found.add(reading(7, (7.0, 7.0)), 0.0)
-    row = found.row("id", "e", "m")
-
-    assert (row.generation_tokens_per_second, row.ttft) == (None, None)
-
-
 async def failing(url: str) -> TargetReport:
     """Return the report of a target that fails."""
     async with Targets([url]).connected() as polled:

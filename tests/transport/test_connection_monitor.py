@@ -10,7 +10,6 @@ import pytest
 import zmq
 from fuzz import zmtp_peer as raw
 
-from ports import free_port
 from sidestep.transport.client_socket import ConnectionMonitor, Socket, dealer
 
 PATIENCE = 20.0
@@ -38,36 +37,6 @@ def until(monitor: ConnectionMonitor, condition: Callable[[], object]) -> None:
         assert time.monotonic() < deadline
         list(monitor.events())
         time.sleep(0.005)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "problem"),
-    [
-        ("ipc://{path}/none", "No such file or directory: is it running, and is the socket's "),
-        ("ipc://{path}/dead", "Connection refused: is it running?"),
-        ("tcp://127.0.0.1:{port}", "Connection refused: is it running?"),
-        ("tcp://none.invalid:1", "the host's name is not known: check it"),
-    ],
-)
-def test_why_there_is_no_connection(
-    endpoint: str, problem: str, context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    """Libzmq itself does not say; the reason holds while it tries again."""
-    raw.listen(tmp_path / "dead").close()
-    target = endpoint.format(path=tmp_path, port=free_port())
-    socket, monitor = connect(context, target)
-    until(monitor, lambda: monitor.problem)
-    found = set()
-    for _ in range(50):
-        list(monitor.events())
-        found.add(monitor.problem)
-        time.sleep(0.01)
-    monitor.close()
-    socket.close(linger=0)
-
-    assert len(found) == 1
-    assert found.pop().startswith(problem)
-    assert not monitor.connected
 
 
 def test_a_connection_that_comes_and_goes(context: zmq.Context[Socket], tmp_path: Path) -> None:

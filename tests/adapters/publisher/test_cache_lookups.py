@@ -27,24 +27,11 @@ from sidestep_adapters.publisher.cache_lookups import ALL, LookupEvents
 KEY = b"k" * 16
 PRESENT = 1500
 """Blocks of the cache whose lookups are sent."""
-SLOW = 300
-"""Blocks of the cache whose requests take their time."""
-
-
-class Sampling:
-    """What the exporter wants."""
-
-    def __init__(self, rate: float = 1.0, key: bytes = KEY) -> None:
-        self.key, self.rate = key, rate
-
-    def __call__(self) -> tuple[bytes, float]:
-        """Return the key and the rate."""
-        return self.key, self.rate
 
 
 def maker(rate: float = 1.0, key: bytes = KEY, capacity: int = 0) -> LookupEvents:
     """Return a maker of items, of a cache of unknown size unless it has a ``capacity``."""
-    return LookupEvents(BLOCK_SIZE, capacity, 4096, Sampling(rate, key))
+    return LookupEvents(BLOCK_SIZE, capacity, 4096, lambda: (key, rate))
 
 
 def sent(events: LookupEvents, stamp: float = 1.0) -> list[CacheLookups]:
@@ -109,76 +96,6 @@ def test_the_curve_of_one_cache_is_what_caches_of_other_sizes_find(
     assert sum(missed.values()) == pytest.approx(missing, rel=0.001 if rate == 1.0 else 0.1)
     assert missed["unknown"] == missed["cleared"] == missed["not_cacheable"] == 0
     assert min(missed["cold"], missed["evicted"], missed["too_short"]) > 0
-
-
-class SlowCache(PrefixCache):
-    """A cache in which others find a request's blocks only once they are computed."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._pending: set[bytes] = set()
-
-    def admit(self, request: Request) -> int:
-        """Look up and hold the prompt; what was not found is not computed yet."""
-        fresh = {block for block in request.prompt if not self._has(block)}
-        found = super().admit(request)
-        self._pending |= fresh
-        return found
-
-    def compute(self, request: Request) -> None:
-        """Compute the prompt."""
-        self._pending.difference_update(request.prompt)
-
-    def _has(self, block: bytes) -> bool:
-        return super()._has(block) and block not in self._pending
-
-
-def serve_slowly(seed: int, views: list[tuple[LookupEvents, LookupTracker]]) -> int:
-    """Serve requests that are computed and end late, seen by all ``views``; return the tokens in progress."""
-    random, cache = Random(seed), SlowCache(SLOW)
-    computing: list[tuple[int, Request]] = []
-    running: list[tuple[int, int, Request]] = []
-    in_progress = 0
-    for number, request in enumerate(conversations(500, seed, active=30)):
-        found, now = cache.admit(request), float(number)
-        for events, _ in views:
-            events.looked_up(number, now, request.prompt, request.tokens, found)
-        computing.append((number + random.randint(0, 4), request))
-        running.append((number + random.randint(5, 20), number, request))
-        for _, each in (one for one in computing if one[0] <= number):
-            cache.compute(each)
-        for _, ended, each in (one for one in running if one[0] <= number):
-            cache.release(each)
-            for events, _ in views:
-                events.released(ended, now, [*each.prompt, *each.output])
-        computing = [one for one in computing if one[0] > number]
-        running = [one for one in running if one[0] > number]
-        for events, tracker in views:
-            for item in sent(events, now):
-                in_progress += tracker.apply(item).missed["in_progress"]
-    return in_progress
-
-
-def test_the_bounds_hold_the_sampling_error() -> None:
-    """They hold the curve of all blocks in nine of ten cases, from 0.25 to 8 sizes.
-
-    Blocks are looked up while other requests compute them, and are released late.
-    """
-    sizes = [int(SLOW * size) for size in (0.25, 0.5, 1, 2, 4, 8)]
-    fits: list[bool] = []
-    for seed in range(1, 7):
-        views = [
-            (maker(rate), LookupTracker(LookupSettings(half_life=1e9)))
-            for rate in (1.0, 0.05, 0.25)
-        ]
-        assert serve_slowly(seed, views) > 0
-        (_, exact), *samples = views
-        truth = exact.reuse.curve.hit_ratios(sizes)
-        for _, sample in samples:
-            pairs = zip(sample.reuse.points(sizes), truth, strict=True)
-            fits += [point.low - 1e-9 <= ratio <= point.high + 1e-9 for point, ratio in pairs]
-    assert len(fits) == 72
-    assert sum(fits) >= 0.9 * len(fits)
 
 
 def test_blocks_are_named_by_the_exporters_key_alone() -> None:
@@ -290,12 +207,12 @@ def test_nothing_is_sent_that_nobody_wants() -> None:
 
 def test_another_key_or_rate_begins_anew() -> None:
     """The source changes, and says that there were lookups before."""
-    sampling = Sampling()
-    events = LookupEvents(BLOCK_SIZE, 0, 0, sampling)
+    wanted = [(KEY, 1.0)]
+    events = LookupEvents(BLOCK_SIZE, 0, 0, lambda: wanted[0])
     hashes = chain(Random(1), [], 5)
     sources = []
     for key, rate in ((KEY, 1.0), (b"other", 1.0), (b"other", 0.5), (b"other", 0.5)):
-        sampling.key, sampling.rate = key, rate
+        wanted[0] = key, rate
         events.looked_up(1, 1.0, hashes, 100, 0)
         (item,) = sent(events)
         sources.append(item.source)
