@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from types import FrameType
 
 import msgspec
 import pytest
@@ -372,36 +369,6 @@ def test_histograms_are_plain_without_objectives() -> None:
 
     assert {type(h) for h in one.histograms if h is not None} == {Histogram}
     assert {type(h) for h in other.histograms if h is not None} == {NativeHistogram}
-
-
-def test_items_call_nothing_of_objectives_without_any() -> None:
-    """No code of objectives runs once the histograms exist."""
-    node = fed((), VLLM)
-    node.send_hello("t", [SGLANG])
-    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
-    family.samples = [Sample(["true"], observations=[0.1] * 30, counts=[1] * 25, total=1.0)]
-    family.bounds = [float(n) for n in range(24)]
-    called: set[tuple[str, str]] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            called.add((Path(frame.f_code.co_filename).stem, frame.f_code.co_name))
-
-    for number in range(2):
-        # The first items create the histograms.
-        before = sys.getprofile()
-        sys.setprofile(note if number else None)
-        try:
-            node.items("t", [tokenizer(family)])
-            node.items("s", [step([0.1] * 30), encode_item(ended(0, 1))])
-        finally:
-            sys.setprofile(before)
-
-    assert ("self_described", "add_samples") in called
-    assert ("histogram", "observe_many") in called
-    assert not [c for c in called if c[0] in {"slo_histogram", "slo", "availability"}]
-    assert not [c for c in called if c[1] in {"slo_counter", "_count_slo"}]
-    assert node.rejected == {}
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)

@@ -155,7 +155,7 @@ class NaiveCache:
     """The same model for hashes in media."""
 
     def __init__(self, changes: list[Change]) -> None:
-        self.unknown = self.unknown_removals = 0
+        self.unknown = 0
         self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: {k: [] for k in CACHED})
         self.stores: list[float] = []
         self.absences: list[float] = []
@@ -171,8 +171,6 @@ class NaiveCache:
                     lives.setdefault(key, []).append(stamp)
                 elif kind == "removed" and key in lives:
                     self._over(medium, lives.pop(key), stamp)
-                elif kind == "removed":
-                    self.unknown_removals += 1
         self.tracked = len(lives)
         for (medium, _), life in lives.items():
             self._over(medium, life, None)

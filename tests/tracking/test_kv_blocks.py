@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
-import json
 import math
 import statistics
 import tracemalloc
@@ -17,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import DATA
 from kv_blocks import (
     CACHED,
     PHYSICAL,
@@ -31,7 +28,6 @@ from kv_blocks import (
     cache_item,
     cached,
     chunks,
-    cleared,
     legal_blocks,
     physical,
     removed,
@@ -197,32 +193,6 @@ def test_new_blocks_displace_those_of_a_reset() -> None:
     assert (len(out.reset_ages), out.refused, ours.tracked) == (count, 0, count)
 
 
-def test_an_eviction_observes_the_gaps_of_the_last_four_hits() -> None:
-    """An eviction observes the gaps of the last four hits, without the time from birth to the first, as the engine does."""
-    hits: list[Event] = [(TOUCHED, 7, float(stamp)) for stamp in (10, 11, 13, 17, 25)]
-    life = [(ALLOCATED, 7, 1.0), *hits, (EVICTED, 7, 30.0)]
-
-    out = physical_blocks().apply(block_item(life))
-
-    assert out == BlockObservations(
-        lifetimes=[(29.0, 1)],
-        idles=[(5.0, 1)],
-        last_gaps=[(2.0, 1), (4.0, 1), (8.0, 1)],
-        gaps=[(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 1)],
-        reuses=[(5, 1)],
-    )
-
-
-def test_simultaneous_hits_have_a_gap_of_zero() -> None:
-    """Two requests of a step may hit a block together."""
-    life = [(ALLOCATED, 7, 1.0), (TOUCHED, 7, 1.0), (TOUCHED, 7, 1.0), (EVICTED, 7, 1.0)]
-
-    out = physical_blocks().apply(block_item(life))
-
-    assert out.gaps == out.last_gaps == [(0.0, 1)]
-    assert out.lifetimes == out.idles == [(0.0, 1)]
-
-
 def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
     """Later rates do not change it, even within the same second."""
     ours = physical_blocks()
@@ -233,47 +203,6 @@ def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
     out = ours.apply(block_item([(EVICTED, block, 2.0) for block in (1, 2, 3)], 0.25))
 
     assert [count for _, count in out.lifetimes] == [2, 8, 1]
-
-
-def test_a_reset_has_its_own_observations() -> None:
-    """Its blocks are not among the lifetimes; later evictions of them are unknown."""
-    ours = physical_blocks()
-    ours.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 2.0), (TOUCHED, 1, 5.0)]))
-
-    out = ours.apply(block_item([(RESET, 0, 9.0), (EVICTED, 1, 10.0)]))
-
-    assert out == BlockObservations(
-        reset_ages=[(7.0, 1), (8.0, 1)], reset_idles=[(7.0, 1), (4.0, 1)], resets=1, unknown=1
-    )
-    assert ours.tracked == 0
-
-
-def test_a_hit_with_an_older_stamp_has_no_time() -> None:
-    """A hit with an older stamp counts as a hit; gaps and idle time lie between the others."""
-    ours = physical_blocks()
-    life = [(ALLOCATED, 1, 10.0), (TOUCHED, 1, 20.0), (TOUCHED, 1, 15.0), (TOUCHED, 1, 26.0)]
-
-    out = ours.apply(block_item([*life, (EVICTED, 1, 30.0)]))
-
-    assert values(out.gaps) == values(out.last_gaps) == [6.0]
-    assert values(out.reuses) == [3]
-    assert (values(out.lifetimes), values(out.idles)) == ([20.0], [4.0])
-    assert out.unknown == 1
-
-
-def test_clearing_a_medium_leaves_the_others() -> None:
-    """An empty medium stands for all; cleared hashes are not observed."""
-    ours = cached_blocks()
-    for medium in ("GPU", "CPU", "STORAGE"):
-        ours.apply(stored([1, 2], 1.0, medium))
-
-    ours.apply(cleared("GPU", 2.0))
-    of_gpu, of_cpu = ours.apply(removed([1], 3.0)), ours.apply(removed([1], 3.0, "CPU"))
-    ours.apply(cleared("", 4.0))
-
-    assert of_gpu == BlockObservations()
-    assert values(of_cpu.cached["CPU"].lifetimes) == [2.0]
-    assert ours.tracked == 0
 
 
 @pytest.mark.parametrize(
@@ -372,19 +301,6 @@ def test_a_new_rate_applies_to_new_blocks(rate: float) -> None:
     assert known == [(5.0, 4)] * before
     assert of_late == fresh.apply(removed(late, 6.0)).cached["GPU"].lifetimes
     assert {count for _, count in of_late} == {round(1 / rate)}
-
-
-def test_a_rate_of_zero_tracks_no_new_hashes() -> None:
-    """Tracked ones are observed to their end."""
-    settings = sampling(1.0)
-    ours = CachedBlocks(settings)
-    ours.apply(stored([1], 1.0))
-
-    settings.rate = 0.0
-    ours.apply(stored(list(range(2, 100)), 2.0))
-
-    assert ours.tracked == 1
-    assert ours.apply(removed([1], 3.0)).cached["GPU"].lifetimes == [(2.0, 1)]
 
 
 def test_a_restarted_sender_abandons_its_blocks() -> None:
@@ -599,30 +515,3 @@ def test_untracked_hashes_take_no_memory() -> None:
         assert ours.tracked <= 1
         # Other threads of the tests' process allocate a little meanwhile.
         assert after - before < 10_000
-
-
-def test_a_recorded_stream_equals_the_definitions() -> None:
-    """A real engine's events: each removed block was stored before."""
-    lines = gzip.decompress((DATA / "kv_events_main.jsonl.gz").read_bytes()).splitlines()
-    batches = [json.loads(line) for line in lines]
-    changes: list[Change] = [
-        (kind, hashes, medium, stamp)
-        for stamp, events in batches
-        for kind, hashes, medium in events
-    ]
-    ours, naive = cached_blocks(), NaiveCache(changes)
-
-    outs = [
-        ours.apply(cache_item([(kind, hashes, medium, stamp) for kind, hashes, medium in events]))
-        for stamp, events in batches
-    ]
-
-    found = cached(merged(outs))
-    events_of = [kind for kind, *_ in changes]
-    hashes_of = [kind for kind, hashes, *_ in changes for _ in hashes]
-    assert found == naive.out
-    assert len(found["GPU"]["lifetimes"]) == 355
-    assert (events_of.count("stored"), events_of.count("removed")) == (250, 355)
-    assert (hashes_of.count("stored"), hashes_of.count("removed")) == (432, 355)
-    assert (ours.tracked, naive.unknown_removals) == (77, 0)
-    assert sum(out.unknown for out in outs) == 0

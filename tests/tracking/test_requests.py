@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
-from sidestep.errors import WireError
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
@@ -156,31 +155,6 @@ def test_arbitrary_events_have_no_impossible_outcome(
     assert found(outcomes) == found(play(events, cuts, rules=rules))
 
 
-def test_a_preemption_lengthens_decode_and_not_the_queue_time() -> None:
-    """The gap between the outputs is one latency."""
-    events: list[Event] = [
-        Queued(1, 10.0, WALL + 9.0, 5),
-        Scheduled(1, 12.0),
-        step(13.0, 1),
-        Preempted(1, 13.5),
-        Scheduled(1, 18.0),
-        step(20.0, 1),
-        end(1, 20.0),
-    ]
-
-    (outcome,) = play(events)
-
-    (request,) = outcome.iteration.finished_requests
-    times = (request.queued_time, request.prefill_time, request.decode_time)
-    assert (2.0, 1.0, 7.0) == times
-    assert (8.0, [7.0]) == (
-        request.inference_time,
-        outcome.iteration.inter_token_latencies_iter,
-    )
-    assert [4.5] == outcome.preempted_seconds
-    assert [4.0] == outcome.iteration.time_to_first_tokens_iter
-
-
 @pytest.mark.parametrize(("rule", "queue", "prefill"), [("first", 2.0, 8.0), ("last", 9.0, 1.0)])
 def test_a_setting_chooses_which_scheduling_ends_the_queue(
     rule: Any, queue: float, prefill: float
@@ -247,28 +221,6 @@ def test_a_repeated_event_has_one_interval() -> None:
     assert [1.0] == outcome.preempted_seconds
     assert [1.0] == outcome.iteration.inter_token_latencies_iter
     assert 2 == outcome.omitted
-
-
-def test_an_abort_is_counted_and_in_no_histogram() -> None:
-    """Its reason and its tokens are counted; its group has no n."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, 30),
-        Scheduled(1, 2.0),
-        step(3.0, 1),
-        end(1, 4.0, ABORT, prompt_tokens=30, generation_tokens=1),
-        Queued(2, 5.0, WALL, 40),
-        end(2, 6.0, ABORT, prompt_tokens=40),
-    ]
-
-    (outcome,) = play(events)
-
-    ended = outcome.iteration.finished_requests
-    assert [ABORT, ABORT] == [request.finish_reason for request in ended]
-    assert {None} == {getattr(r, name) for r in ended for name in r.__struct_fields__[1:11]}
-    assert [(30, 1, 3.0), (40, 0, 1.0)] == [
-        (a.prompt_tokens, a.generation_tokens, a.seconds) for a in outcome.aborted
-    ]
-    assert [] == outcome.iteration.n_params_iter
 
 
 def test_an_abort_after_output_may_be_a_stop_string() -> None:
@@ -702,25 +654,6 @@ def test_adapters_have_the_state_of_their_requests() -> None:
     assert {("a", "waiting"): 1, ("b", "waiting"): 1} == after(Preempted(2, 3.0))
     assert {("a", "waiting"): 1} == after(end(2, 4.0, ABORT))
     assert {} == after(end(1, 4.0, ABORT))
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    """Nothing of the item is applied."""
-    tracker = RequestTracker()
-    bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
-
-    with pytest.raises(WireError):
-        tracker.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0), bad]))
-
-    assert {} == tracker.requests.live
-
-
-def test_a_refused_request_is_counted_by_its_reason() -> None:
-    """A refused request counts by its reason, and also as a finished request."""
-    (outcome,) = play([Queued(1, 1.0), end(1, 2.0, LENGTH, refused="prompt_too_long")])
-
-    assert {"prompt_too_long": 1} == outcome.refused
-    assert [LENGTH] == [r.finish_reason for r in outcome.iteration.finished_requests]
 
 
 def test_groups_that_wait_for_samples_are_limited() -> None:

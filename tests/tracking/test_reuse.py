@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
-import time
 import tracemalloc
 from functools import cache
 from gzip import decompress
@@ -13,18 +13,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from naive_reuse import CAPACITIES, compare, compare_stack
 from reuse_streams import LOADS, exact, zipf
 from sidestep.protocol.cache_lookups import Lookup
 from sidestep.tracking.kv_blocks import lru_stack
 from sidestep.tracking.kv_blocks.hit_curve import HitCurve, bucket, least_distance
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
-from sidestep.tracking.kv_blocks.reuse import ALL, ReuseTracker
+from sidestep.tracking.kv_blocks.lru_stack import LruStack
+from sidestep.tracking.kv_blocks.reuse import ALL, Misses, ReuseTracker
 from sidestep_tools.whatif.estimate import TraceCurve
 
+CAPACITIES = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
 TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
 FRACTIONS = [64, 32, 16, 8, 4, 2, 1]
 SPREAD_OUT = [
@@ -85,6 +86,63 @@ def check(load: str, curves: list[TraceCurve], limit: float) -> None:
     assert covered >= 0.9 * len(curves) * len(capacities)
 
 
+class NaiveCache:
+    """All blocks in a list, those that were released last at its end."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+        self.stamps: dict[int, float] = {}
+        self.held: list[int] = []
+        self.distances: list[float] = []
+        self.misses = Misses()
+        self.cleared_at = -1.0
+
+    def admit(self, keys: list[int], found: int, now: float) -> None:
+        """Look up blocks and hold them."""
+        for index, key in enumerate(keys):
+            distance, idle = math.inf, 0.0
+            if key in self.held:
+                distance = 1.0
+            elif key in self.released:
+                above = len(self.released) - self.released.index(key) - 1
+                if self.stamps[key] > self.cleared_at:
+                    distance = above + len({*self.held}) + 1
+                idle = now - self.stamps[key]
+                self.released.remove(key)
+            is_hit = index < found
+            in_progress = key in self.held and not is_hit
+            if in_progress:
+                distance = math.inf
+            if not is_hit or distance < math.inf:
+                self.distances.append(distance)
+            if in_progress:
+                self.misses.in_progress += 1
+            elif not is_hit:
+                self._miss(key, distance, idle)
+            self.stamps[key] = now
+            self.held.append(key)
+
+    def _miss(self, key: int, distance: float, idle: float) -> None:
+        if key not in self.stamps:
+            self.misses.cold += 1
+        elif distance == math.inf:
+            self.misses.cleared += 1
+        else:
+            self.misses.evicted.append((idle, 1.0))
+
+    def release(self, keys: list[int], now: float) -> None:
+        """End a request, whose first blocks stay longest."""
+        for key in reversed(keys):
+            if key in self.held:
+                self.held.remove(key)
+            if key in self.held:
+                continue
+            if key in self.released:
+                self.released.remove(key)
+            self.released.append(key)
+            self.stamps[key] = now
+
+
 @pytest.fixture
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make chunks so small that they merge all the time."""
@@ -93,28 +151,87 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lru_stack, "_OFFSET", 7)
 
 
+ANY_FIXTURES = [HealthCheck.function_scoped_fixture]
+
+
 @pytest.mark.usefixtures("_small_chunks")
-def test_every_distance_is_that_of_a_naive_cache() -> None:
+@settings(deadline=None, max_examples=100, suppress_health_check=ANY_FIXTURES)
+@given(st.integers(0, 1 << 32))
+def test_every_distance_is_that_of_a_naive_cache(seed: int) -> None:
     """Blocks that requests hold, share and release, and their output, are as in a plain list."""
-
-    @settings(deadline=None, max_examples=100)
-    @given(st.integers(0, 1 << 32))
-    def check(seed: int) -> None:
-        compare(seed)
-
-    check()
+    random = Random(seed)
+    ours, naive = ReuseTracker(), NaiveCache()
+    running: list[list[int]] = []
+    now, looked_up, clears = 0.0, 0, random.random() < 0.5
+    roots = [random.getrandbits(64) for _ in range(6)]
+    for number in range(60):
+        now += random.random()
+        root, size = random.choice(roots), random.randint(0, 9)
+        steps = (step * random.choice([1, 1, 1, 7]) for step in range(size))
+        keys = [*dict.fromkeys((root + step) % (1 << 64) for step in steps)]
+        known = next((n for n, key in enumerate(keys) if key not in naive.stamps), len(keys))
+        found = random.randint(0, known)
+        split = random.randint(0, len(keys)) if number % 3 else 0
+        lookup = Lookup(
+            number,
+            now,
+            blocks=len(keys),
+            found=found,
+            hot_blocks=split,
+            hot=keys[:split],
+            hot_step=1,
+            sampled=keys[split:],
+            sampled_found=max(found - split, 0),
+        )
+        naive.misses = Misses()
+        naive.admit(keys, found, now)
+        assert ours.admit(lookup, now) == naive.misses
+        looked_up += len(keys)
+        running.append([*keys, *(random.getrandbits(64) for _ in range(random.randint(0, 2)))])
+        while len(running) > random.randint(1, 5):
+            ended = running.pop(random.randrange(len(running)))
+            now += random.random()
+            ours.release(ended, now)
+            naive.release(ended, now)
+        if clears and random.random() < 0.05:
+            ours.reset(now)
+            naive.cleared_at = now
+        assert ours.tracked == len({*naive.released, *naive.held})
+    if looked_up and len(naive.distances) == looked_up:
+        # Otherwise hits without a distance are taken to have that of others.
+        exact = [sum(d <= c for d in naive.distances) / looked_up for c in CAPACITIES]
+        points = ours.points(CAPACITIES)
+        assert all(abs(p.hit_ratio - e) < 1e-9 for p, e in zip(points, exact, strict=True))
+    since = sorted(naive.stamps[key] for key in naive.released)
+    if since:
+        middle = since[len(since) // 2]
+        used = sum(stamp >= middle for stamp in since) + len({*naive.held})
+        assert ours.used_since(middle) == used
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_places_survive_merges() -> None:
+@settings(deadline=None, max_examples=30, suppress_health_check=ANY_FIXTURES)
+@given(st.integers(0, 1 << 32), st.integers(1, 60))
+def test_places_survive_merges(seed: int, blocks: int) -> None:
     """Depths and stamps are those of a list."""
-
-    @settings(deadline=None, max_examples=30)
-    @given(st.integers(0, 1 << 32), st.integers(1, 60))
-    def check(seed: int, blocks: int) -> None:
-        compare_stack(seed, blocks)
-
-    check()
+    random, stack = Random(seed), LruStack()
+    naive: dict[int, tuple[float, bool]] = {}
+    for step in range(600):
+        key = random.randrange(blocks)
+        found = stack.remove(key)
+        if key in naive:
+            below = [*naive].index(key) + 1
+            above = sum(counted for _, counted in [*naive.values()][below:])
+            assert found == (above, naive.pop(key)[0])
+        else:
+            assert found is None
+        if random.random() < 0.9:
+            naive[key] = float(step), random.random() < 0.7
+            stack.push(key, naive[key][0], counted=naive[key][1])
+        since = random.uniform(0, step)
+        assert stack.counted == sum(counted for _, counted in naive.values())
+        assert stack.used_since(since) == sum(c for at, c in naive.values() if at >= since)
+        assert all(key in stack for key in naive)
 
 
 def test_a_full_sample_becomes_smaller_without_bias() -> None:
@@ -149,20 +266,17 @@ def test_beyond_the_horizon_blocks_leave_first() -> None:
     assert 2500 <= ours.tracked <= 5000
 
 
-def test_blocks_that_come_and_go_take_no_time_and_no_memory() -> None:
-    """A loop beyond the horizon enters the sample again and again; no call looks at all blocks."""
+def test_blocks_that_come_and_go_take_no_memory() -> None:
+    """A loop beyond the horizon enters the sample again and again."""
     ours = ReuseTracker(max_blocks=8000)
     ours.horizon = 9000.0
     blocks = [Random(number).getrandbits(64) for number in range(12_000)]
-    began = time.process_time()
     for step in range(120_000):
         ours.use(blocks[step % len(blocks)], float(step), is_hot=False, is_hit=False)
-    seconds = time.process_time() - began
 
     assert ours.tracked <= 8000
     keys = ours._keys
     assert len(keys) == len(keys._heap) + len(keys._unsifted) <= 2 * 8000 + 1
-    assert seconds < 10
 
 
 def test_another_rate_of_the_source_forgets_the_blocks() -> None:
@@ -266,19 +380,3 @@ def test_a_repeated_lookup_counts_nothing() -> None:
 
     assert (misses.cold, ours.curve.lookups) == (0.0, 1.0)
     assert ours.tracked == 1
-
-
-def test_a_lookup_is_fast() -> None:
-    """A core observes more than the limit, which allows for a busy machine."""
-    stream = [Random(block).getrandbits(64) for block in zipf(60_000, 0.7, 40_000, 1)]
-    ours = ReuseTracker()
-    lookups = [
-        Lookup(1, 1.0, blocks=50, sampled=stream[at : at + 50]) for at in range(0, len(stream), 50)
-    ]
-    began = time.process_time()
-    for number, lookup in enumerate(lookups):
-        ours.admit(lookup, float(number))
-        ours.release(lookup.sampled, float(number))
-    seconds = time.process_time() - began
-
-    assert len(stream) / seconds > 80_000, len(stream) / seconds

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
-from gzip import decompress
-from itertools import islice, takewhile
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,7 +14,6 @@ from reuse_streams import zipf
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
 
-TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
 LRU = dict[int, None]
 
 
@@ -100,49 +95,6 @@ def test_a_sample_tells_the_share(scale: bool) -> None:
             assert total(found) == pytest.approx(stores * (1 if scale else 0.1), rel=0.1)
             shares.append(saved(found, more) / total(found))
         assert abs(sum(shares) / len(shares) - truth) < 0.02
-
-
-def requests() -> Iterator[list[int]]:
-    """Yield the blocks of the prompts of the public trace."""
-    if not TRACE.exists():
-        pytest.skip("the public trace is not here")
-    for line in decompress(TRACE.read_bytes()).splitlines():
-        yield json.loads(line)["hash_ids"]
-
-
-def prompts(size: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield what vLLM's cache evicts and stores for each prompt of the public trace.
-
-    A block is only found behind those before it. Blocks for the whole prompt are taken before any of
-    them is stored, and its last block is released first.
-    """
-    cache: LRU = {}
-    for blocks in requests():
-        found = list(takewhile(cache.__contains__, blocks))
-        missed = [block for block in blocks[len(found) :] if block not in cache]
-        for block in blocks:
-            cache.pop(block, None)
-        evicted = [*islice(cache, max(len(cache) + len(blocks) - size, 0))]
-        for block in evicted:
-            del cache[block]
-        cache.update(dict.fromkeys(reversed(blocks)))
-        yield evicted, missed
-
-
-def test_prompts_that_are_stored_at_once_tell_the_share() -> None:
-    """The share is that of larger caches within a point, on the public trace."""
-    size = 10_000
-    ours = tracker(0.1)
-    found, stores = [], 0
-    for number, (evicted, missed) in enumerate(prompts(size)):
-        now = float(number)
-        changes: list[Change] = [("removed", evicted, "GPU", now), ("stored", missed, "GPU", now)]
-        found += ours.apply(cache_item(changes)).stores
-        stores += len(missed)
-
-    for more in (2500, 10_000, 70_000):
-        truth = 1 - sum(len(missed) for _, missed in prompts(size + more)) / stores
-        assert saved(found, more) / total(found) == pytest.approx(truth, abs=0.01)
 
 
 @pytest.mark.parametrize("medium", ["", "GPU"])

@@ -1,3 +1,0 @@
-"""Encoding, decoding and limits of messages and items."""
-
-from __future__ import annotations
