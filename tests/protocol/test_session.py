@@ -449,3 +449,59 @@ def test_the_sample_rate_is_kept_during_a_handshake() -> None:
 
     assert link.sender.state is State.HANDSHAKE
     assert link.sender.kv_sample_rate == 0.5
+
+
+def test_nothing_is_sent_before_the_hello_is_answered() -> None:
+    """Only an Ack with the nonce of this Hello completes the handshake (S5)."""
+    one = sender()
+    one.add([item(1)])
+    (hello,) = frames(one, 0.0)
+    first = decode_from_sender(hello)
+    assert isinstance(first, Hello)
+
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce + 1, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 8, first.nonce, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce, 0, 0)), 0.0)
+
+    assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
+
+
+def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
+    """They are unchanged."""
+    one = sender()
+    first = Receiver(1)
+    link = Link(one, first)
+    link.run(0.0)
+    one.add([item(1)])
+    (lost,) = frames(one, 0.1)
+
+    after = Link(one, Receiver(2))
+    assert frames(one, 0.1 + ACK_TIMEOUT) == []
+    assert one.reopen
+    after.run(0.2 + ACK_TIMEOUT)
+
+    assert [1] == after.applied
+    assert isinstance(decode_from_sender(lost), Batch)
+
+
+def test_a_replaced_process_continues_at_its_seq_under_another_id() -> None:
+    """It was frozen while a new process took its place; nothing is lost or applied twice."""
+    receiver = Receiver(1)
+    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
+    old.sender.add([item(1)])
+    old.run(0.0)
+    for now in (0.5, 4.0, 5.0):
+        new.run(now)
+    old.sender.add([item(2)])
+    for now in (5.0, 6.5, 8.0):
+        new.sender.add([item(3)])
+        new.run(now)
+        old.run(now)
+    new.run(8.0)
+
+    assert old.applied == [1, 2]
+    assert new.applied == [3, 3, 3]
+    assert receiver.streams["s"].incarnation == 2
+    assert receiver.streams["s~2"].incarnation == 1

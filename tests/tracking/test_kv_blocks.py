@@ -515,3 +515,19 @@ def test_untracked_hashes_take_no_memory() -> None:
         assert ours.tracked <= 1
         # Other threads of the tests' process allocate a little meanwhile.
         assert after - before < 10_000
+
+
+def test_an_eviction_observes_the_gaps_of_the_last_four_hits() -> None:
+    """An eviction observes the gaps of the last four hits, without the time from birth to the first, as the engine does."""
+    hits: list[Event] = [(TOUCHED, 7, float(stamp)) for stamp in (10, 11, 13, 17, 25)]
+    life = [(ALLOCATED, 7, 1.0), *hits, (EVICTED, 7, 30.0)]
+
+    out = physical_blocks().apply(block_item(life))
+
+    assert out == BlockObservations(
+        lifetimes=[(29.0, 1)],
+        idles=[(5.0, 1)],
+        last_gaps=[(2.0, 1), (4.0, 1), (8.0, 1)],
+        gaps=[(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 1)],
+        reuses=[(5, 1)],
+    )
