@@ -171,12 +171,6 @@ def test_sglangs_numbers_are_those_of_its_collectors() -> None:
     assert value("sidestep_kv_cache_usage_ratio") == 0.5
 
 
-def test_common_names_need_their_flag() -> None:
-    """Without it, no family has two names."""
-    assert names(render(applied(common=False)).decode()) == set()
-    assert names(render(applied()).decode()) != set()
-
-
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_clients_name_needs_both_flags(openmetrics: bool) -> None:
     """The conventions give it to clients, and no longer in their drafts."""

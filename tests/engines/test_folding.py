@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -120,44 +119,6 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
     tracker = engine.part(Trackers).requests
     assert tracker is not None
     assert tracker.requests.live == {}
-
-
-@given(st.data())
-def test_any_cut_into_sent_and_folded_parts_has_the_same_sums(data: st.DataObject) -> None:
-    """No token or latency is lost."""
-    random = Random(data.draw(st.integers(0, 2**32)))
-    made = [
-        VllmStep(0, float(n), 1.0, SchedulerStats(num_running_reqs=n), IterationStats(
-            random.randrange(9), inter_token_latencies_iter=[random.expovariate(9)] * random.randrange(3)))
-        for n in range(data.draw(st.integers(1, 40)))
-    ]  # fmt: skip
-    items = [encode_item(item) for item in made]
-    fed = Fed()
-    fed.send_hello("s", [ENGINE])
-    at = 0
-    while at < len(items):
-        count = data.draw(st.integers(1, len(items)))
-        part = items[at : at + count]
-        at += count
-        if data.draw(st.booleans()):
-            fed.fold("s", part)
-        else:
-            fed.items("s", part)
-    (engine,) = fed.intake.registry.engines.values()
-    latencies = [v for item in made if item.iteration is not None
-                 for v in item.iteration.inter_token_latencies_iter]  # fmt: skip
-    slots = engine.layout.find("vllm:inter_token_latency_seconds").slots
-    expected = Histogram(engine.bounds_of(slots[0]))
-    expected.observe_many(list(latencies))
-    shown = engine.histogram(slots[0])
-
-    assert engine.values[engine.layout.find("vllm:generation_tokens_total").slots[0]] == sum(
-        item.iteration.num_generation_tokens for item in made if item.iteration is not None
-    )
-    assert expected.counts == shown.counts
-    assert pytest.approx(expected.sum) == shown.sum
-    running = engine.layout.find("vllm:num_requests_running").slots[0]
-    assert engine.values[running] == len(made) - 1
 
 
 def test_a_gauge_yields_to_a_newer_one_only() -> None:

@@ -27,12 +27,10 @@ from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.metrics.engine import Engine, SeriesSettings
 from sidestep.metrics.registry import Accounting, Registry, Tracking
-from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
-from sidestep.protocol.self_described import Samples
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -386,20 +384,6 @@ def test_an_item_with_other_labels_changes_nothing() -> None:
 
     bench.check()
     assert len(bench.ends.ended) == 1
-
-
-def test_an_older_sender_has_no_tenants() -> None:
-    """Its counters arrive without requests; other engines of the server have none either."""
-    own = process()
-    bench, manager = Bench(), Manager()
-    run(manager, "finish", "a", 4)
-    for item in taken(own):
-        if isinstance(item, SglangRequests):
-            add_samples(bench.registry, bench.engine, Samples(0, 1.0, item.counters))
-    scheduler = bench.registry.register(EngineInfo("s", "sglang", {"model_name": "m"}))
-    bench.applier.apply(scheduler, Samples(0, 1.0, []))
-
-    assert not any(scheduler.keyed)
 
 
 @pytest.mark.parametrize(

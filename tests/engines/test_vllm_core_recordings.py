@@ -36,7 +36,6 @@ OWN_SAMPLING = {
 }
 """The runs were without --kv-cache-metrics; the tap followed every block."""
 STEPS = "vllm:iteration_tokens_total"
-ABORT = FINISH_REASONS.index("abort")
 
 
 def recording(run: str) -> Path:

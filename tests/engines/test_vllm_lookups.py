@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from prefix_caches import BLOCK_SIZE, PrefixCache, chain, conversations
+from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.errors import WireError
@@ -175,26 +175,3 @@ def test_an_engine_without_its_tap_loses_the_curve() -> None:
     read_curves(bench)
 
     assert not bench.values(HIT_RATIO)
-
-
-def test_hot_blocks_of_a_low_rate_keep_the_curve_right() -> None:
-    """With one block in a hundred, long instructions that all share would decide the ratio."""
-    random, events = Random(5), maker(0.01, capacity=0)
-    shared = chain(random, [], 60)
-    cache, bench = PrefixCache(CAPACITY), Bench()
-    bench.engine()
-    for number in range(3000):
-        request = next(conversations(1, number))
-        prompt = [*shared, *chain(random, [], 20)]
-        request = request._replace(prompt=prompt, output=[], tokens=80 * BLOCK_SIZE + 1)
-        stamp = float(number)
-        events.looked_up(number, stamp, prompt, request.tokens, cache.admit(request))
-        cache.release(request)
-        events.released(number, stamp, prompt)
-        bench.apply(*events.items(stamp))
-    lookups = bench.engines["0"].part(Trackers).lookups
-    assert lookups is not None
-    (point,) = lookups.reuse.points([CAPACITY])
-
-    assert lookups.rate == 0.01
-    assert point.hit_ratio == pytest.approx(cache.found / cache.tokens, abs=0.01)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from random import Random
 
 import pytest
@@ -318,22 +317,6 @@ def test_the_cache_configurations_of_several_engines_are_aggregated(
     assert aggregate_info([CACHE, *others]) == wanted
 
 
-def named(families: Iterable[str], **series_filter: tuple[str, ...]) -> set[str]:
-    """Return the families that are shown."""
-    chosen = SeriesFilter(**series_filter)  # type: ignore[arg-type]
-    return {family for family in families if chosen.shows(family)}
-
-
-def test_patterns_allow_and_deny_families() -> None:
-    """A denied family is hidden even if it is allowed."""
-    families = ["vllm:a_seconds", "vllm:b_total", "sglang:a_seconds"]
-
-    assert named(families) == set(families)
-    assert named(families, allow=("vllm:*",)) == {"vllm:a_seconds", "vllm:b_total"}
-    assert named(families, deny=("*_seconds",)) == {"vllm:b_total"}
-    assert named(families, allow=("vllm:*",), deny=("*:?_seconds",)) == {"vllm:b_total"}
-
-
 def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
     """Its counters are in the sum of the engines that are exposed on both."""
     registry = new_registry()
@@ -353,20 +336,3 @@ def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
     registry.touch(passing)
     registry.retire(passing)
     assert total() == 1
-
-
-BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
-
-
-def test_sums_of_many_histograms_are_exact() -> None:
-    """For any number of histograms and any bounds."""
-    for count in (1, 2, 101, 350):
-        found = [Histogram(BOUNDS[n % 7 == 3]) for n in range(count)]
-        for n, one in enumerate(found):
-            one.counts, one.sum = [n, 2 * n, n % 5, 1], n / 8
-        total = aggregate_histograms(found)
-        pairs = [dict(zip((*one.bounds, math.inf), one.cumulative, strict=True)) for one in found]
-
-        assert total.bounds == tuple(sorted(set.intersection(*(set(one.bounds) for one in found))))
-        assert total.cumulative == [sum(p[b] for p in pairs) for b in (*total.bounds, math.inf)]
-        assert total.sum == sum(n / 8 for n in range(count))

@@ -119,13 +119,16 @@ def test_hit_rates_are_of_the_last_thousand_lookups(count: int) -> None:
         assert [f", {cache} {rate}" in line for cache in caches] == [True] * 3, line
 
 
-def test_idle_lines_are_for_debugging(bench: Bench) -> None:
-    """The first idle interval after work is still logged at info level, as the engine does."""
-    log = Log(bench.registry)
+@pytest.mark.parametrize(
+    ("health", "last"),
+    [(None, logging.DEBUG), (Health(EngineState.STALLED, Reason.QUEUE, 60.0), logging.INFO)],
+)
+def test_idle_lines_are_for_debugging(bench: Bench, health: Health | None, last: int) -> None:
+    """As in the engine, the first idle interval is not, and neither are those of a stalled engine."""
+    log = Log(bench.registry, lambda _: health)
     bench.apply(busy())
-    levels = [log.lines()[0][0] for _ in range(3)]
 
-    assert levels == [logging.INFO, logging.INFO, logging.DEBUG]
+    assert [log.lines()[0][0] for _ in range(3)] == [logging.INFO, logging.INFO, last]
 
 
 @pytest.mark.parametrize(
@@ -147,31 +150,6 @@ def test_the_line_has_the_state_unless_it_is_unremarkable(
     ((_, line),) = log.lines()
 
     assert line.text().endswith(end)
-
-
-def test_lines_of_a_stalled_engine_are_not_for_debugging(bench: Bench) -> None:
-    """Its throughput is that of an idle one."""
-    health = Health(EngineState.STALLED, Reason.QUEUE, 60.0)
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-    levels = [log.lines()[0][0] for _ in range(3)]
-
-    assert levels == [logging.INFO] * 3
-
-
-def test_several_engines_are_added_up(bench: Bench) -> None:
-    """States are sums, the cache usage is a mean, hit rates weigh by lookups."""
-    bench.engine("1")
-    log = Log(bench.registry)
-    bench.apply(busy(running=2, usage=0.2))
-    bench.apply(busy(running=3, usage=0.4), to="1")
-    *_, (_, line) = log.lines()
-
-    assert line.row.running == 5
-    assert line.row.kv_cache_usage == pytest.approx(0.3)
-    assert line.row.generation_tokens_per_second == 4.0
-    assert line.row.prefix_hit_rate == 0.4
-    assert line.text().startswith("2 engines: ")
 
 
 def test_the_line_leaves_throughput_for_the_old_gauges() -> None:

@@ -105,6 +105,7 @@ async def test_an_idle_connection_stays_open_for_the_next_request(tmp_path: Path
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a handshake\r\n\r\n",
         b"nonsense\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\r\n" * 10 + b"GET\r\n\r\n",
     ],
 )
@@ -135,13 +136,6 @@ async def test_only_http_1_is_answered(tmp_path: Path, version: bytes, expected:
     async with front(tmp_path) as site:
         assert (await raw(site, request)).startswith(expected)
         assert site.refused("bad_request") == expected.endswith(b"505")
-
-
-async def test_a_client_that_starts_in_http_2_is_refused(tmp_path: Path) -> None:
-    """The preface of HTTP/2 without TLS gets 400 in HTTP/1."""
-    async with front(tmp_path) as site:
-        answer = await raw(site, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
 
 
 async def test_a_bug_in_a_handler_logs_one_traceback(
@@ -267,19 +261,6 @@ async def connected(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     writer.write(REQUEST)
     await reader.readuntil(b"short\n")
     return reader, writer
-
-
-async def test_the_first_byte_does_not_extend_the_deadline(tmp_path: Path) -> None:
-    """The deadline counts from the start of the connection, not from its first byte."""
-    async with front(tmp_path) as site:
-        _, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        await until(lambda: site.connections == 1)
-        (connection,) = site.front._listener._open  # type: ignore[union-attr]
-        before = connection.deadline
-        writer.write(b"GET")
-        await until(lambda: connection._received == 3)
-        assert connection.deadline == before
-        writer.close()
 
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:

@@ -30,7 +30,11 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.mark.parametrize(
-    "path", ["/metrics", "/", "/-/healthy", "/-/ready", "/-/engines", "/api/v1/metrics"]
+    "path",
+    [
+        *("/metrics", "/", "/-/healthy", "/-/ready", "/-/engines"),
+        *("/api/v1/metrics", "/api/v1/live", "/api/v1/live/history"),
+    ],
 )
 async def test_every_page_needs_tls_and_password(
     start: Start, authority: Authority, path: str

@@ -13,10 +13,7 @@ from exporters import Start, until
 from pages import get
 from reporting_processes import WORKING, process
 from sidestep.app import Exporter
-from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM
-from sidestep.protocol.messages import Bye, Heartbeat
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
-from socket_peers import connect
 
 ID = "ns/m/0"
 STACK = ["vllm/core.py:10 run", "vllm/lock.py:5 acquire"]
@@ -99,38 +96,6 @@ async def test_an_engine_that_serves_nothing_on_purpose_is_alive_and_not_ready(
             assert (await probe(exporter.url, path))[0] == 200
             assert (await probe(exporter.url, f"{path}?ready"))[0] == 503
             assert (await probe(exporter.url, f"{path}?ready=1"))[0] == 503
-
-
-async def test_an_engine_that_has_said_goodbye_is_not_ready(start: Start) -> None:
-    """A stopped engine passes the probe of liveness: it ends by itself."""
-    async with start() as exporter, process(exporter) as one:
-        await reach(exporter, "ok")
-        await one.peer.send(Bye(one.incarnation, 0))
-        await reach(exporter, "stopped")
-
-        assert (await probe(exporter.url, "/-/engines"))[0] == 200
-        assert (await probe(exporter.url, "/-/engines?ready"))[0] == 503
-
-
-async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -> None:
-    """The answer is whole, however long it is."""
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send_hello(engines=MAX_ENGINES_PER_STREAM)
-        progress = [Progress(n) for n in range(MAX_ENGINES_PER_STREAM)]
-        progress[100] = Progress(100, unfinished=1, step_age=60.0)
-
-        async def are_known() -> bool:
-            await peer.send(Heartbeat(1, 0, 0, progress=progress))
-            return sorted((await states(exporter)).values()) == [
-                *["idle"] * (MAX_ENGINES_PER_STREAM - 1),
-                "stalled",
-            ]
-
-        await until(are_known)
-        status, found = await probe(exporter.url, "/-/engines")
-        assert status == 503
-        (stalled,) = (one for one in found["engines"] if one["state"] == "stalled")
-        assert (stalled["id"], stalled["reason"]) == ("s100", "queue")
 
 
 async def test_paths_that_name_no_engine(start: Start) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -22,7 +22,7 @@ from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
+from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.handlers import STAGED_SIZES
 from sidestep_adapters.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
 from sidestep_adapters.triton.wire import (
@@ -112,19 +112,6 @@ class Server:
     def value(self, name: str) -> float | None:
         """Return the sample of a family that has one, if any."""
         return self.samples(name).get(())
-
-
-def test_the_first_poll_counts_everything_since_the_model_was_loaded() -> None:
-    """The first poll counts what Triton's page counts, whenever the exporter starts."""
-    server = Server()
-    server.poll(stats(7))
-
-    assert server.value("nv_inference_request_success") == 7
-    assert server.value("nv_inference_request_failure") == 0
-    assert server.value("nv_inference_request_duration_us") == 7.0
-    assert server.value("sidestep_triton_resets_total") == 0
-    assert "nv_cache" not in server.page
-    assert "sidestep_triton_responses" not in server.page
 
 
 def test_nanoseconds_are_kept() -> None:
@@ -380,21 +367,6 @@ def test_memory_and_responses() -> None:
     assert server.samples("sidestep_triton_memory_bytes") == {}
 
 
-def test_stages_count_once_after_a_poll_without_them() -> None:
-    """The previous poll may be in the snapshot of a release that did not read them."""
-    server = Server()
-    outcomes = (Timed(5, 10), Timed(20, 30), Timed(), Timed(), Timed())
-    earlier = msgspec.msgpack.decode(msgspec.msgpack.encode(outcomes), type=Responses)
-    server.poll(stats(1, response_stats=earlier))
-    server.restart()
-    for _ in range(2):
-        server.poll(stats(1, response_stats=Responses(*outcomes, Timed(5, 9), Timed(5, 1))))
-
-    assert server.samples("sidestep_triton_response_stages")["first", "compute_infer"] == 5
-    assert server.samples("sidestep_triton_responses")["first",] == 5
-    assert server.value("sidestep_triton_resets_total") == 0
-
-
 def test_gauges_expire_while_a_server_does_not_answer() -> None:
     """Counters stay; the next poll exposes the gauges again."""
     server = Server()
@@ -482,22 +454,6 @@ def grown(draw: Any, before: ModelStats) -> ModelStats:
         ),
         tuple(sizes[size] for size in sorted(sizes)),
     )
-
-
-@given(st.data())
-def test_differences_add_up(data: st.DataObject) -> None:
-    """The difference of two polls and the earlier poll make the later poll."""
-    old = data.draw(grown(EMPTY))
-    new = data.draw(grown(old))
-    found = difference(new, old)
-
-    assert not was_reset(new, old)
-    assert difference(new, EMPTY) == new
-    assert found.inference_count + old.inference_count == new.inference_count
-    sizes = Counter({b.batch_size: b.count for b in old.batch_stats})
-    sizes.update({b.batch_size: b.count for b in found.batch_stats})
-    assert sizes == Counter({b.batch_size: b.count for b in new.batch_stats})
-    assert old.busy_ns + found.busy_ns == new.busy_ns
 
 
 class History(RuleBasedStateMachine):

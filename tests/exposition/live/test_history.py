@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from calls import counted
-from intakes import Fed, discard
+from intakes import Fed, discard, steps
+from pages import parse
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.answers import WINDOW, EngineRow, HeatMap, Live
@@ -191,6 +192,83 @@ def test_the_window_is_the_last_minute() -> None:
     assert series["generation_tokens_per_second"] == [2.0, *[0.0] * 12, 2.0]
     assert series["ttft_p50"] == [*[0.05] * 12, None, 3.75]
     assert series["running"] == [1.0] * 14
+
+
+COUNTED: dict[str, dict[str, tuple[str, dict[str, str], float]]] = {
+    "vllm": {
+        "finished": ("vllm:request_success_total", {}, 1.0),
+        "aborted": ("vllm:request_success_total", {"finished_reason": "abort"}, 1.0),
+        "preemptions": ("vllm:num_preemptions_total", {}, 1.0),
+        "prompt_tokens_per_second": (
+            "vllm:prompt_tokens_by_source_total", {"source": "local_compute"}, 50.0,
+        ),
+        "generation_tokens_per_second": ("vllm:generation_tokens_total", {}, 50.0),
+    },
+    "tokenizer": {
+        "finished": ("sglang:num_requests_total", {}, 1.0),
+        "aborted": ("sglang:num_aborted_requests_total", {}, 1.0),
+    },
+    "scheduler": {
+        "preemptions": ("sglang:num_retracted_requests_total", {}, 1.0),
+        "prompt_tokens_per_second": (
+            "sglang:realtime_tokens_total", {"mode": "prefill_compute"}, 50.0,
+        ),
+        "generation_tokens_per_second": (
+            "sglang:realtime_tokens_total", {"mode": "decode"}, 50.0,
+        ),
+    },
+}  # fmt: skip
+"""Numbers of a row: the family, labels of its samples, and a divisor."""
+LATENCIES = {
+    "ttft": "time_to_first_token_seconds_count",
+    "inter_token": "inter_token_latency_seconds_count",
+    "e2e": "e2e_request_latency_seconds_count",
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "kinds"), [("core_aborts", {"vllm"}), ("sglang", {"tokenizer", "scheduler"})]
+)
+def test_a_row_counts_what_the_page_counts(run: str, kinds: set[str]) -> None:
+    """Requests, tokens and latencies of a recorded run that is played a second time in 50 seconds."""
+    fed = Viewed()
+    recorded = list(steps(run))
+    fed.feed(recorded)
+    fed.round()
+    pages = [parse(fed.page)]
+    fed.feed(step for step in recorded if step[2] is not None)
+    fed.now += 50.0
+    pages.append(parse(fed.page))
+
+    def total(name: str, labels: dict[str, str]) -> float:
+        before, after = (
+            sum(
+                value
+                for family in page.values()
+                for (sample, own), value in family.samples.items()
+                if sample == name and labels.items() <= {*own}
+            )
+            for page in pages
+        )
+        return after - before
+
+    found = set[str]()
+    for row in fed.live.engines:
+        own = fed.intake.registry.engines[row.id].labels
+        kind = row.dialect
+        if kind == "sglang":
+            kind = "scheduler" if "tp_rank" in own else "tokenizer"
+        found.add(kind)
+        for name, (family, more, divisor) in COUNTED[kind].items():
+            counted = total(family, {**own, **more}) / divisor
+            assert getattr(row, name) == pytest.approx(counted), (row.id, name)
+        for name, end in LATENCIES.items():
+            latency = getattr(row, name)
+            if kind == "scheduler":
+                assert latency is None
+            else:
+                assert latency.count == total(f"{row.dialect}:{end}", own) > 0
+    assert found == kinds
 
 
 def test_a_histogram_restarts_when_its_bounds_change() -> None:
