@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sidestep.app.demo import recording
 from sidestep.catalog.buckets import one_two_five
-from sidestep.demo import recording
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from exporters import Start
 from prometheus_server import BINARIES, VERSIONS
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.

@@ -25,7 +25,7 @@ from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from prometheus_server import BINARIES, prometheus
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 from sidestep.config.engine_settings import default_endpoint
 from sidestep.config.setting import Setting
 from sidestep.config.settings import CONFIG_FILE, SETTINGS, read

@@ -17,8 +17,8 @@ import pytest
 from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import Start, until
 from pages import get
-from sidestep.app import Exporter
-from sidestep.demo import RUNS, Clock, Player, Run, Window, recording, status_line
+from sidestep.app.demo import RUNS, Clock, Player, Run, Window, recording, status_line
+from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState
 from sidestep_adapters.recording.replay import Replay

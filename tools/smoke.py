@@ -20,8 +20,8 @@ from click import Context
 import sidestep
 import sidestep_adapters
 import sidestep_tools
-from sidestep.cli import cli
-from sidestep.demo import recording
+from sidestep.app.cli import cli
+from sidestep.app.demo import recording
 
 SIDESTEP = [sys.executable, "-m", "sidestep"]
 ENGINES = ("vllm", "sglang", "torch")

@@ -22,9 +22,9 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from sidestep.app import Exporter
+from sidestep.app.demo import recording
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
-from sidestep.demo import recording
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.pages import CACHE_SECONDS

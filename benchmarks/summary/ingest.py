@@ -27,7 +27,7 @@ from benchmarks.scraper import scraping
 from benchmarks.steps import Steps, engine_info
 from benchmarks.summary import statsd
 from benchmarks.summary.rows import Figure, Row, Topic
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.config.settings import Config, read
 from sidestep.engines.apply import Applier

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from exporters import Start
+from sidestep.app.cli import serve
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.cli import serve
 from sidestep.config.settings import SETTINGS, Config, read
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_BOUNDS

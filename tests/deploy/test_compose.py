@@ -18,7 +18,7 @@ from boards import DASHBOARDS
 from manifests import ROOT, defaults, resources, tool
 from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, needs_promtool
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 from sidestep.config.settings import SETTINGS
 
 COMPOSE = ROOT / "deploy" / "compose"

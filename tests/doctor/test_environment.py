@@ -98,7 +98,7 @@ def test_the_documents_name_the_supported_releases() -> None:
 
 def test_a_release_without_the_plugin(tmp_path: Path) -> None:
     """Its metadata have other entry points only."""
-    install(tmp_path, "sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.cli:main\n")
+    install(tmp_path, "sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.app.cli:main\n")
     assert of_packages(tmp_path, vllm="0.32.0") == ["SD002"]
 
 

@@ -25,7 +25,7 @@ from tools import docs
 from exporter_processes import process
 from exporters import until
 from pages import Family, get, parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.catalog.row import Handler
 from sidestep.config.settings import read
 from sidestep.engines.apply import Applier

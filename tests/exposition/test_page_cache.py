@@ -11,7 +11,7 @@ import pytest
 
 from exporters import Start, until
 from harm import World
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.exposition import pages
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages

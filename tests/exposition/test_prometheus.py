@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from exporters import MAIN_RUN, Start, page_of_engine, until
 from polled import page, polled
 from prometheus_server import BINARIES, prometheus
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 from sidestep_adapters.recording.replay import Replay
 

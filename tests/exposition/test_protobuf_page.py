@@ -12,7 +12,7 @@ from exporters import MAIN_RUN, Start
 from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item

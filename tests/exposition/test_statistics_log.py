@@ -255,7 +255,8 @@ def test_a_line_has_the_names_of_the_api() -> None:
     names = {field.name for field in msgspec.structs.fields(EngineRow)}
     ttft = fields["ttft"]
 
-    assert fields.keys() - names == {"event"}
+    assert fields.keys() - names == {"event", "state_level"}
+    assert not fields.keys() & {"time", "level", "logger", "msg"}
     assert None not in fields.values()
     assert {"id", "engine", "model", "generation_tokens_per_second"} < fields.keys()
     assert 0 < ttft["p50"] <= ttft["p95"] <= ttft["p99"]

@@ -14,7 +14,7 @@ import pytest
 from exporters import Start, recorded_run, until
 from harm import World
 from pages import Family, get, parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 from sidestep.exposition.negotiation import Format

@@ -15,7 +15,7 @@ from command_line import one_line, sidestep
 from exporters import Start
 from fronts import HASH, Authority, user
 from prometheus_server import BINARIES, Prometheus
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from exporters import Start, until
 from pages import get
 from reporting_processes import WORKING, process
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
 
 ID = "ns/m/0"

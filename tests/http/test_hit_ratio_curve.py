@@ -13,7 +13,7 @@ from exporters import Start, until
 from lookup_senders import CAPACITY, serve
 from pages import get
 from prefix_caches import BLOCK_SIZE
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from exporters import MAIN_RUN, SPEC_RUN, Start, until
 from pages import get, parse
 from promtool import PROMTOOL, complaints
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
 from sidestep_adapters.recording.replay import Replay

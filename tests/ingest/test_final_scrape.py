@@ -12,7 +12,7 @@ import pytest
 from exporters import Start, until
 from intakes import Fed
 from pages import get
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import pages

@@ -25,7 +25,7 @@ from lookup_senders import serve
 from pages import get, parse
 from ports import free_port
 from reporting_processes import process
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER

@@ -19,7 +19,7 @@ import replays
 from exporters import Start, until
 from otlp_receiver import Receiver
 from ports import free_port
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.otlp import metric_sender
 from sidestep.requests import record_output

@@ -24,7 +24,7 @@ from prometheus_server import Prometheus
 from records_of import ENGINE
 from replays import replay
 from schedulers import WALL
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.spans import spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS

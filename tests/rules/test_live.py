@@ -14,7 +14,7 @@ from polled import page, polled
 from prometheus_server import BINARIES, Prometheus, prometheus
 from ramped import overload
 from rulefiles import RULE_FILES, recordings
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep_adapters.recording.replay import Replay
 
 RUNS = [MAIN_RUN, *(DATA / f"{name}.rec.gz" for name in ("core_dp", "sglang_dp", "sglang_labels"))]

@@ -14,7 +14,7 @@ import pytest
 from exporter_processes import process
 from exporters import MAIN_RUN, Start, until
 from pages import get, parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo

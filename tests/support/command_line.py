@@ -26,7 +26,7 @@ ENVIRON = {
 
 SERVER = """
 import json, os, sys, traceback
-import sidestep.app, sidestep.cli, sidestep_tools.commands
+import sidestep.app.exporter, sidestep.app.cli, sidestep_tools.commands
 import sidestep_tools.doctor.command, sidestep_tools.whatif.command
 
 def run(order):
@@ -37,7 +37,7 @@ def run(order):
     os.environ.clear()
     os.environ.update(order["environ"])
     try:
-        sidestep.cli.main(order["arguments"])
+        sidestep.app.cli.main(order["arguments"])
     except SystemExit as end:
         return int(end.code or 0)
 

@@ -10,7 +10,7 @@ from exporters import until
 from otlp_receiver import Samples, page_samples
 from pages import get
 from replays import replay
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 
 RUNS = ("core_dp", "core_aborts", "sglang_dp", "triton")
 MOVING = (

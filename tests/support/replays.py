@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from exporters import recorded_run
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep_adapters.recording.replay import Replay
 
 

@@ -13,7 +13,7 @@ from command_line import one_line, sidestep
 from exporters import MAIN_RUN, Start, until
 from key_ring import Ring
 from peers import count, generated, publisher
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys

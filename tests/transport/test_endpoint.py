@@ -17,7 +17,7 @@ import zmq
 
 from exporters import Start, until
 from peers import count, generated, publisher
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.access import Access, is_loopback

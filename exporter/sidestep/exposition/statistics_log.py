@@ -99,14 +99,19 @@ class Line:
         return f"{self.name}: " + ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
-        """Return the members of the line in JSON: what is known, by the names of ``EngineRow``."""
+        """Return the members of the line in JSON: what is known, by the names of ``EngineRow``.
+
+        The row's ``level`` is ``state_level``: every line has a level of its own.
+        """
+        row = msgspec.to_builtins(self.row)
         more = {
+            "state_level": row.pop("level", None),
             "deferred": self.deferred or None,
             "external_hit_rate": self.external_hit_rate,
             "mm_hit_rate": self.mm_hit_rate,
             "draft_acceptance_rate": self.draft_acceptance_rate,
         }
-        found = {"event": "statistics", **msgspec.to_builtins(self.row), **more}
+        found = {"event": "statistics", **row, **more}
         return {name: value for name, value in found.items() if value is not None}
 
     @property

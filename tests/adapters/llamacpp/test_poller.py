@@ -23,7 +23,7 @@ from llama_servers import (
     response,
 )
 from pages import get, parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
 

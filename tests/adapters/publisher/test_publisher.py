@@ -15,7 +15,7 @@ import pytest
 from exporters import Start, until
 from publishers_of_one import ENGINE, publisher, step
 from python_programs import run_python
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push

@@ -21,7 +21,7 @@ from fronts import Authority
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep_adapters.polling import http_client
 from sidestep_adapters.polling import state as poll_state

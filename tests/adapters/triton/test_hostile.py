@@ -10,7 +10,7 @@ import pytest
 
 from exporters import Start, until
 from pages import parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.scrape_targets import Target
 from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions

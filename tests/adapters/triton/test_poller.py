@@ -12,7 +12,7 @@ import pytest
 
 from exporters import Start, until
 from pages import parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.exposition.text_page import render
 from sidestep_adapters.triton import queries as triton_queries
 from tritons import STATS, Triton, answer, error, recording, tritons

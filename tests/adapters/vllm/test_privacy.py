@@ -14,7 +14,7 @@ from exporters import Start, until
 from fake_vllm import AsyncLLM, Core, Request, config, importable
 from pages import get
 from ports import free_port
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.requests.inflight import UNKNOWN
 

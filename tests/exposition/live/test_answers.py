@@ -15,7 +15,7 @@ import msgspec
 from exporters import MAIN_RUN, Start, until
 from pages import Family, get, parse
 from sidestep import __version__
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import answers

@@ -17,6 +17,12 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
+from sidestep.app.from_config import (
+    access,
+    engine_settings,
+    native_histograms,
+    series_filter,
+)
 from sidestep.catalog.engine_pages import NAMES
 from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objectives
@@ -33,12 +39,6 @@ from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
-from sidestep.from_config import (
-    access,
-    engine_settings,
-    native_histograms,
-    series_filter,
-)
 from sidestep.http.listener import listen
 from sidestep.http.routes import Endpoints, application
 from sidestep.http.server import HttpServer

@@ -124,7 +124,7 @@ _speed = click.option(
 @_settings()
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
-    from sidestep.app import serve as run_exporter
+    from sidestep.app.exporter import serve as run_exporter
     from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)
@@ -149,7 +149,7 @@ def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     full engine are played at a tenth of their speed. Long pauses are shortened. Nothing is
     staged with --once or --speed max.
     """
-    from sidestep.demo import run_demo
+    from sidestep.app.demo import run_demo
 
     environ = {
         "SIDESTEP_LOG_LEVEL": DEMO_LOG_LEVEL,
@@ -204,7 +204,7 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 )
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Record what engines send to FILE, and pass it on to an exporter if one is given."""
-    from sidestep.from_config import access
+    from sidestep.app.from_config import access
     from sidestep_adapters.recording.recorder import Tee
 
     logs.set_up("info", "text")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import Config
 from sidestep.errors import SidestepError
 from sidestep.metrics.computed_gauges import scalar
