@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo compose test check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
+# Hundreds of tests start a Python process, which begins sooner with its modules compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -18,6 +21,15 @@ compose:
 # serves all its tests.
 test: $(STAMP) tools
 	$(BIN)/pytest -n 3 --dist loadfile
+
+# The tests that start no process and no browser, and take little time.
+quick: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile --quick
+
+# With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
+# examples of properties.
+test-all: $(STAMP) tools
+	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not engine and not image and not otlp"
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
@@ -90,9 +102,9 @@ test-otlp: $(STAMP)
 	$(BIN)/pytest -m otlp --timeout 600 tests/otlp
 
 # With every dependency at the lowest version that pyproject.toml declares, and with the newest, on other
-# Pythons: part of `make test`.
+# Pythons.
 test-lowest: $(STAMP)
-	$(BIN)/pytest tests/test_installations.py
+	$(BIN)/pytest -m long tests/test_installations.py
 
 # Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
 deploy-test: $(STAMP)

@@ -1,7 +1,7 @@
 """The ``make bench`` command: one table of sidestep's costs and those of its peers, measured in one run.
 
-Each topic runs in a process of its own, one after the other. An absent peer is named. A slow
-result is no failure; a measurement that could not be made is one.
+Each topic runs in a process of its own, one after the other. An absent peer is named. The command fails
+if a measurement could not be made, not if a result is slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An aiohttp server that always answers with the same bytes, as a lower bound of a page's cost."""
+"""An aiohttp server that always answers with the same bytes: a lower bound of a page's cost."""
 
 from __future__ import annotations
 

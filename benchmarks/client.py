@@ -1,8 +1,8 @@
 """The peer: the catalogue's metrics as prometheus_client objects, updated as vLLM updates its own.
 
 As in vLLM's PrometheusStatLogger, children are held rather than looked up, and each
-value of a list is observed separately. The same layout as for sidestep's own updates
-says which field feeds which metric.
+value of a list is observed separately. Fields feed metrics by the layout of sidestep's own
+updates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
@@ -209,7 +209,7 @@ def new_metric(
         return Histogram(name, text, list(labels), buckets=list(bounds), registry=registry)
     if kind == "counter":
         return Counter(name, text, list(labels), registry=registry)
-    # The mode matters in multiprocess mode only; vLLM's loggers set it, too.
+    # The mode only matters in multiprocess mode; vLLM's loggers set it, too.
     return Gauge(name, text, list(labels), registry=registry, multiprocess_mode="mostrecent")
 
 

@@ -1,4 +1,4 @@
-"""Resources that a process uses beside the thread that is measured, and its instructions where the machine counts them."""
+"""Resources that a process uses besides the measured thread, and its instructions if the machine counts them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import NamedTuple
 _ATTRIBUTES = struct.Struct("=IIQQQQQIIQ")
 """The first version of ``struct perf_event_attr``, see perf_event_open(2)."""
 _FLAGS = 1 << 1 | 1 << 5 | 1 << 6
-"""Threads that are started later are counted, too; the kernel and the hypervisor are not."""
+"""Threads that start later are counted, too; the kernel and the hypervisor are not."""
 _SYSTEM_CALL = {"x86_64": 298, "aarch64": 241}
 INSTRUCTIONS = 0, 1
 """Type and number of the event; most virtual machines do not count it."""
 
 
 class Spent(NamedTuple):
-    """CPU nanoseconds and voluntary context switches of all threads but the calling one.
+    """CPU nanoseconds and voluntary context switches of all threads except the calling one.
 
     Attributes:
-        instructions: Those of all threads, in user space; 0 where the machine does not count them.
+        instructions: Instructions of all threads in user space; 0 if the machine does not count them.
     """
 
     cpu: float

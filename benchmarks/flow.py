@@ -16,7 +16,7 @@ from sidestep_adapters.publisher.translate import to_wire
 SETTLE = 1.5
 """Seconds before the first measurement."""
 READY = 100
-"""Steps of each engine that are made beforehand."""
+"""Steps of each engine that are prepared."""
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class ExporterProcess:
     """A running exporter, as a context manager.
 
     Args:
-        command: What follows ``python``; takes the flags of ``sidestep serve``.
+        command: Arguments of ``python``; the program takes the flags of ``sidestep serve``.
     """
 
     def __init__(self, command: Sequence[str] = SERVE) -> None:
@@ -53,7 +53,7 @@ class ExporterProcess:
             "log.level": "warning",
         }
         given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        # Without the ``_created`` series, which sidestep has none of in text.
+        # Without ``_created`` series, which sidestep's text does not have.
         environ = {
             **os.environ,
             "PROMETHEUS_DISABLE_CREATED_SERIES": "true",
@@ -155,7 +155,7 @@ VLLM = {
 GAP = 0.005
 """Seconds between two calls, as between two steps of an engine."""
 FLUSHED = 0.3
-"""Seconds after which a publisher has sent what was recorded before."""
+"""Seconds within which a publisher sends all that was recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Result:
 
     Attributes:
         switches: Voluntary context switches of the other threads per call.
-        instructions: Instructions of the process per call; 0 where they are not counted.
+        instructions: Instructions of the process per call; 0 if they are not counted.
     """
 
     gap: list[int]
@@ -237,7 +237,7 @@ def own_output() -> IO[str]:
 
 
 def effort(quick: bool) -> tuple[int, int]:
-    """Return the calls of a round, and the rounds; a single round may be off by a factor of two."""
+    """Return the calls of a round and the number of rounds; a single round may be off by a factor of two."""
     return (40, 3) if quick else (200, 5)
 
 

@@ -23,12 +23,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sidestep.app.demo import recording
 from sidestep.catalog.buckets import one_two_five
-from sidestep.demo import recording
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.recording.format import Call, read, to_objects
+from sidestep_adapters.recording.calls import calls, to_objects
+from sidestep_adapters.recording.format import lines, opened
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
@@ -42,7 +43,7 @@ TOKENS_A_REQUEST = 128
 
 Drawn = TypeVar("Drawn")
 Make = Callable[[dict[str, Any], str], Any]
-"""A maker of vLLM's object from its recorded members and its type name."""
+"""Makes an object of vLLM from its recorded members and its type name."""
 
 _WIRE: Mapping[str, type[msgspec.Struct]] = {
     "PrefixCacheStats": wire.CacheStats,
@@ -66,12 +67,14 @@ _VLLM_MODULES = (
 
 
 class Steps:
-    """A source of steps; each step owns its numbers, as one of the engine does."""
+    """A source of steps; each step owns its numbers, like a step of a real engine."""
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
-        calls = [call for call in read(recording("vllm-0.32.jsonl.gz")) if isinstance(call, Call)]
-        records = [call.fields for call in calls if call.name == "record"]
+        path = recording("vllm-0.32.jsonl.gz")
+        with opened(path) as file:
+            found = calls(path, lines(path, file))
+            records = [call.fields for call in found if call.name == "record"]
         self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
         steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]
         self._random = Random(1)

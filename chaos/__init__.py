@@ -1,1 +1,1 @@
-"""Faults with real processes and sockets, and what they lose: ``python -m chaos``."""
+"""Faults with real processes and sockets, and the counts that they lose: ``python -m chaos``."""

@@ -1,9 +1,9 @@
-"""Run faults against the product, and print what is lost, doubled or decreased.
+"""Run faults against the product, and print which counts are lost, doubled or decreased.
 
 Every fault has an exporter of its own, an engine that pushes items through the real
 publisher at a fixed rate, and a scraper that reads the page 30 times a second. The
-engine knows to the item what every series must show. The exit code is 1 if a promise
-was broken, see docs/reliability.md.
+expected value of every series is known exactly. The exit code is 1 if a guarantee of
+docs/reliability.md was broken.
 """
 
 from __future__ import annotations

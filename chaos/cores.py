@@ -1,4 +1,4 @@
-"""Time that threads ran, and time that they were ready to run and had no core."""
+"""Time for which threads ran, and time for which they were ready to run but had no core."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ standard output: ``report``, ``phase NAME`` (latencies from now on belong to it)
 ``go`` (begin to push, after ``--hold``), ``pause`` (push no more), ``stop`` (close the
 publisher, report, end).
 
-One thread plays the engine's step loop: it makes an item, works as long as it is
-asked to, pushes, and sleeps until the next one is due. How many items were pushed, and
-when, also stands in a mapped file after every push, for whoever finds the process killed.
+One thread plays the engine's step loop: it makes an item, works for the given time,
+pushes, and sleeps until the next one is due. After every push a mapped file has the number
+of pushed items and their times, which the driver reads once the process is killed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ STREAM = "chaos/engine"
 STEP, PUBLISHER = "chaos-step", "sidestep-publisher"
 COUNT = struct.Struct("<Q")
 STAMPS = 16_384
-"""Pushes whose times the file has."""
+"""Number of pushes whose times are in the file."""
 BIG = 256
-"""Inter-token latencies of the items that are also distinguished."""
+"""Inter-token latencies of the largest items, whose pushes are also measured separately."""
 CLOSE = 30.0
 LONG = 5_000_000
-"""Nanoseconds of a push that is worth a look at what held it up."""
+"""Nanoseconds from which on a push is examined for what delayed it."""
 LATEST = 250_000_000
-"""Nanoseconds behind which an item is not made up for: as many steps never happened."""
+"""Nanoseconds of delay after which an item is left out: no engine catches up with so many steps."""
 LOOK = 16
-"""Pushes between two looks at what the publisher holds, and at the threads' time on a core."""
+"""Pushes between two readings of the publisher's memory and of the threads' times on a core."""
 
 
 def stamp_offset(item: int) -> int:
@@ -51,9 +51,9 @@ def stamp_offset(item: int) -> int:
 
 
 class Longest:
-    """The longest push, and what the two threads of the engine did from the look before it until its end.
+    """The longest push, and the times of the engine's two threads around it.
 
-    Whatever is neither on a core nor waiting for one waits for the interpreter's lock.
+    A thread that is neither on a core nor waiting for one waits for the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Longest:
         self._before: dict[str, Cores] = {}
 
     def look(self) -> None:
-        """Remember the times of the threads."""
+        """Read the times of the threads."""
         if not self._threads:
             self._threads = {
                 thread.name: Path(f"/proc/self/task/{thread.native_id}")
@@ -87,9 +87,9 @@ class Phase:
     """Cost of pushing during one phase of a run.
 
     Attributes:
-        push: Of every item.
-        big: Of those with the most values.
-        late: By how much the step thread woke later than it asked for.
+        push: Latencies of all pushes.
+        big: Latencies of the pushes with the most values.
+        late: Delays with which the step thread woke.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Phase:
 
 
 class Engine:
-    """The step thread, and the record of what it pushed."""
+    """The step thread, and the record of its pushes."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.traffic = Traffic(args.seed, args.source)
@@ -128,7 +128,7 @@ class Engine:
         self._thread.start()
 
     def enter(self, name: str) -> None:
-        """Attribute latencies to phase ``name`` from now on."""
+        """Add latencies to phase ``name`` from now on."""
         self.phase = self.phases.setdefault(name, Phase())
 
     def pause(self) -> None:
@@ -163,8 +163,8 @@ class Engine:
     def _run(self) -> None:
         """Push each item when it is due.
 
-        A little that is late is made up for at once; no engine makes up for seconds in
-        which the machine gave it no core.
+        Items that are a little late are pushed at once. Items of seconds in which the machine
+        gave the engine no core are left out.
         """
         clock, push, write = time.perf_counter_ns, self.publisher.push, COUNT.pack_into
         interval = int(1e9 / self.rate)
@@ -199,7 +199,7 @@ class Engine:
 
 
 def main() -> None:
-    """Serve the driver until it ends or asks to stop."""
+    """Serve the driver until the driver ends or asks to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--progress", required=True, help="file for the number of items pushed")

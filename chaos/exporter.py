@@ -23,9 +23,9 @@ class ExporterProcess:
     """An exporter whose process changes; address, flags and log file stay.
 
     Args:
-        folder: For its log.
-        flags: Of ``sidestep serve``, behind those for address and log.
-        path: Where engines connect, of one that serves no pages.
+        folder: Folder of its log.
+        flags: Flags of ``sidestep serve``, after those for address and log.
+        path: Path that engines connect to, for an exporter that serves no pages.
     """
 
     def __init__(self, folder: Path, flags: Sequence[str], path: Path | None = None) -> None:
@@ -40,7 +40,7 @@ class ExporterProcess:
         """Id of the running process.
 
         Raises:
-            RuntimeError: None does.
+            RuntimeError: No process runs.
         """
         if self._process is None:
             raise RuntimeError("no exporter runs")
@@ -104,7 +104,7 @@ class ExporterProcess:
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Send SIGTERM, and wait for the drain."""
+        """Send SIGTERM, and wait until the process has ended."""
         self._end(signal.SIGTERM)
 
     def halt(self) -> None:

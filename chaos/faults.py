@@ -1,4 +1,4 @@
-"""The faults: what happens to a stage, and what must hold regardless."""
+"""The faults: each does something to a stage, and has promises that must hold."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
 from chaos.watch import RATE
-from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, FLUSH_RECORDS, MAX_INTERVALS
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL
+from sidestep_adapters.publisher.queue import FLUSH_RECORDS, MAX_INTERVALS
 
 CALM = 3.0
-"""Seconds between two faults in which all is well; with ``quick`` a third of it."""
+"""Seconds without a fault between two faults; with ``quick`` a third of it."""
 SELDOM = 1.0
-"""Seconds between two scrapes of a quiet time."""
+"""Seconds between two scrapes while scrapes are rare."""
 FEW_FILES = 64
 CONNECTIONS = 150
 
@@ -36,7 +37,7 @@ class Fault:
     """A fault and its promises.
 
     Attributes:
-        phase: What pushing during it is called in the report.
+        phase: Name of its phase in the report.
         proxied: The engine connects through the chaos proxy.
     """
 
@@ -46,7 +47,7 @@ class Fault:
 
 
 def none(stage: Stage) -> None:
-    """Do nothing, to measure the harness itself."""
+    """Do nothing, which measures the harness."""
     stage.rounds = 1
     stage.wait(_long(stage, 60.0, 6.0))
 
@@ -54,8 +55,8 @@ def none(stage: Stage) -> None:
 def kill(stage: Stage) -> None:
     """Kill the exporter with SIGKILL at random times, and start another one after a while.
 
-    Before every other time hardly anybody scrapes: a scrape makes the exporter keep its
-    state, and so hides an acknowledgement of what is not kept yet.
+    Before every other kill scrapes are rare: a scrape makes the exporter write its state,
+    and so hides an acknowledgement of items that are not saved yet.
     """
     for turn in range(stage.options.rounds):
         stage.watch.interval = SELDOM if turn % 2 else 1 / RATE
@@ -102,9 +103,9 @@ def slow(stage: Stage) -> None:
 def engine_kill(stage: Stage) -> None:
     """Kill the engine with SIGKILL, and start another process of the same stream.
 
-    What arrived must be a beginning of what was pushed, to the item; what is missing
-    behind it may be as much as one flush holds, and what was pushed while the engine's
-    threads waited for a core.
+    The items that arrived must be the first ones that were pushed. Only the last may be
+    missing: those of one flush, and those that were pushed while the engine's threads
+    waited for a core.
     """
     for _ in range(stage.options.rounds):
         stage.wait(stage.between(0.5, 1.0) * _long(stage, 5.0, 2.0))
@@ -134,7 +135,7 @@ def engine_kill(stage: Stage) -> None:
 
 
 def _two_flushes(rate: float) -> float:
-    """Return the seconds of items that may die with an engine: a flush, and as many to encode and send."""
+    """Return the seconds of items that may be lost with an engine: a flush, and as much time to send it."""
     return 2 * max(FLUSH_INTERVAL, min(FLUSH_RECORDS / rate, MAX_INTERVALS * FLUSH_INTERVAL))
 
 
@@ -142,7 +143,7 @@ def ipc_stolen(stage: Stage) -> None:
     """Replace the exporter's ipc path with another socket for a while, during reconnects.
 
     Raises:
-        Skip: There is no such path.
+        Skip: The transport has no path.
     """
     if stage.options.transport != "ipc":
         raise Skip("there is a path with ipc only")
@@ -174,7 +175,7 @@ def disk_full(stage: Stage) -> None:
     """Fill the state directory; the page must stay live, and snapshots continue afterwards.
 
     Raises:
-        Skip: No state directory, or nobody here may mount one.
+        Skip: There is no state directory, or this user may not mount one.
     """
     if not stage.disk:
         raise Skip("needs --state.dir, and root to mount a small disk")
@@ -193,11 +194,11 @@ def disk_full(stage: Stage) -> None:
 def torn(stage: Stage) -> None:
     """Cut off the snapshot or flip a bit of it between kill and restart.
 
-    The next exporter must start without it, and say so: totals are then those of what
-    was pushed since, and what the engine still held.
+    The next exporter must start without it, and log that. Totals are then those of items that
+    were pushed since, and of items that the engine still held.
 
     Raises:
-        Skip: Nothing is kept.
+        Skip: There is no state directory.
     """
     if not stage.options.state:
         raise Skip("needs --state.dir")
@@ -221,7 +222,7 @@ def torn(stage: Stage) -> None:
 
 
 def fds(stage: Stage) -> None:
-    """Let the exporter open 64 files only, and make 150 connections."""
+    """Let the exporter open only 64 files, and make 150 connections."""
     resource.prlimit(stage.exporter.pid, resource.RLIMIT_NOFILE, (FEW_FILES, FEW_FILES))
     with _connections(stage.endpoint, CONNECTIONS):
         stage.wait(_long(stage, 20.0, 5.0))
@@ -254,7 +255,7 @@ def clock(_: Stage) -> None:
     """Change the wall clock.
 
     Raises:
-        Skip: Always: nothing here can change one process's clock.
+        Skip: Always, since nothing here can change the clock of one process.
     """
     raise Skip("neither the exporter nor the system lets one process's clock be changed")
 
@@ -293,7 +294,7 @@ def _arrived(stage: Stage, page: Mapping[str, float]) -> int:
 
 @contextlib.contextmanager
 def _connections(endpoint: str, count: int) -> Iterator[None]:
-    """Open so many silent connections."""
+    """Open ``count`` silent connections."""
     opened: list[socket.socket] = []
     try:
         for _ in range(count):

@@ -6,7 +6,7 @@ from array import array
 
 DIGITS = 3
 TOP = 40
-"""Bits: 18 minutes."""
+"""Bits of the longest latency, 18 minutes."""
 
 
 class Latencies:
@@ -26,7 +26,7 @@ class Latencies:
         self.most = max(self.most, nanoseconds)
 
     def percentile(self, share: float) -> float:
-        """Return the microseconds that ``share`` (0 to 1) of all did not exceed: the bucket's upper end."""
+        """Return the microseconds that ``share`` (0 to 1) of the latencies did not exceed, to the end of a bucket."""
         left = share * self.count
         for place, count in enumerate(self._counts):
             left -= count

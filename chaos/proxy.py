@@ -1,7 +1,7 @@
 """A stream proxy that misbehaves in one way at a time.
 
 Endpoints are ZMQ's: ``tcp://host:port`` and ``ipc://path``; ZMQ's ipc is an ordinary
-Unix socket, so that the same faults fit both.
+Unix socket, so the same faults work for both.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 CHUNK = 4096
 DELAY = (0.02, 0.2)
-"""Seconds, at least and at most."""
+"""Least and most seconds."""
 CUT = 3000
-"""Bytes of a connection, at most, that ``drop`` and ``reset`` let through before they end it."""
+"""Most bytes of a connection that ``drop`` and ``reset`` let through before they end it."""
 BYTES_A_SECOND = 64 << 10
 HOLD = (0.3, 3.0)
 """Seconds for which the schedule keeps a mode."""
@@ -37,9 +37,9 @@ class _Link:
     """One connection through the proxy.
 
     Attributes:
-        left: Bytes until its end, where the mode gives it one.
-        deaf: What the near end says is swallowed, and will be: no network lets bytes
-            through behind some that it lost.
+        left: Bytes until its end, if the mode ends it.
+        deaf: Bytes of the near end are discarded from now on: no network lets bytes through
+            after some that it lost.
     """
 
     near: Streams
@@ -52,13 +52,13 @@ class Proxy:
     """Proxy that listens at ``near`` and connects to ``far``.
 
     ``delay`` holds each piece back, with jitter. ``drop`` ends a connection inside a
-    frame, ``reset`` likewise with an RST. ``half_open`` goes on to accept, and swallows
-    what the near end says while the far end's answers pass. ``throttle`` lets some bytes
-    a second through. ``refuse`` takes no connection, and ends those there are.
+    frame, ``reset`` does so with an RST. ``half_open`` accepts connections, discards what the
+    near end sends, and passes the far end's answers. ``throttle`` lets some bytes a second
+    through. ``refuse`` accepts no connection, and ends all others.
 
     Attributes:
-        mode: The present one; set it at any time.
-        counts: Connections by mode in which they came, and ends by mode that made them.
+        mode: The present mode; set it at any time.
+        counts: Connections by the mode in which they came, and ends by the mode that caused them.
     """
 
     def __init__(self, near: str, far: str, seed: int = 1) -> None:
@@ -66,7 +66,7 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self._mode: Mode = "pass"
         self._random = random.Random(seed)
-        # Of its own: what connections draw depends on when they come.
+        # Separate, because what connections draw depends on when they come.
         self._schedule = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._links: dict[_Link, None] = {}
@@ -78,7 +78,7 @@ class Proxy:
         return self._mode
 
     async def start(self) -> None:
-        """Listen; for port 0, ``near`` has the actual port afterwards."""
+        """Listen; for port 0, ``near`` then has the actual port."""
         if self.near.startswith("ipc://"):
             path = self.near.removeprefix("ipc://")
             Path(path).unlink(missing_ok=True)

@@ -2,9 +2,9 @@
 
 Several engines push the events of requests of known tenants through real publishers to one exporter
 with a state directory. It is killed at random times and started again. In the end each request must
-have a record, records that were written twice must be equal, and every tenant's counters, like the
-engines' own, must be what was pushed. On every page tenants sum up to the engines' totals, and no
-counter decreases. The exit code is 1 if a promise was broken.
+have a record, records that were written twice must be equal, and the counters of tenants and engines must
+have the values that were pushed. On every page the tenants must sum up to the engines' totals, and no
+counter may decrease. The exit code is 1 if one of this does not hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SUMS = {
     "sidestep_tenant_prompt_tokens_total": "vllm:prompt_tokens_by_source_total",
     "sidestep_tenant_generation_tokens_total": "vllm:generation_tokens_total",
 }
-"""Counters by tenant that the engine pushes, and the engine's own."""
+"""Counters by tenant, and the engine's own counters with the same sum."""
 
 
 class Core:
@@ -59,8 +59,8 @@ class Core:
 
     Attributes:
         keys: Keys of the records of all requests that ended.
-        expected: What the page must have, by series.
-        pushed: Items.
+        expected: Value that the page must have, by series.
+        pushed: Number of pushed items.
     """
 
     def __init__(self, endpoint: str, number: int, rate: float) -> None:
@@ -201,7 +201,7 @@ class Records:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The records in the file; a line that a kill has cut was written again."""
+        """The records in the file; an incomplete line was written again after the kill."""
         found = []
         for line in self.log.read_bytes().splitlines():
             with contextlib.suppress(ValueError):
@@ -216,7 +216,7 @@ class Records:
 
     @property
     def unequal(self) -> list[str]:
-        """Keys of records that were written twice and are not equal, or of no request that ended."""
+        """Keys of records that were written twice and are not equal, or that belong to no request that ended."""
         keys = {key for core in self.cores for key in core.keys}
         first: dict[str, Mapping[str, Any]] = {}
         return [

@@ -17,7 +17,7 @@ from sidestep.telemetry.rows import BY_NAME
 
 WARM_UP = 2.0
 STARVED = 0.1
-"""Share of a run that its threads must have waited for a core to count as starved by the machine."""
+"""Share of a run for which threads have waited for a core, from which on the machine counts as too busy."""
 FOLDED = "sidestep_folded_items_total"
 
 
@@ -25,8 +25,8 @@ def run(name: str, options: Options) -> Result:
     """Run fault ``name``.
 
     Raises:
-        Skip: It cannot be made here.
-        RuntimeError: A process that must run does not.
+        Skip: The fault is not possible here.
+        RuntimeError: A required process does not run.
     """
     fault = FAULTS[name]
     with contextlib.ExitStack() as stack:

@@ -22,11 +22,11 @@ from chaos.traffic import ENGINES, MODEL, Traffic
 from chaos.watch import Watch
 
 PATIENCE = 60.0
-"""Seconds for anything that must happen in the end."""
+"""Most seconds for anything that must happen."""
 LOOK = 0.02
 ROOT = Path(__file__).parents[1]
 REPEATED = 0.2
-"""Seconds for which the exporter may repeat a page that it has rendered, and as long again."""
+"""Twice the seconds for which the exporter may repeat a page that it has rendered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Options:
     """Options of a run.
 
     Attributes:
-        state: Whether the exporter keeps its state in a directory.
-        quick: Short times, for a look and for CI.
-        work: Microseconds of Python that the engine's step thread does an item.
+        state: Whether the exporter has a state directory.
+        quick: Short times, for a quick check and for CI.
+        work: Microseconds of Python for which the engine's step thread works on each item.
     """
 
     transport: str = "ipc"
@@ -52,9 +52,9 @@ class EngineProcess:
     """The process that pushes.
 
     Attributes:
-        seed: Of its traffic.
-        source: Likewise; the first process of a stream is 1.
-        waited: Seconds that its threads waited for a core, once it is dead.
+        seed: Seed of its traffic.
+        source: Number of the process in its stream, from 1.
+        waited: Seconds for which its threads waited for a core, once it is dead.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class EngineProcess:
 
     @property
     def pushed(self) -> int:
-        """Return the number of items from its file, which outlives the process."""
+        """Return the number of pushed items, from the file that outlives the process."""
         return int(COUNT.unpack_from(self._progress.read_bytes())[0])
 
     def unsent(self, arrived: int) -> float:
         """Return the seconds between the pushes of the first item that did not arrive and the last one.
 
-        Counted in items it can be more: an engine that got no core makes up for its items at once.
+        The number of items would not do: an engine that got no core pushes many items at once.
         """
         progress, last = self._progress.read_bytes(), self.pushed - 1
         if arrived > last:
@@ -117,7 +117,7 @@ class EngineProcess:
         """Send a command and return the answer; see ``chaos.engine``.
 
         Raises:
-            RuntimeError: It is gone.
+            RuntimeError: The engine has ended.
         """
         to, answers = self._process.stdin, self._process.stdout
         if to is None or answers is None:
@@ -164,17 +164,17 @@ class Stage:
     """All processes of one run of one fault; use it as a context.
 
     Attributes:
-        expected: What engines that are dead by now have put on the page.
+        expected: Counts of dead engines that the page must have.
         recoveries: Seconds from an exporter's start until all series were back.
-        growth: Bytes by which an engine's resident memory grew at most.
-        notes: What a reader of the figures should know.
-        broken: Promises of the fault's own that did not hold.
-        reset: Whether an exporter ended that nobody kept the state of.
-        rounds: How often the fault happened.
-        items: What of engines that are dead by now has arrived.
-        unsent: Seconds of items that each of them took along.
-        waited: Seconds that threads of processes that are dead by now waited for a core.
-        disk: Whether the state directory is a small disk of its own.
+        growth: Most bytes by which an engine's resident memory grew.
+        notes: Remarks for readers of the figures.
+        broken: Promises of this fault that did not hold.
+        reset: Whether an exporter without a state directory has ended.
+        rounds: Number of times that the fault happened.
+        items: Items of dead engines that have arrived.
+        unsent: Seconds of items that were lost with each dead engine.
+        waited: Seconds for which threads of dead processes waited for a core.
+        disk: Whether the state directory is a small disk.
     """
 
     def __init__(self, folder: Path, options: Options, *, proxied: bool = False) -> None:
@@ -219,7 +219,7 @@ class Stage:
             self.proxy.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait, and record how the engine's memory grows."""
+        """Wait, and record the growth of the engine's memory."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.growth = max(self.growth, self.engine.growth)
@@ -256,7 +256,7 @@ class Stage:
         """Start an exporter if it died by itself, as an orchestrator would.
 
         Args:
-            known: What it says last where that is nobody's here to mend.
+            known: Last words of its log that are a known failure of a library.
         """
         if not self.exporter.running:
             last = " ".join(self.exporter.said().splitlines()[-1:])
@@ -278,7 +278,7 @@ class Stage:
     def replace_engine(self) -> None:
         """Start another process of the same stream, which pushes nothing before ``go``.
 
-        Once it is connected, the exporter applies nothing of its predecessor any more.
+        Once it is connected, the exporter applies no more items of its predecessor.
         """
         self.engine = self._engine(self.engine.source + 1, hold=True)
         if not self.wait_for(lambda: bool(self.engine.report()["connected"])):
@@ -287,7 +287,7 @@ class Stage:
     def fresh_page(self) -> Mapping[str, float]:
         """Return a page that was rendered after this call.
 
-        Whatever the exporter has acknowledged before is on it, however busy the machine is.
+        It has all that the exporter had acknowledged before, even on a busy machine.
         """
         after = time.monotonic() + REPEATED
         if not self.wait_for(lambda: self.watch.requested > after):
@@ -295,7 +295,7 @@ class Stage:
         return self.watch.page
 
     def put(self, traffic: Traffic, items: int, *, died: bool) -> None:
-        """Add items of a dead engine to what the page must show."""
+        """Add items of a dead engine to those that the page must have."""
         for key, value in shown(traffic, items, died=died).items():
             self.expected[key] = self.expected.get(key, 0.0) + value
 
@@ -323,7 +323,7 @@ class Stage:
 
 
 def shown(traffic: Traffic, items: int, *, died: bool = False) -> dict[str, float]:
-    """Return what a page shows for the first ``items`` of a process."""
+    """Return the values of a page for the first ``items`` of a process."""
     tallies = traffic.tallies(items, died=died)
     pages = (tally.page(engine, MODEL) for tally, engine in zip(tallies, ENGINES, strict=True))
     return {key: value for page in pages for key, value in page.items()}

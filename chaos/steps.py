@@ -1,4 +1,4 @@
-"""Items of the first engine, whose front end sends steps; each with what it adds to the page."""
+"""Items of the first engine, whose front end sends steps, with the counts that they add to the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidestep.protocol.iteration_stats import (
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 UNIT = 1 / 1024
-"""Unit of every float: see ``tally``."""
+"""Unit of every float, see ``tally``."""
 STEPS = 251
 SAMPLES = 53
 FEWEST, MOST = 8, 256
@@ -30,7 +30,7 @@ ITEMS = "vllm:chaos_items_total"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Template:
-    """An item without its stamps, the number of its latencies, and what it adds."""
+    """An item without its stamps, the number of its latencies, and the counts that it adds."""
 
     item: Item
     latencies: int
@@ -88,7 +88,7 @@ def samples(random: Random) -> Template:
 
 
 def stamped(template: Template, number: int) -> Item:
-    """Return a new item with these stamps; its parts are shared, since the publisher only encodes."""
+    """Return a new item with these stamps; items share their parts, since the publisher only reads them."""
     stamp = 1000.0 + number * UNIT
     item = template.item
     if isinstance(item, VllmStep):

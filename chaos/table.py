@@ -33,7 +33,7 @@ Rows = list[Sequence[str]]
 
 
 def row(result: Result) -> Sequence[str]:
-    """Return a line of the table; the figures of pushing are those during the fault."""
+    """Return a line of the table; the latencies of pushes are those during the fault."""
     phases = result.phases
     push = phases.get(FAULTS[result.fault].phase, phases["up"])["push"]
     return (
@@ -74,7 +74,7 @@ def phase_rows(results: Sequence[Result]) -> Rows:
 
 
 def remarks(results: Sequence[Result]) -> Iterator[str]:
-    """Return what the table has no column for."""
+    """Return remarks that have no column in the table."""
     for result in results:
         where = f"{result.fault}, {result.transport}: "
         yield from (f"{where}BROKEN: {line}" for line in result.broken)

@@ -1,7 +1,7 @@
-"""Plain sums of what was pushed, with which the exporter's page is compared.
+"""Plain sums of the pushed items, with which the exporter's page is compared.
 
 Nothing here uses the exporter's own arithmetic. All values are multiples of 1/1024,
-whose sums are exact in any order, so that a page is compared for equality.
+whose sums are exact in any order, so pages are compared for equality.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     "held_tokens": (0.0, 128.0, 512.0, 2048.0),
     "chaos_wait": (0.125, 0.5, 1.0, 4.0),
 }
-"""Bucket families as our engines announce them; none has a bound of 1e6, which prints otherwise."""
+"""Bucket families as these engines announce them, without a bound of 1e6, which has two spellings."""
 
 
 class Tally:
@@ -36,7 +36,7 @@ class Tally:
         self.counters[series] = self.counters.get(series, 0) + amount
 
     def observe(self, name: str, family: str, *values: float) -> None:
-        """Count each value in the first bucket whose bound it does not pass."""
+        """Count each value in the first bucket whose bound it does not exceed."""
         found = self._histogram((name, ()), family)
         for value in values:
             place = 0
@@ -58,7 +58,7 @@ class Tally:
             found.sum += more.sum * times
 
     def page(self, engine: str, model: str) -> dict[str, float]:
-        """Return what a page must show, by the text before each value."""
+        """Return the values that a page must have, by the text before each value."""
         shown: dict[str, float] = {}
         for (name, labels), amount in self.counters.items():
             shown[_key(name, engine, model, labels)] = amount

@@ -1,7 +1,7 @@
 """The stream of an engine process: items by number, and the sums of the first ones.
 
-Both follow from the seed alone. Whoever knows how many items of which stream arrived
-knows the whole page, also of a process that was killed before it could tell.
+Both follow from the seed alone. The number of items that arrived from each process determines
+the whole page, even if the process was killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Traffic:
     """The items of one process.
 
     Args:
-        source: Tells the process from those before it: the core's events name it.
+        source: Number of the process, which the core's events contain.
     """
 
     def __init__(self, seed: int, source: int) -> None:
@@ -76,10 +76,10 @@ class Traffic:
         )
 
     def tallies(self, items: int, *, died: bool = False) -> tuple[Tally, Tally]:
-        """Return what the first ``items`` add to each engine.
+        """Return the counts that the first ``items`` add to each engine.
 
-        ``died``: the process was killed behind them and another went on, so that what
-        was under way then has no end.
+        ``died``: the process was killed after them and another continued, so requests in
+        progress have no end.
         """
         counts = self.counts(items)
         front, core = Tally(), Tally()
@@ -98,7 +98,7 @@ class Traffic:
         return front, core
 
     def _cycles(self, cycles: int) -> list[tuple[int, int]]:
-        """Return representative cycles and how many each stands for; the first cycle differs from all others."""
+        """Return representative cycles and how many cycles each represents; the first differs from all others."""
         size = len(self._variants)
         alike = [(cycle, len(range(cycle, cycles, size))) for cycle in range(1, 1 + size)]
         return [(0, min(cycles, 1)), *alike]

@@ -1,4 +1,4 @@
-"""Comparison of the page with what was pushed, and of a fault's results with its promises."""
+"""Comparison of the page with the pushed items, and of a fault's results with its promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORE = 'engine="1"'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """A series whose value differs from what was pushed."""
+    """A series whose value differs from that of the pushed items."""
 
     series: str
     pushed: float
@@ -40,10 +40,10 @@ class Comparison:
     """The differences, and their sum in items.
 
     Attributes:
-        lost: Items missing by the markers; where they miss none, by the worst series.
-        doubled: Likewise, items too many.
-        derived: Series apart that differ, of values that need the whole history of a
-            request: intervals, and what a batch consisted of.
+        lost: Missing items by the markers; if they miss none, by the worst series.
+        doubled: Items too many, found in the same way.
+        derived: Differing series whose values depend on several items: intervals, and the
+            composition of batches.
         worst: The series that differ most, by share.
     """
 
@@ -64,8 +64,8 @@ def compare(
 ) -> Comparison:
     """Compare every series of either side.
 
-    ``derived_apart``: items are known to be missing, which shifts intervals rather than
-    removing them, so that they cannot tell lost from doubled.
+    ``derived_apart``: items are known to be missing. That shifts intervals rather than
+    removing them, so intervals do not show whether items are lost or doubled.
     """
     differences = list(_differences(pushed, shown))
     apart = [d for d in differences if derived_apart and is_derived(d.series)]
@@ -105,10 +105,10 @@ class Result:
     Attributes:
         counted: Lost items that the sender has counted as dropped.
         folded: Items merged while the ring was full.
-        reset: The exporter ended without a state directory: what it showed is gone.
-        phases: What pushing cost, by what went on: see ``engine.Phase``.
-        waited: Seconds that threads of engine and exporter were ready to run and had no core.
-        starved: That was a considerable share of the run.
+        reset: The exporter ended without a state directory, so its counts are lost.
+        phases: Latencies of pushes by phase, see ``engine.Phase``.
+        waited: Seconds for which threads of engine and exporter were ready to run but had no core.
+        starved: Whether ``waited`` was a considerable share of the run.
         recovery: Longest time from an exporter's start until all series were back.
         broken: Promises that did not hold, a line each.
     """
@@ -158,7 +158,7 @@ def broken_promises(
     ``reset``: the exporter ended, and its state with it, which is an ordinary counter
     reset. ``folds``: this release merges items while the ring is full, instead of
     dropping them. ``starved``: the machine gave a thread no core for so long that a queue
-    may have overflowed; what that dropped must be counted.
+    may have overflowed; dropped items must be counted.
     """
     if comparison.doubled:
         yield f"{comparison.doubled} items were counted twice"

@@ -1,7 +1,7 @@
 """A scraper that scrapes many times a second and remembers every series.
 
-Prometheus takes a value below the last one for a restart and counts it in full, so
-that a counter which goes back by one inflates a rate by all it ever held.
+Prometheus takes a value below the last one for a restart and counts it in full, so a
+counter that decreases by one adds its whole value to a rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATE = 30.0
 def parse(text: str, model: str) -> dict[str, float]:
     """Return counters and histograms of the engines of ``model``, by the text before their values.
 
-    What the exporter says about itself may start anew with it, and is left out.
+    The exporter's own metrics may start again with it, and are left out.
     """
     mark = f'model_name="{model}"'
     found: dict[str, float] = {}
@@ -59,9 +59,9 @@ class Monotony:
     """Last value of every series, and the decreases.
 
     Attributes:
-        decreases: Series that went back, each time.
-        pages: Pages on which any did.
-        examples: The first few.
+        decreases: Number of decreases of series.
+        pages: Pages with a decrease.
+        examples: The first few decreases.
     """
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Watch:
 
     Attributes:
         interval: Seconds between two scrapes; set it at any time.
-        page: The last one, parsed; empty before the first.
-        text: Likewise, as it came.
-        at: When its answer came, by the monotonic clock.
-        requested: When it was requested, likewise.
-        scrapes: Pages read.
-        errors: Scrapes that failed: no exporter, or one that does not answer.
+        page: The last page, parsed; empty before the first.
+        text: The text of the last page.
+        at: Monotonic time of its answer.
+        requested: Monotonic time of its request.
+        scrapes: Number of pages read.
+        errors: Number of scrapes that failed.
     """
 
     def __init__(self, port: int, model: str, rate: float = RATE, timeout: float = 1.0) -> None:
@@ -118,7 +118,7 @@ class Watch:
         self._thread.join()
 
     def look(self, page: Page) -> None:
-        """Check a page; here nothing is."""
+        """Check a page; subclasses do."""
 
     def _run(self) -> None:
         looked = 0.0

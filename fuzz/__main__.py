@@ -1,7 +1,7 @@
 """Fuzz all targets, one after the other, and print one table: ``python -m fuzz``.
 
-The corpus grows in ``build/fuzz``; what is found is kept there as well, beside it. Put a finding,
-once it is understood, into ``tests/hostile/corpus``: an ordinary test replays it.
+The corpus grows in ``build/fuzz``, where findings are stored, too. Copy a finding that is understood to
+``tests/hostile/corpus``: an ordinary test replays it.
 """
 
 from __future__ import annotations

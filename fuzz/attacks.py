@@ -15,7 +15,7 @@ Attack = Callable[[Address, int], None]
 """Makes one hostile connection; the number tells attacks of one kind apart."""
 
 RECEIVE_MARK = 1000
-"""libzmq's usual limit on waiting messages, at which it stops reading."""
+"""libzmq's default limit on waiting messages, at which it stops reading."""
 HELD: list[socket.socket] = []
 """Connections that attacks leave open."""
 MAX_HELD = 100
@@ -37,7 +37,7 @@ def tiny_frames(address: Address, number: int) -> None:
 
 
 def never_reads(address: Address, number: int) -> None:
-    """Send what requires answers, read none of them, and keep the connection open."""
+    """Send messages that require answers, read no answer, and keep the connection open."""
     peer = zmtp.connect(address)
     zmtp.send_some(peer, (zmtp.ping(b"x" * 16) + zmtp.frame(b"\x93\xa1B\x01\x01")) * 300)
     HELD.append(peer)
@@ -184,7 +184,7 @@ ATTACKS: Mapping[str, Attack] = {
 def attack(name: str, address: Address, connections: int) -> int:
     """Make ``connections`` hostile connections of the kind ``name``; return how many succeeded.
 
-    An exporter under attack may refuse connections for a second, since it binds anew.
+    An exporter under attack may refuse connections for a second, since it binds again.
     """
     made = 0
     deadline = time.monotonic() + 0.5 * connections + 10

@@ -1,7 +1,7 @@
 """Cost of the most expensive frames that a peer can send: CPU time, and longest block of the event loop.
 
-``python -m fuzz.costs`` prints one table. A frame is taken as a whole, its items or records
-one by one; between two of them, after 2 ms, the event loop does other things.
+``python -m fuzz.costs`` prints one table. A frame is decoded as a whole, and its items or records are
+applied one by one; after every 2 ms the event loop does other things.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from fuzz.world import make_intake
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.record_codec import encode_record, totals_of
+from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import MAX_REQUESTS
@@ -175,7 +175,7 @@ def large_step() -> Case:
 
 
 def large_tallies() -> Case:
-    """Send unknown label values in every place for them."""
+    """Send unknown label values in every field that has them."""
     case = Case()
     names = {f"{n:0256}": 1 for n in range(128)}
     scheduler: list[Any] = [1, 1, 1, {}, 0.5, None, None, None, [], None, names, names]
@@ -293,7 +293,7 @@ def shares() -> Case:
 
 
 def hashes() -> Case:
-    """Store one hash as often as an item may name it."""
+    """Store the same hash as often as an item may name it."""
     case = Case()
     changes = [["stored", 1.0 + n, [1] * 4096, "GPU"] for n in range(4)]
     case.items(["ce", 0, 1.0, 1, changes])
@@ -373,7 +373,7 @@ def empties() -> Case:
 
 
 def snapshot() -> Case:
-    """Measure how long a snapshot with all requests in flight holds the loop, and restoring it."""
+    """Measure how long writing and restoring a snapshot with all requests in flight holds the loop."""
     case = Case()
     case.fill(True)
     capture = Capture(case.intake)
@@ -411,7 +411,7 @@ def _record(case: Case, **changes: Any) -> Any:
     totals = totals_of(engine)
     for name, value in changes.items():
         setattr(totals, name, value)
-    return msgspec.msgpack.decode(encode_record(engine, totals))
+    return msgspec.msgpack.decode(encode_totals(engine, totals))
 
 
 CASES: tuple[Callable[[], Case], ...] = (

@@ -1,7 +1,7 @@
 """An engine's process that connects to a hostile exporter: ``python -m fuzz.engine_under_attack ENDPOINT N``.
 
-It makes N publishers, four at a time, each until a connection of it has ended.
-It prints by how many MiB the process grew at most, and for how many milliseconds a push lasted.
+It runs N publishers, four at a time, each until its connection has ended.
+It prints the most MiB by which the process grew, and the milliseconds of the longest push.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 
 PATIENCE = 2.0
-"""Seconds for one connection to end; one that does not is left."""
+"""Seconds for one connection to end; after that it is left."""
 AT_ONCE = 4
-"""Publishers, as an engine's process has at most."""
+"""Publishers that run at the same time, the most that an engine's process has."""
 PACE = 0.001
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
@@ -47,7 +47,7 @@ def connect(endpoint: str, number: int, *, idle: bool) -> float:
     publisher = Publisher(endpoint, f"s{number}", [ENGINE], flush_interval=0.01)
     deadline = time.monotonic() + PATIENCE
     longest = 0.0
-    while not publisher.problem and time.monotonic() < deadline:
+    while not publisher._link.problem and time.monotonic() < deadline:
         if not idle:
             item = VllmStep(0, time.monotonic(), time.time(), None, IterationStats(3))
             began = time.perf_counter()

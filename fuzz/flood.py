@@ -1,7 +1,7 @@
 """Open thousands of silent connections to an exporter: ``python -m fuzz.flood --connections 10000``.
 
-An exporter of its own, an honest engine that pushes 600 tokens a second, half of the connections
-at the engines' port and half at the pages'. They are opened as fast as it goes, held, closed.
+The exporter has an honest engine that pushes 600 tokens a second. Half of the connections go to the
+engines' port and half to that of the pages. They are opened as fast as possible, held, and closed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def opening(siege: Siege, stack: contextlib.ExitStack, connections: int) -> Iter
     """Yield whether each connection could be opened."""
     for number in range(connections):
         port = siege.port if number % 2 else siege.web_port
-        # Of the loopback net each address has ports of its own.
+        # Each address of the loopback network has ports of its own.
         source = (f"127.0.0.{2 + number // 20_000}", 0)
         try:
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 5, source))

@@ -1,7 +1,7 @@
 """Make hostile connections of every kind to an exporter and to an engine, and print one table.
 
-``python -m fuzz.hostile_connections --connections 1000``: each row is one kind over one transport. The exit code is 1 where a process ended, an honest engine
-lost a count, or memory grew too much.
+``python -m fuzz.hostile_connections --connections 1000``: each row is one kind over one transport.
+The exit code is 1 if a process ended, an honest engine lost a count, or memory grew too much.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def to_exporter(kinds: list[str], connections: int) -> Iterator[Row]:
-    """Attack an exporter with an honest engine beside."""
+    """Attack an exporter that has an honest engine, too."""
     with besieged() as siege:
         for door in DOORS:
             address: Address = siege.path if door == "ipc" else ("127.0.0.1", siege.port)
@@ -70,7 +70,7 @@ def to_exporter(kinds: list[str], connections: int) -> Iterator[Row]:
 
 
 def to_engine(kinds: list[str], connections: int) -> Iterator[Row]:
-    """Let an engine's process connect to a hostile exporter, busy and idle by turns."""
+    """Let an engine's process, alternately busy and idle, connect to a hostile exporter."""
     with tempfile.TemporaryDirectory() as folder:
         for door in DOORS:
             for number, (name, behaviour) in enumerate(BEHAVIOURS.items()):

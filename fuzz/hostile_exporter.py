@@ -18,14 +18,14 @@ Behaviour = Callable[[socket.socket, int], None]
 """Behaviour on one connection; the number distinguishes connections."""
 
 ENDLESS_BYTES = 64 << 20
-"""After which an endless message ends the attack, if the engine has not ended it before."""
+"""Bytes after which an endless message ends, unless the engine has ended the connection."""
 
 
 def hello_of(peer: socket.socket) -> Hello:
     """Return the Hello that comes over a connection.
 
     Raises:
-        OSError: None comes.
+        OSError: No Hello comes.
     """
     while True:
         with contextlib.suppress(WireError):
@@ -158,14 +158,14 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
 
 
 class HostileExporter:
-    """Listener in the place of an exporter.
+    """Listener in place of an exporter.
 
     Args:
-        address: Where to listen; port 0 of a host takes a free one.
-        behaviour: What to do with each connection.
+        address: Address to listen at; port 0 of a host takes a free port.
+        behaviour: Behaviour on each connection.
 
     Attributes:
-        connections: How many came.
+        connections: Number of accepted connections.
     """
 
     def __init__(self, address: Address, behaviour: Behaviour) -> None:

@@ -18,7 +18,7 @@ def requested(peer: socket.socket) -> None:
     """Read a request.
 
     Raises:
-        OSError: None comes.
+        OSError: No request comes.
     """
     peer.settimeout(zmtp.TIMEOUT)
     received = b""
@@ -34,7 +34,7 @@ def continues_without_end(peer: socket.socket, _: int) -> None:
 
 
 def cut_body(peer: socket.socket, number: int) -> None:
-    """Announce more than follows, and reset."""
+    """Announce more bytes than follow, and reset."""
     requested(peer)
     peer.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 24))
     peer.sendall(BODY * (number % 30))

@@ -13,7 +13,7 @@ from fuzz import zmtp_peer as zmtp
 from fuzz.hostile_exporter import Behaviour
 
 BYTES = 15 << 20
-"""Below the largest frame that a subscriber reads."""
+"""Size of large parts, below the largest frame that a subscriber reads."""
 BURST = 100
 
 
@@ -38,7 +38,7 @@ def restarts_without_end(peer: socket.socket, number: int) -> None:
 
 
 def gaps_without_end(peer: socket.socket, number: int) -> None:
-    """Leave out most numbers."""
+    """Leave out most sequence numbers."""
     zmtp.welcome(peer, b"PUB")
     for start in itertools.count(number, BURST):
         stamps = range(start, start + BURST)

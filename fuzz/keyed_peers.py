@@ -14,10 +14,10 @@ from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Ack, Hello, decode_from_sender, encode
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 
 LONG_ENOUGH = 0.2
-"""Seconds until a relay has passed on what it resets after."""
+"""Seconds until a relay has passed on the bytes after which it resets."""
 
 
 class KeyFiles:
@@ -70,7 +70,7 @@ def flood_exporter(endpoint: str, files: KeyFiles, connections: int) -> None:
 
 @contextlib.contextmanager
 def flooding_exporter(files: KeyFiles) -> Iterator[tuple[str, int]]:
-    """Run an exporter that answers a Hello with its key, and then sends without end.
+    """Run an exporter that answers a Hello over its key, and then sends without end.
 
     Yields:
         Host and port.

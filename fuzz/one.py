@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _changed(chunk: bytes, chance: random.Random, *, sender: bool) -> bytes:
-    """``chunk`` with another value somewhere, still msgpack where it was."""
+    """Return ``chunk`` with another value in one place; msgpack stays msgpack."""
     head, body = (chunk[:1], chunk[1:]) if sender else (b"", chunk)
     try:
         plain = msgspec.msgpack.decode(body)

@@ -1,8 +1,8 @@
 """Flood exporters at the limits of the sidecar's manifest: ``python -m fuzz.pod_flood --floods 20``, as root.
 
-Each flood has 16 connections that send messages of 1 MB as fast as they are taken: whole ones, ones
-of many parts, and one that never ends. An honest engine sends beside them. The exit code is 1 where the kernel killed
-an exporter, or a count of the engine is missing.
+Each flood has 16 connections that send messages of 1 MB as fast as possible: whole ones, ones of many
+parts, and one that never ends. An honest engine sends, too. The exit code is 1 if the kernel killed an
+exporter, or a count of the engine is missing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MANIFEST = Path(__file__).parents[1] / "deploy/kustomize/parts/pod/pod.yaml"
 CONNECTIONS = 16
 BYTES = 1_000_000
 PARTS = {"whole": 1, "parts": 60, "endless": sys.maxsize}
-"""Parts of each message, by kind."""
+"""Parts of each message, by kind of flood."""
 ROW = "{:>8}{:>6}{:>10}{:>10}{:>10}{:>10}  {}"
 PERIOD = 100_000
-"""Microseconds, as Kubernetes sets it."""
+"""Microseconds of a period of the CPU limit, as Kubernetes sets it."""
 
 
 class Pod:
@@ -57,7 +57,7 @@ class Pod:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Start in the pod what the block starts."""
+        """Put the processes that the block starts into the pod."""
         before = _own_folders()
         _move(self.folders)
         try:
@@ -67,7 +67,7 @@ class Pod:
 
     @property
     def peak(self) -> int:
-        """Most memory that it had in use, in MiB; 0 where the kernel keeps none."""
+        """Most memory that was in use, in MiB; 0 if the kernel does not record it."""
         for name in ("memory.max_usage_in_bytes", "memory.peak"):
             if (file := self.folders[0] / name).exists():
                 return int(file.read_text()) >> 20
@@ -100,7 +100,7 @@ def flood(kind: str, door: str, seconds: float, memory: int | None = None) -> st
     millicores, mib, flags = _of_manifest()
     pod = Pod(millicores, memory or mib)
     try:
-        # The state's directory is in memory, which counts.
+        # The state directory is in memory, which counts, too.
         with (
             tempfile.TemporaryDirectory(dir="/dev/shm") as state,
             tempfile.TemporaryDirectory() as folder,

@@ -1,4 +1,4 @@
-"""A TCP relay that passes some bytes on and then resets both sides."""
+"""A TCP relay that passes some bytes on, and then resets both sides."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ from sidestep_adapters.publisher.publisher import Publisher
 PACE = 0.005
 """Seconds between two steps of the honest engine."""
 LOOK = 0.25
-"""Seconds between two looks at the exporter."""
+"""Seconds between two measurements of the exporter."""
 PATIENCE = 30.0
 PAUSE = 0.05
 MIB = 1 << 20
 LIMITS = ("--limits.memory-soft", "256", "--limits.memory-hard", "384")
-"""Below what an operator allows: libzmq takes more in while a watchdog makes up its mind."""
+"""Limits below those of the defaults: libzmq receives more until the watchdog has decided."""
 
 
 class Honest:
@@ -61,14 +61,14 @@ class Siege:
     """An exporter on a path and a port, with its honest engine.
 
     Args:
-        folder: For its path and its log.
-        flags: Of ``sidestep serve``.
-        pod: In which the exporter is started.
+        folder: Folder of its path and its log.
+        flags: Flags of ``sidestep serve``.
+        pod: Pod in which the exporter is started.
 
     Attributes:
-        lag: Longest that its event loop was late, by its own account.
-        late: Longest that the watching thread was late meanwhile: what the machine did to both.
-        descriptors: Most that it had open.
+        lag: Longest delay of its event loop, as it reports it.
+        late: Longest delay of the thread that measures, caused by the machine.
+        descriptors: Most descriptors that it had open.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class Siege:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def settled(self, seconds: float = PATIENCE) -> bool:
-        """Return whether all that the honest engine has pushed so far arrives in time."""
+        """Return whether all tokens that the honest engine has pushed so far arrive in time."""
         wanted = self.honest.pushed
         return self.waits_for(lambda: self.counted() >= wanted, seconds)
 
     def waits_for(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-        """Return whether ``condition`` becomes true in time; a page that fails is asked for again."""
+        """Return whether ``condition`` becomes true in time; a page that fails is requested again."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.suppress(OSError, http.client.HTTPException):

@@ -1,8 +1,8 @@
 """Hostile peers of all kinds beside an honest engine, for long: ``python -m fuzz.soak --minutes 30``.
 
-An exporter subscribes to hostile publishers, polls hostile pages, and is attacked over its path and its port, all
-at once, by another process. The exit code is 1 if it ended, its honest engine's counts are not exact, its memory has
-risen, or a kind of log line comes too often.
+An exporter subscribes to hostile publishers and polls hostile pages, while another process attacks its path and
+its port. The exit code is 1 if the exporter ended, its honest engine's counts are not exact, its memory has risen,
+or a kind of log line comes too often.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fuzz.zmtp_peer import Address
 
 MAX_GROWTH_MIB = 20
 MAX_LINES = 10
-"""Lines of a kind within a minute."""
+"""Most log lines of a kind within a minute."""
 SAMPLE = 0.5
 """Seconds between two samples of memory."""
 SHARE = 5
-"""Levels are the least memory within the first and the last of so many parts of the time: floods come on top."""
+"""Parts of the time; the least memory within the first and the last is compared, since floods add to it."""
 LAST = 180.0
-"""Seconds that all may take to arrive once nobody attacks any more."""
+"""Seconds within which all items must arrive once the attacks have ended."""
 LONG = 5.0
-"""Minutes from which on levels can be compared."""
+"""Minutes of a soak from which on memory can be compared."""
 
 
 class Report:
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong."""
+        """Faults that were found, a line each."""
         found = {
             "the exporter has ended": not self.running,
             f"the page has {self.counted} of {self.pushed} tokens": self.running and not self.exact,
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def soak(minutes: float) -> Report:
-    """Attack an exporter for so long."""
+    """Attack an exporter for ``minutes``."""
     with contextlib.ExitStack() as stack, _hostile_process() as hostile:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         publishers, pages = hostile.recv()
@@ -106,7 +106,7 @@ def soak(minutes: float) -> Report:
 
 @contextlib.contextmanager
 def _hostile_process() -> Iterator[Connection]:
-    """Run the attackers, which would take the honest engine's publisher its turns in one process."""
+    """Run the attackers in a process of their own, so that they do not delay the honest engine's publisher."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=_hostile, args=(there,))
@@ -121,7 +121,7 @@ def _hostile_process() -> Iterator[Connection]:
 def _hostile(parent: Connection) -> None:
     """Serve hostile publishers and pages; attack the addresses that the parent sends.
 
-    The attacks end at its next word, and the servers at the one after it.
+    The attacks end at the parent's next message, and the servers at the one after it.
     """
     with contextlib.ExitStack() as stack:
         parent.send([list(_served(stack, behaviours)) for behaviours in (PUBLISHERS, PAGES)])
@@ -158,7 +158,7 @@ def _samples(siege: Siege, seconds: float) -> Iterator[int]:
 
 
 def _lines(log: str) -> Counter[str]:
-    """Return by kind of line how many there are in the minute with the most."""
+    """Return the number of lines of each kind in the minute that has the most of it."""
     kinds: Counter[tuple[str, str]] = Counter()
     for line in log.splitlines():
         if found := re.match(r"(\d{4}-\S{11}):\S+ (.*)", line):

@@ -1,7 +1,7 @@
 """Fuzz targets: each takes bytes, processes them as the exporter does, and checks for harm.
 
-An input is a list of chunks, each behind its length, so that one input is a sequence:
-what a peer has done before is what makes the next thing dangerous.
+An input is a list of chunks, each after its length, because a message can be dangerous after the messages
+before it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Target:
 
 
 class _Turn:
-    """Counts inputs, so that dear checks come now and then."""
+    """Counts inputs, so that expensive checks run now and then."""
 
     def __init__(self) -> None:
         self.thorough = False
@@ -152,7 +152,7 @@ def snapshot(data: bytes) -> None:
         assert not world.intake.registry.engines
         assert not world.intake.receiver.streams
         return
-    # Somebody's own: it may be odd, but whoever goes on with it does not fall over it.
+    # The file was valid, so work with its content must not fail.
     list(Capture(world.intake).pieces())
     render(world.intake.registry)
     world.advance(400.0)
@@ -186,7 +186,7 @@ def _say(world: World, message: Hello | Batch | Aggregate) -> None:
 
 
 def _some(found: Sequence[bytes]) -> Iterator[bytes]:
-    """Inputs of a few chunks each."""
+    """Return inputs of a few chunks each."""
     for start in range(0, len(found), 4):
         some = [chunk for chunk in found[start : start + 4] if len(chunk) < 1 << 16]
         if sum(map(len, some)) <= SEED_BYTES:

@@ -87,7 +87,7 @@ def connect(
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a listening socket in the place of an exporter's."""
+    """Return a listening socket in place of an exporter's."""
     door = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
     if isinstance(address, Path):
         address.unlink(missing_ok=True)
@@ -127,9 +127,9 @@ def read_message(peer: socket.socket) -> bytes:
 
 
 def reset(peer: socket.socket) -> None:
-    """Close so that the other end sees a reset, not an end.
+    """Close with a reset.
 
-    A Unix socket resets where it is closed with bytes unread.
+    A Unix socket resets if it is closed while bytes are unread.
     """
     if peer.family == socket.AF_INET:
         with contextlib.suppress(OSError):

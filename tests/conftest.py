@@ -1,10 +1,12 @@
-"""Fixtures: a running exporter, and recorded pages of real engines."""
+"""Fixtures: a running exporter and golden pages; and which modules ``make quick`` leaves out."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,68 @@ import pytest
 from hypothesis import settings
 
 from exporters import Start
-from sidestep.app import Exporter
+from prometheus_server import BINARIES, VERSIONS
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.
-settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile(
+    "sidestep", deadline=None, max_examples=30, derandomize="CI" in os.environ
+)
+settings.register_profile("long", settings.get_profile("sidestep"), max_examples=300)
 settings.load_profile("sidestep")
+
+ROOT = Path(__file__).parents[1]
+PROCESSES = re.compile(
+    r"^(?:import|from) (?:subprocess|playwright|terminals)\b|create_subprocess",
+    re.MULTILINE,
+)
+"""Text of a module that starts processes or browsers."""
+SLOW = (
+    "adapters/publisher/test_cache_lookups.py",
+    "adapters/test_poll_memory.py",
+    "adapters/triton/test_poller.py",
+    "engines/test_vllm_lookups.py",
+    "exposition/test_aggregated_text.py",
+    "hostile/test_churn.py",
+    "hostile/test_messages.py",
+    "metrics/test_saturation.py",
+    "otlp/test_families.py",
+    "tracking/test_reuse.py",
+)
+"""Modules whose tests compute for long without any process."""
+IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages."""
+    """Add ``--update-golden``, by which ``make golden`` rewrites the golden pages, and ``--quick``."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden again")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out slow modules, and those that start processes",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--quick``, leave out modules that start processes, and slow ones."""
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    is_slow = collection_path.as_posix().endswith(SLOW)
+    return True if is_slow or starts_processes(collection_path) else None
+
+
+@cache
+def starts_processes(module: Path) -> bool:
+    """Return whether a module starts processes, itself or by a helper that it imports."""
+    text = module.read_text()
+    helpers = [
+        path
+        for name in IMPORTS.findall(text)
+        for folder in (ROOT / "tests" / "support", ROOT)
+        if (path := folder.joinpath(*name.split(".")).with_suffix(".py")).exists()
+    ]
+    return bool(PROCESSES.search(text)) or any(map(starts_processes, helpers))
 
 
 @pytest.fixture
@@ -36,6 +89,15 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert page == kept.read_text()
 
     return compare
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    """Return a major version of Prometheus that is installed."""
+    found: str = request.param
+    if BINARIES[found] is None:
+        pytest.skip(f"there is no Prometheus {found} (make tools)")
+    return found
 
 
 @pytest.fixture

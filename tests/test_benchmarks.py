@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.summary import engine, statsd
+from benchmarks.summary import engine
 from benchmarks.summary.document import BEGIN, END, write
 from benchmarks.summary.rows import HEAD, Figure, Row, Topic, cells, met, ratio
 from benchmarks.summary.topics import TOPICS, interpreter, missing, topic
@@ -19,49 +18,9 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "performance.md"
 COST = Row("a page", "ms", "a peer", target=20, limit=50)
+SHORTEST = "routers"
+"""Topic that every run of the tests measures."""
 RATE = Row("values", "M values/s", "a peer", target=14, more=True)
-STATSD = """#!{python}
-# Takes statsd_exporter's flags, counts lines as it does, and answers with a page.
-import http.server, os, signal, socket, sys, threading, time
-
-flags = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
-inlet = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-inlet.bind(flags["statsd.listen-unixgram"])
-assert "buckets: [" in open(flags["statsd.mapping-config"]).read()
-seen = {{}}
-
-def count():
-    while True:
-        lines = inlet.recv(65536).decode().splitlines()
-        until = time.thread_time() + 0.004
-        while time.thread_time() < until:
-            pass
-        for line in lines:
-            name, _, rest = line.partition(":")
-            value, kind, tags = rest.split("|")
-            assert (name, kind, float(value) >= 0) == ("itl", "ms", True)
-            seen[tags] = seen.get(tags, 0) + 1
-
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        for tags, number in sorted(seen.items()):
-            engine = tags.partition(":")[2]
-            self.wfile.write(b'itl_seconds_count{{engine="%s"}} %d\\n' % (engine.encode(), number))
-
-    def log_message(self, *_):
-        pass
-
-def ended(*_):
-    print(sum(seen.values()), file=open(sys.argv[0] + ".seen", "w"), flush=True)
-    os._exit(0)
-
-signal.signal(signal.SIGTERM, ended)
-threading.Thread(target=count, daemon=True).start()
-host, _, port = flags["web.listen-address"].rpartition(":")
-http.server.HTTPServer((host, int(port)), Page).serve_forever()
-"""
 
 figures = st.floats(min_value=1e-3, max_value=1e9)
 
@@ -152,9 +111,12 @@ def test_costs_of_a_step_are_measured() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.engine] * bool(topic(name).venv))
-        for name in TOPICS
-        if name != "engine"
+        SHORTEST,
+        *(
+            pytest.param(name, marks=pytest.mark.engine if topic(name).venv else pytest.mark.long)
+            for name in TOPICS
+            if name not in ("engine", SHORTEST)
+        ),
     ],
 )
 def test_the_table_has_all_rows_of_its_topics(name: str) -> None:
@@ -176,17 +138,6 @@ def test_the_table_has_all_rows_of_its_topics(name: str) -> None:
         figures = line.removeprefix(row.name)
         figures = figures.partition(row.peer)[0] if row.peer else figures.partition(row.unit)[2]
         assert reason or re.search(r"\d", figures)
-
-
-def test_statsd_exporter_is_fed_and_measured(tmp_path: Path) -> None:
-    """All values arrive at a fake of statsd_exporter."""
-    binary = tmp_path / "statsd_exporter"
-    binary.write_text(STATSD.format(python=sys.executable))
-    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
-
-    # The fake takes 4 ms of CPU time for 32 values. The system counts that time in ticks of up to 10 ms.
-    assert statsd.per_core(str(binary), 10_000) < 32 / 0.003
-    assert int(Path(f"{binary}.seen").read_text()) == 10_000 // 32 * 32
 
 
 def test_the_document_has_every_row(tmp_path: Path) -> None:

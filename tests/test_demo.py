@@ -17,15 +17,15 @@ import pytest
 from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import Start, until
 from pages import get
-from sidestep.app import Exporter
-from sidestep.demo import RUNS, Clock, Player, Run, Window, recording, status_line
+from sidestep.app.demo import RUNS, Clock, Player, Run, Window, recording, status_line
+from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState
 from sidestep_adapters.recording.replay import Replay
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
-TOTALS = "records 8853  vLLM: prompt tokens 28365  generated tokens 20917"
+TOTALS = "records 8855  vLLM: prompt tokens 28365  generated tokens 20917"
 
 
 def test_each_run_is_played_once() -> None:

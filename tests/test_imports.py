@@ -25,7 +25,7 @@ def test_the_engine_loads_the_pure_part_only(module: str) -> None:
     assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
     assert (
         not {
-            "sidestep.app",
+            "sidestep.app.exporter",
             "sidestep.http.routes",
             "sidestep.ingest.socket_loop",
             "sidestep.config.settings",
@@ -46,4 +46,4 @@ def test_nothing_here_is_called_exporter_or_adapters() -> None:
 
 def test_help_loads_no_server() -> None:
     """The command line loads no server before a command runs."""
-    assert not {"aiohttp", "zmq"} & loaded("sidestep.cli, sidestep_tools.commands")
+    assert not {"aiohttp", "zmq"} & loaded("sidestep.app.cli, sidestep_tools.commands")

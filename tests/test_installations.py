@@ -49,6 +49,14 @@ def pip(python: Path, *arguments: object) -> None:
     subprocess.run([python, "-m", "pip", "install", "-qq", *map(str, arguments)], check=True)
 
 
+def test_the_smoke_test_passes_here(tmp_path: Path) -> None:
+    """With the dependencies of the tests, the program that tries an installation finds nothing wrong."""
+    subprocess.run(
+        [sys.executable, ROOT / "tools" / "smoke.py"], check=True, cwd=tmp_path, env=ENVIRON
+    )
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "choice"), [("3.10", "--lowest"), ("3.13", "--newest")])
 def test_an_installation(version: str, choice: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import one_line, sidestep
@@ -230,7 +230,6 @@ DAMAGE = (
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(LINES) | DAMAGE, max_size=4), st.floats(0, 1), st.booleans())
 def test_damage_is_one_line(lines: list[bytes], cut: float, is_gzip: bool) -> None:
     """Whatever is in a file, it is a curve or one clear line."""

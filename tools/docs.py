@@ -1,8 +1,8 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
-docs/metrics.md, docs/metrics/ and docs/triton-fields.md come from the catalogue. In docs/configuration.md, docs/doctor.md,
-README.md, docs/architecture.md and docs/protocol.md the part between two comments is written. ``--check`` writes nothing: it
-compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
+docs/metrics.md and docs/metrics/ are written as a whole. In docs/configuration.md, docs/doctor.md,
+README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
+it compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ import tomllib
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.engine_pages import COMMON_NAMES
-from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
+from sidestep.catalog.row import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
-from sidestep.config.topics import TOPICS
+from sidestep.config.variables import TOPICS
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.triton import fields as triton_fields
-from sidestep.engines.triton import rows as triton
-from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.engines.vllm.own_rows import TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
@@ -59,33 +57,33 @@ FIGURES = (
 )
 """Rows of README.md: their topic and name in docs/performance.md, and their name in README.md."""
 CORE = (
-    "Only with the tap, see [vllm-core.md](../vllm-core.md). The core reports `sidestep_engine_process_*`\n"
-    "of itself and of its workers, and each API server its own.\n\n"
+    "Only with the tap, see [vllm-core.md](../vllm-core.md).\n"
+    "The core reports `sidestep_engine_process_*` of itself and of its workers, and each API server its own.\n\n"
 )
 STREAMS = (
-    "Only with `--subscribe`, see [streams.md](../streams.md), for any engine. Plugins have no family of\n"
-    "these names: an engine with both sources has the families of both, under the same labels.\n\n"
+    "Only with `--subscribe`, see [streams.md](../streams.md), for any engine.\n"
+    "An engine with a plugin, too, has the families of both sources, under the same labels.\n\n"
 )
 TRITON = (
-    "Only with `--triton`, see [triton.md](../triton.md); [triton-fields.md](../triton-fields.md) lists\n"
-    "them by field of the statistics. The model's `metric_tags` and the `label.` options add labels\n"
-    "to those of the model and its version.\n\n"
+    "Only with `--triton`, see [triton.md](../triton.md); [triton-fields.md](../triton-fields.md) lists them by field.\n"
+    "The model's `metric_tags` and the `label.` options add labels to those listed here.\n\n"
 )
 SLO = (
-    "Only with `--slo`, see [slo.md](../slo.md). Series of an SGLang scheduler also have its rank labels;\n"
-    "in the pod view one rank counts. The second family has a sample only if it is above 0.\n\n"
+    "Only with `--slo`, see [slo.md](../slo.md).\n"
+    "Series of an SGLang scheduler also have its rank labels; in the pod view one rank counts.\n"
+    "The second family has a sample only if it is above 0.\n\n"
 )
 SCRAPED = (
-    "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes\n"
-    "`model_name`, and of gauges that the processes of a TensorRT-LLM repeat (`pid`) the highest counts. While an engine of this exporter has a family, those of pages are left out. No page of these\n"
-    "servers was recorded: the names are from their documents. Families with another meaning are not here, such as\n"
-    "Dynamo's queued requests, which wait for their first token.\n\n"
+    "Pages of `--scrape` have these names too, with the page's own labels and buckets; a label `model` becomes `model_name`.\n"
+    "Of gauges that the processes of a TensorRT-LLM repeat (`pid`) the highest counts.\n"
+    "While an engine of this exporter has a family, those of pages are left out.\n"
+    "The names are from the servers' documents; no page of them was recorded.\n\n"
 )
 OBJECTIVES = (slo.SLO_REQUESTS, slo.SLO_UNDECIDED)
 """Families of the objectives, which every dialect with latencies has."""
 POLLED = (
-    "Only with `--engine {name}=URL`, see [{name}.md](../{name}.md). The `label.` options add labels to\n"
-    "those listed here.\n\n"
+    "Only with `--engine {name}=URL`, see [{name}.md](../{name}.md).\n"
+    "The `label.` options add labels to those listed here.\n\n"
 )
 WHOLE = {
     "stream": STREAMS,
@@ -94,32 +92,31 @@ WHOLE = {
 }
 """Notes of dialects with one table for all families."""
 PAGES = {"stream": "streams"}
-"""Names of dialects' pages in docs/metrics/, where they are not those of the dialects."""
+"""Names of pages in docs/metrics/ that differ from the dialect's name."""
 SAMPLED = {
     "vllm": (
         "KV connectors and front end",
-        "The sender describes these families itself. A connector's appear if it is configured.\n\n",
+        "The sender describes these families. Those of a connector appear if it is configured.\n\n",
     ),
     "sglang": (
         "Values that the engine passes to its collectors one by one",
         (
-            "Each appears with its first data, with the labels of its collector: a scheduler's have its\n"
-            "ranks, a tokenizer's none. A scheduler's `dp_rank` and labels that an administrator\n"
-            "configures are added to the labels listed here.\n\n"
+            "Each appears with its first data, with the labels of its collector: a scheduler has its ranks, a tokenizer none.\n"
+            "The `dp_rank` of a scheduler and labels that an administrator configures are added to those listed here.\n\n"
         ),
     ),
 }
 """Title and note of the self-described families of a dialect."""
 LISTED = {
-    "vllm": "the engine's own; the tap's; what vLLM collects and does not expose; removed names",
-    "sglang": "the same of its schedulers, tokenizers and caches",
+    "vllm": "the engine's own and the tap's; what vLLM collects and does not expose; removed names",
+    "sglang": "the same of schedulers, tokenizers and caches",
     "triton": "statistics of the server and of each version of its models",
     "streams": "KV events, forward passes and load",
     "common": "OpenTelemetry's names, and objectives",
     "exporter": "engines' states, delivery, scrapes, snapshots",
 }
 """Contents of the pages in docs/metrics/."""
-POLLED_CONTENTS = "the server's own page, and what its other paths tell"
+POLLED_CONTENTS = "the server's own page, and its other paths"
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
@@ -135,8 +132,8 @@ def metrics() -> dict[Path, str]:
         contents[name] = dialect.title, len(families)
     pages["common.md"] = (
         "# Metrics: names that are the same for all engines\n\n"
-        "Only with `--metrics.common`, because each repeats a family of the engine. Each series has the\n"
-        "engine's labels; names and other labels are OpenTelemetry's if it has them: those of\n"
+        "Only with `--metrics.common`, because each repeats a family of the engine, with the engine's labels.\n"
+        "Names and other labels are OpenTelemetry's if it has them: those of\n"
         f"{common_names.CONVENTIONS}.\n\n"
         f"{common()}## From scraped pages\n\n{SCRAPED}{scraped()}\n## Objectives\n\n{SLO}{objectives()}"
     )
@@ -154,18 +151,17 @@ def metrics() -> dict[Path, str]:
             f"| [{title}](metrics/{name}.md) | {count} | {LISTED.get(name, POLLED_CONTENTS)} |\n"
         )
     index += (
-        "\nLabels are sorted as on the page; `engine` and `model_name` identify the engine. *Combined* is how\n"
-        "series of several engines are aggregated: in the [pod view](views.md), if a label is dropped, and if a\n"
-        "family has no `engine` label. *Of one rank* means that all ranks of a replica report the same values and\n"
-        "one of them counts. A family with an option in *Shown* appears at 0 if the engine reports that the\n"
-        "option is on, otherwise with its first data.\n\n"
-        "Not exposed: the API server's own `http_*` families, which stay on the engine's port. The\n"
-        "`process_*` and `python_*` families on the page are the exporter's. `vllm:tokens_total` has no row\n"
-        "because no release of vLLM ever counted it. `vllm:request_params_best_of` and\n"
-        "`vllm:prompt_tokens_recomputed_total` have none because vLLM no longer reports them.\n\n"
+        "\nIn these tables:\n\n"
+        "- *Labels*: `engine` and `model_name` identify the engine.\n"
+        "- *Combined*: how series of several engines are aggregated in the [pod view](views.md), and if a label is dropped.\n"
+        "  *Of one rank*: all ranks of a replica report the same values, and one of them counts.\n"
+        "- *Shown*: a family with an option appears at 0 if the engine reports that the option is on, otherwise with its first data.\n\n"
+        "The `http_*` families of an engine's API server stay on the engine's page.\n"
+        "`process_*` and `python_*` are the exporter's own.\n\n"
         "## Bucket families\n\n"
-        "Default bounds of the classic histograms. An engine's own bounds replace them, and the exporter's\n"
-        "configuration file (`[buckets]`) replaces both. `request_tokens` ends at the model's maximum length.\n"
+        "Default bounds of the classic histograms. An engine's own bounds replace them,\n"
+        "and the exporter's [configuration file](configuration.md#buckets) replaces both.\n"
+        "`request_tokens` ends at the model's maximum length.\n"
         "*Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
         "| Family | Schema | Upper bounds |\n|---|---|---|\n"
     )
@@ -309,51 +305,6 @@ def source(row: Row) -> str:
     return "<br>".join(f"`{path}`" for path in paths)
 
 
-def fields_page() -> str:
-    """Return docs/triton-fields.md: every field of the extension, and the families from it.
-
-    Raises:
-        KeyError: A field has neither families nor a reason.
-    """
-    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and fields.py")
-    text += "# Triton's statistics, field by field\n\n"
-    text += (
-        "All fields of Triton's statistics extension below `model_stats[]`, over HTTP as over gRPC, where\n"
-        "`[]` stands for each element and `response_stats[].key` for the index of a response in its\n"
-        "request. The exporter stores nanoseconds and exposes them in the family's unit.\n\n"
-        "| Field | Families |\n|---|---|\n"
-    )
-    shown = shown_fields()
-    for field in triton_fields.EXTENSION:
-        wire = triton_fields.WIRE.get(field, (field,))
-        found = dict.fromkeys(name for path in wire for name in shown.get(path, ()))
-        cell = "<br>".join(f"`{name}`" for name in found) or triton_fields.LEFT_OUT[field]
-        text += f"| `{field}` | {cell} |\n"
-    text += (
-        "\n`sidestep_triton_interval_mean_seconds` and `sidestep_triton_busy_ratio` come from the\n"
-        "differences of two polls; `sidestep_triton_instances` from the model's configuration.\n"
-    )
-    return text
-
-
-def shown_fields() -> dict[str, list[str]]:
-    """Return the names of the families that each field of ``ModelStats`` feeds."""
-    found: dict[str, list[str]] = {}
-    for row in triton.ROWS:
-        match row.source:
-            case str() as path:
-                paths = triton_fields.DERIVED.get(path, (path,))
-            case Mapping():
-                paths = tuple(str(path) for path in row.source.values())
-            case Handler(name):
-                paths = triton_fields.READS.get(name, ())
-            case _:
-                paths = ()
-        for path in paths:
-            found.setdefault(path, []).append(row.name)
-    return found
-
-
 def written(path: Path, source: str, text: str) -> str:
     """Return a document with ``text`` between its comments that name ``source``."""
     begin = f"<!-- Written by `make docs` from {source}: -->\n"
@@ -363,11 +314,11 @@ def written(path: Path, source: str, text: str) -> str:
 
 def configuration() -> str:
     """Return docs/configuration.md with every setting as flag and variable."""
-    adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
+    *others, last = [f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable]
     text = (
         "On SIGHUP `sidestep serve` reads the file again and applies changes of"
-        f" {adjustable}. It logs\nthe names of other changed settings, which need a restart. An invalid"
-        " file changes nothing.\n"
+        f" {', '.join(others)} and {last}.\nIt logs the names of other changed settings, which need a restart."
+        " An invalid file changes nothing.\n"
     )
     for topic in TOPICS:
         text += f"\n## {topic}\n\n| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
@@ -377,7 +328,7 @@ def configuration() -> str:
                 text += (
                     f"| `{setting.usage}` | `{setting.variable}` | {default} | {setting.help} |\n"
                 )
-    return written(DOCS / "configuration.md", "exporter/sidestep/config/settings.py", text)
+    return written(DOCS / "configuration.md", "exporter/sidestep/config/*_settings.py", text)
 
 
 def readme() -> str:
@@ -479,7 +430,7 @@ def broken_links(paths: list[Path]) -> Iterator[str]:
 
 
 def unlisted() -> Iterator[str]:
-    """Yield pages that the index by task lacks, from which the site's navigation is made."""
+    """Yield pages that are not in docs/README.md, the index from which the site's navigation is made."""
     listed = re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
     for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("metrics/*.md")]):
         page = str(path.relative_to(DOCS))
@@ -516,9 +467,9 @@ def doctor() -> str:
     """Return docs/doctor.md from its introduction and the codes."""
     path = DOCS / "doctor.md"
     text = ""
-    for section in SECTIONS:
-        text += f"## {section.title}\n\n{section.usage}\n\n"
-        for code in section.codes:
+    for title, codes, usage in SECTIONS:
+        text += f"## {title}\n\n{usage}\n\n"
+        for code in codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
             text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
     return written(path, "exporter/sidestep_tools/doctor/codes.py", text)
@@ -533,7 +484,6 @@ def main() -> int:
         **metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "doctor.md": doctor(),
-        DOCS / "triton-fields.md": fields_page(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),
         DOCS / "protocol.md": protocol(),

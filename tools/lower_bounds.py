@@ -1,4 +1,4 @@
-"""Print what an installation with every extra needs, each at the lowest version that pyproject.toml declares.
+"""Print the requirements of an installation with every extra, at the lowest versions that pyproject.toml declares.
 
 ``--newest`` prints the same without versions. pip has no such resolution of its own.
 Usage: lower_bounds.py --lowest|--newest
@@ -23,7 +23,7 @@ def requirements(*, lowest: bool) -> Iterator[str]:
     """Yield the requirements of the build, of the package and of its extras for users.
 
     Raises:
-        ValueError: One of them has no lower bound, or more than that.
+        ValueError: A requirement has no lower bound, or something besides it.
     """
     read = tomllib.loads(PROJECT.read_text())
     project = read["project"]

@@ -1,7 +1,7 @@
 """Hooks of mkdocs, which makes a site of the documents (``make site``).
 
-The navigation is the index by task, docs/README.md. The documents link to files and folders beside ``docs/``, as
-they are read in a clone; on the site such a link is the path in the repository.
+The navigation comes from the index by task, docs/README.md. The documents also link to files and folders outside of
+``docs/``, for readers of a clone; on the site only the path is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pages(index: str) -> dict[str, list[str]]:
 
 
 def on_config(config: Any) -> Any:
-    """Set the navigation, with the heading of each page."""
+    """Set the navigation: each page by its heading."""
     docs = Path(config.docs_dir)
     groups = pages((docs / "README.md").read_text(encoding="utf-8"))
     config.nav = ["README.md"]

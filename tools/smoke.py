@@ -1,6 +1,6 @@
 """Try an installation: every module, the help of every command, and an engine replayed to an exporter.
 
-Run it with the Python that sidestep is installed for; it needs nothing else. It raises on what fails.
+Run it with the Python of the installation; it needs nothing else. It raises if anything fails.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from click import Context
 import sidestep
 import sidestep_adapters
 import sidestep_tools
-from sidestep.cli import cli
-from sidestep.demo import recording
+from sidestep.app.cli import cli
+from sidestep.app.demo import recording
 
 SIDESTEP = [sys.executable, "-m", "sidestep"]
 ENGINES = ("vllm", "sglang", "torch")

@@ -1,7 +1,7 @@
 """Write a tiny model with random weights as a GGUF file, for tests of a real llama-server.
 
-Its tokens are all bytes and all printable characters of ASCII: a prompt of so many letters has as many tokens, and two
-more for its beginning and the blank before it.
+Its tokens are all bytes and all printable characters of ASCII. A prompt has a token for each letter, and two more, for its
+beginning and the blank before it.
 """
 
 from __future__ import annotations

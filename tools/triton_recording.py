@@ -1,7 +1,6 @@
 """Make the demo's recording of a Triton server from two answers of a real one.
 
-The answers are those before a load and after it; what a poll would have seen in between is
-interpolated.
+One answer is from before a load, the other from after it; polls in between are interpolated.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 import msgspec
 
 from sidestep.engines.items import encode_item
-from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.wire import TritonStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.format import Items, StreamStart, Writer
 from sidestep_adapters.triton import statistics
+from sidestep_adapters.triton.rows import CACHE, EXECUTES, FAILURES
+from sidestep_adapters.triton.wire import TritonStats
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data" / "triton"
@@ -36,7 +35,7 @@ def models(name: str) -> list[dict[str, Any]]:
 
 
 def part(value: Any, share: float) -> Any:
-    """Return a share of all numbers of statistics, but for those that are no counts."""
+    """Return statistics with a share of each count; other numbers stay."""
     if isinstance(value, dict):
         kept = ("batch_size", "last_inference", "byte_size", "id")
         return {key: v if key in kept else part(v, share) for key, v in value.items()}

@@ -1,7 +1,7 @@
-"""Take uPlot, which draws the charts of the live page, out of npm's archive and into the package.
+"""Copy uPlot, which draws the charts of the live page, from npm's archive into the package.
 
 Run it to change the release, with the integrity that ``npm view uplot@RELEASE dist.integrity``
-prints; it needs npm. The files and their licence are part of the package, so nobody else needs npm.
+prints. The files and their licence are part of the package, so only this script needs npm.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
-from sidestep.tracking.kv_blocks.sampling import Sampling
+from sidestep.tracking.kv_blocks.tracker import Sampling
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 
 CACHE = 50_000
 """Blocks in the cache: within the tracker's capacity at either rate."""
 HASHES = 64
-"""Hashes that an item stores, and removes."""
+"""Number of hashes that an item stores and removes."""
 RATE = Sampling().rate
 NAME = f"KV blocks by hash, {100 * RATE:g} % sampled"
 LOOKED_UP = f"lookups of KV blocks, {100 * RATE:g} % sampled"

@@ -30,11 +30,12 @@ def markdown(table: Table) -> Iterator[str]:
     """Yield the lines of a table for each topic."""
     yield f"\nMeasured {today()}.\n"
     for name, figures in table.items():
-        yield f"\n**{topic(name).title}**\n\n| Row | Peer | Ratio | Target | Met |\n|---|---|---|---|---|\n"
+        yield f"\n**{topic(name).title}**\n\n| Row | Peer | Ratio | Target |\n|---|---|---|---|\n"
         for row in topic(name).rows:
             what, unit, ours, _, peer, ratio, target, met = cells(row, figures[row.name])
+            missed = " (missed)" if met == "NO" else ""
             # Figures with a limit, and shares, are comparable between machines.
             shown = row.limit is not None or unit.startswith("%")
             own = f" ({ours} {unit})" if shown and ours else ""
-            yield f"| {what} | {peer} | {ratio}{own} | {target} | {met} |\n"
+            yield f"| {what} | {peer} | {ratio}{own} | {target}{missed} |\n"
     yield "\n"

@@ -87,7 +87,7 @@ ASKED = (
 )
 """Peer, measurement, and requests of a step for each row."""
 SWITCHES = 0.25
-"""Limit of context switches a step: the publisher wakes seldom, and the peer has no thread of its own."""
+"""Limit of context switches a step: the publisher wakes seldom, and the peer has no thread."""
 UNITS = {"instructions": "thousands"}
 KINDS = {"client": "prometheus_client", "vllm": "vLLM's logger"}
 
@@ -302,7 +302,7 @@ def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Rec
         record: Record = logger.record
     else:
         layout = compile_layout(DIALECTS["vllm"])
-        engine = Registry({"vllm": layout}, {}).register(engine_info(0))
+        engine = Registry({"vllm": layout}).register(engine_info(0))
         metrics = ClientMetrics(layout)
 
         def record(scheduler: Any, iteration: Any) -> None:

@@ -1,7 +1,7 @@
 """Throughput of the exporter: values per second of one core.
 
-The peer is the same exporter, same socket, decoding and session, whose items update
-prometheus_client's children instead; statsd_exporter is another one where it is installed. Each
+The peer is the same exporter, with the same socket, decoding and session, whose items update
+prometheus_client's children; if statsd_exporter is installed, it is a second peer. Each
 engine has a sender with the plugin's own session code: handshake, 64 KiB batches, window,
 acknowledgements, heartbeats. An item is one engine step. The measurement fails unless every
 value that was sent is on the page.
@@ -27,7 +27,7 @@ from benchmarks.scraper import scraping
 from benchmarks.steps import Steps, engine_info
 from benchmarks.summary import statsd
 from benchmarks.summary.rows import Figure, Row, Topic
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.config.settings import Config, read
 from sidestep.engines.apply import Applier
@@ -189,13 +189,13 @@ class Feed:
 
 
 def _spread(added: int) -> Iterator[tuple[int, int]]:
-    """Yield how often each item of the pool was sent by a sender that sent ``added``."""
+    """Yield how often a sender that sent ``added`` items sent each item of the pool."""
     for index in range(POOL):
         yield index, added // POOL + (index < added % POOL)
 
 
 def _observations(step: VllmStep) -> int:
-    """Return how many values of ``step`` some histogram observes."""
+    """Return the number of values of ``step`` that a histogram observes."""
     iteration, scheduler = step.iteration, step.scheduler
     if iteration is None or scheduler is None:
         raise ValueError("a step of the feed has both")
@@ -337,7 +337,7 @@ async def _serve_client(config: Config) -> None:
     exporter = Exporter(config, [metrics.registry])
     exporter.intake.applier = ClientApplier(exporter.registry, metrics)
     # The page has the client's series in place of those of the registry.
-    exporter.registry = Registry(layouts, {})
+    exporter.registry = Registry(layouts)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with exporter.running():

@@ -116,7 +116,7 @@ def count(steps: Steps, number: int, calls: int) -> float:
     """Count as one process; return the CPU seconds per step of the second half."""
     layout = compile_layout(DIALECTS["vllm"])
     metrics = ClientMetrics(layout)
-    engine = Registry({"vllm": layout}, {}).register(engine_info(number))
+    engine = Registry({"vllm": layout}).register(engine_info(number))
     made = [
         VllmStep(0, 0.0, 0.0, scheduler, steps.iteration(VALUES, 1))
         for scheduler in steps.schedulers[20 : 20 + calls]

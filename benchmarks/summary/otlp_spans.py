@@ -1,4 +1,4 @@
-"""Records of requests and their spans: making, queueing, and what the SDK takes to encode and compress them."""
+"""Records of requests and their spans: the cost of making and queueing them, and of the SDK's encoding and compression."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import msgspec
 
 from benchmarks.summary.pages import milliseconds
 from benchmarks.summary.rows import Figure, Row, Topic
-from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.record import RequestRecord, make_record
-from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.inflight import Request
@@ -28,10 +27,9 @@ try:
     from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-    from sidestep.otlp.log_records import log_records
     from sidestep.otlp.resource import Resource
     from sidestep.otlp.senders import Convert
-    from sidestep.otlp.spans import spans
+    from sidestep.otlp.spans import log_records, spans
 except ImportError:
     ABSENT = "absent: the extra otlp"
 else:
@@ -46,7 +44,7 @@ LOG = "the log record of a request"
 
 def measure(quick: bool) -> Mapping[str, Figure]:
     """Return microseconds of CPU a request, medians."""
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    registry = Registry(DIALECTS.layouts())
     engine = registry.register(EngineInfo("pod/m/0", "vllm", {"engine": "0", "model_name": "m"}))
     ended = [_ended(number) for number in range(REQUESTS)]
     records = [make_record(engine, one, WALL) for one in ended]
@@ -58,7 +56,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
     for _ in range(5 if quick else 15):
         metrics = SelfMetrics()
-        log = RequestLog([RecordQueue("traces", "", metrics)], metrics)
+        log = RequestLog([RecordOutput("traces", "", metrics)], metrics)
         add(RECORD, milliseconds(lambda log=log: [log.add(engine, one) for one in ended]))  # type: ignore[misc]
         if not ABSENT:
             add(SPANS, milliseconds(partial(_spans, lines)))

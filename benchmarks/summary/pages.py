@@ -28,7 +28,7 @@ from sidestep.transport.process import calm_collector
 from sidestep_adapters.publisher.translate import to_wire
 
 STEPS = 3
-"""Steps applied to each engine, so that every family that a step feeds has values."""
+"""Steps applied to each engine, so that all families of a step have values."""
 CACHE_CONFIG = {"block_size": "16", "cache_dtype": "auto", "num_gpu_blocks": "27443"}
 STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 """One engine in this many has changed since the last page; 0 means none."""
@@ -36,7 +36,7 @@ STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 
 def fleet(engines: int) -> Registry:
     """Return a registry of engines that have all counted steps."""
-    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])})
     applier, steps = Applier(registry), Steps()
     for _ in range(engines):
         add_engine(registry, applier, steps)

@@ -1,7 +1,7 @@
 """Request routers that poll the pod's page every 50 ms.
 
 Each replica has a connection of its own, accepts gzip as Go's client does, and polls at its own
-times. The cost of polling is the CPU time of the exporter's process less that without polling.
+times. The cost of polling is the CPU time of the exporter's process minus that without polling.
 The bare server answers the same requests with constant bytes.
 """
 

@@ -1,7 +1,7 @@
-"""Rows of the table: what is measured, against which peer, with which target.
+"""Rows of the table: a quantity, its peer and its target.
 
-Rows are declared, and a measurement adds the figures, so that a row whose peer is absent or
-whose measurement failed is still in the table.
+Rows are declared before they are measured, so that a row whose peer is absent or whose measurement failed
+is still in the table.
 """
 
 from __future__ import annotations

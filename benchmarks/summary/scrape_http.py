@@ -1,7 +1,8 @@
 """A scrape over HTTP with gzip, as Prometheus does it, against prometheus_client's own server.
 
 Between two scrapes of sidestep each engine sends a step, so that most of the page has changed;
-the cost of ingest is measured without scrapes, and subtracted. The peer is ``prometheus_client.start_http_server`` over the same families, labels and values.
+the cost of ingest is measured without scrapes, and subtracted. The peer is
+``prometheus_client.start_http_server`` with the same families, labels and values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cost for SGLang's scheduler and tokenizer: its own collectors, or sidestep in their place.
+"""Cost for SGLang's scheduler and tokenizer: SGLang's own collectors, or sidestep instead.
 
 Each runs SGLang's real classes in a process of its own, and gets SGLang's calls in their real
 order; they are measured in turns. SGLang's own collectors count in multiprocess mode, which
@@ -252,7 +252,7 @@ class Calls:
 
 
 def ended_request() -> tuple[Any, Any]:
-    """Return the state of a request of SGLang's tokenizer, and the output in which it is the second."""
+    """Return the state of a request of SGLang's tokenizer, and an output whose second request it is."""
     now = time.perf_counter()
     asked = SimpleNamespace(
         rid="request", sampling_params={"max_new_tokens": 128}, text="prompt", stream=True
@@ -311,7 +311,7 @@ def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
 
 
 def _nothing(_: Any) -> None:
-    """Do nothing, in place of SGLang's iteration."""
+    """Do nothing, instead of SGLang's iteration."""
 
 
 def _nothing_at_all() -> None:

@@ -2,8 +2,8 @@
 
 The peer is the work of vLLM's front end for a step's metrics, with its real classes:
 IterationStats from the core's outputs, request by request, and PrometheusStatLogger.record.
-The tap's work is that of the request events, the scheduler's statistics, and the block
-pool's calls at the given sampling rate.
+The tap's work is the request events, the scheduler's statistics, and the calls of the block
+pool at the given sampling rate.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import FULL, NONE, IdentityMaker
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -63,10 +64,10 @@ LOOKUP, LOOKUP_PROCESS = (
     "lookup of 18 blocks in the prefix cache, whole process",
 )
 TURNING_REQUESTS = 64
-"""Requests that begin and end with each step, so that the part of one thing can be seen."""
+"""Requests that begin and end with each step, enough to measure the cost of one."""
 IDENTITY_LIMIT, LOOKUP_LIMIT = 1.5, 1.0
 LOOKED_UP = 18
-"""Blocks of a request."""
+"""Blocks of a request that are looked up."""
 CACHE_BLOCKS = 50_000
 
 Perform = Callable[["Step"], None]
@@ -166,6 +167,7 @@ class Engine:
             ],
             arrival_time=time.time(),
             num_prompt_tokens=300,
+            num_tokens=300,
             num_output_tokens=128,
             num_preemptions=0,
             lora_request=None,
@@ -273,12 +275,12 @@ def perform_tap(config: Any, endpoint: str, role: str) -> Iterator[Perform]:
     publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
     wait(lambda: publisher.connected)
     lookups = LookupEvents(BLOCK_TOKENS, CACHE_BLOCKS, 0, lambda: (publisher.lookup_key, RATE))
-    tap = SchedulerTap(
-        publisher.push,
+    events = SchedulerEvents(
         publisher.fail,
         identities=IdentityMaker(FULL if role == "identity" else NONE),
         lookups=lookups if role == "lookups" else None,
     )
+    tap = SchedulerTap(publisher.push, publisher.fail, events)
     stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
     blocks = BlockTap(publisher.push)
     blocks.flush(RATE)

@@ -1,4 +1,4 @@
-"""``sidestep top`` that reads engines' pages every second.
+"""The cost of ``sidestep top``, which reads engines' pages every second.
 
 The peer parses the same pages as a whole, with prometheus_client's parser, and computes nothing.
 """

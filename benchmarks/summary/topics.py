@@ -59,7 +59,7 @@ def topic(name: str) -> Topic:
 
 
 def measured(name: str, *, quick: bool) -> Mapping[str, Figure]:
-    """Measure a topic in a process; a row without a figure says why."""
+    """Measure a topic in a process; a row without a figure has the reason."""
     chosen = topic(name)
     python = interpreter(chosen)
     if python is None:

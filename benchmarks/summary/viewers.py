@@ -1,6 +1,6 @@
-"""People who look at the live page: each asks for all engines every second, for charts every five.
+"""Viewers of the live page: each requests all engines every second, and charts every five seconds.
 
-The cost of viewers is the CPU time of the exporter's process less that without them. The peer is
+The cost of viewers is the CPU time of the exporter's process minus that without them. The peer is
 what a terminal tool for engines does: it reads the whole metrics page every second.
 """
 

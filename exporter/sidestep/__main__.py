@@ -1,5 +1,5 @@
 """``python -m sidestep``."""
 
-from sidestep.cli import main
+from sidestep.app.cli import main
 
 main()

@@ -20,7 +20,7 @@ ACCESS = (
         "--user",
         default="",
         metavar="USER[:PASSWORD]",
-        help="Log in. Without a password, that of SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD, or what you type.",
+        help="Log in. Without a password here, SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD has it, or you type it.",
     ),
     click.option(
         "-H",
@@ -97,7 +97,7 @@ def top(
 @click.option(
     "--environment",
     is_flag=True,
-    help="Check the engines that run here: their packages, variables and command lines.",
+    help="Check the packages and variables that an engine started here would have.",
 )
 @click.option(
     "--endpoint",
@@ -127,12 +127,6 @@ def top(
     help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
     " queries with it. Repeatable.",
 )
-@click.option(
-    "--prometheus",
-    multiple=True,
-    metavar="URL",
-    help="Check what a Prometheus scrapes and evaluates, and run the queries on it; repeatable.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--fail-on",
@@ -151,7 +145,6 @@ def doctor(
     dashboards: tuple[str, ...],
     rules: tuple[str, ...],
     pages: tuple[str, ...],
-    prometheus: tuple[str, ...],
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -159,8 +152,8 @@ def doctor(
     """Check an installation, and say what is wrong and how to mend it.
 
     URL is an exporter's address; without any source, the exporter on this machine is checked.
-    docs/doctor.md describes every code. The exit code is 0 if nothing is wrong, 1 with findings from
-    the severity of --fail-on on, and 2 with errors.
+    docs/doctor.md describes every code. The exit code is 2 with errors, 1 with findings of the
+    severity of --fail-on or above, else 0.
     """
     from sidestep_tools.doctor.command import Sources, run
     from sidestep_tools.web_client.access import Access
@@ -173,7 +166,6 @@ def doctor(
         dashboards=dashboards,
         rules=rules,
         pages=pages,
-        prometheus=prometheus,
     )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 

@@ -33,7 +33,7 @@ class Applied:
     """Series of a registry without an exporter."""
 
     def __init__(self) -> None:
-        self.registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
+        self.registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])})
         self.applier = Applier(self.registry)
         self.engines = [self.registry.register(info) for info in infos()]
 

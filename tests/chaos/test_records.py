@@ -11,7 +11,7 @@ from chaos.records import Records
 from chaos.stage import ROOT
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", [pytest.param("ipc", marks=pytest.mark.long), "tcp"])
 def test_a_killed_exporter_loses_no_record(transport: str) -> None:
     """Each request has a record, doubles are equal, and tenants' counters are what was pushed."""
     command = [sys.executable, "-m", "chaos.records", "--transport", transport]

@@ -7,13 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 from chaos import table
-from chaos.engine import STEP, Longest
 from chaos.run import run
 from chaos.stage import ROOT, Options, Stage
 from chaos.verdict import compare
@@ -21,7 +18,7 @@ from chaos.verdict import compare
 QUICK = Options(rate=1000.0, rounds=1, quick=True)
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", ["ipc", pytest.param("tcp", marks=pytest.mark.long)])
 def test_without_a_fault_every_series_is_exact(tmp_path: Path, transport: str) -> None:
     """Without a fault every series is exact, sums included."""
     options = Options(transport=transport, rate=1000.0)
@@ -37,51 +34,6 @@ def test_without_a_fault_every_series_is_exact(tmp_path: Path, transport: str) -
         assert stage.watch.monotony.decreases == 0
         assert report["phases"]["up"]["push"]["count"] == report["pushed"]
         assert report["phases"]["up"]["big"]["count"] > 0
-
-
-def test_a_page_is_requested_after_the_acknowledgement(tmp_path: Path) -> None:
-    """A page to compare with was requested after all was acknowledged, also of a stopped exporter."""
-    with Stage(tmp_path, QUICK) as stage:
-        assert stage.wait_for(lambda: stage.engine.pushed > 100)
-        stage.engine.ask("pause")
-        assert stage.wait_for(stage.drained)
-        stage.exporter.halt()
-        acknowledged = time.monotonic()
-        threading.Timer(1.0, stage.exporter.go_on).start()
-        page = stage.fresh_page()
-
-        assert stage.watch.requested > acknowledged
-        assert not compare(stage.engine.report()["totals"], page, derived_apart=False).worst
-
-
-def test_an_engine_records_when_it_pushed(tmp_path: Path) -> None:
-    """Items that a killed engine took along are measured in seconds between their pushes."""
-    with Stage(tmp_path, QUICK) as stage:
-        assert stage.wait_for(lambda: stage.engine.pushed > 1000)
-        engine = stage.engine
-        engine.kill()
-        pushed = engine.pushed
-
-        assert engine.unsent(pushed) == 0.0
-        assert engine.unsent(pushed - 1) == 0.0
-        # 1,000 items a second; those of at most 0.25 s are made up for at once.
-        assert engine.unsent(pushed - 600) > 0.3
-
-
-def test_the_longest_push_says_what_its_threads_did() -> None:
-    """The longest push has the time of both threads on a core and waiting for one."""
-    stop, longest = threading.Event(), Longest()
-    step = threading.Thread(target=stop.wait, name=STEP)
-    step.start()
-    longest.note(0.1)
-    longest.look()
-    longest.note(0.3)
-    longest.note(0.2)
-    stop.set()
-    step.join()
-
-    assert longest.figures.keys() == {"seconds", f"{STEP} ran", f"{STEP} waited"}
-    assert longest.figures["seconds"] == 0.3
 
 
 def test_a_killed_exporter_without_state_loses_counts(tmp_path: Path) -> None:

@@ -60,9 +60,3 @@ def test_invalid_options_are_one_line(text: str, complaint: str) -> None:
 
     assert "\n" not in str(error.value)
     assert "s3cret" not in str(error.value)
-
-
-def test_a_server_is_polled_once() -> None:
-    """Two flags for one URL are an error."""
-    with pytest.raises(ConfigError, match="given twice"):
-        read({"engine": (f"llamacpp={URL}", f"llamacpp={URL}/")}, {})

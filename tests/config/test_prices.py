@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.catalog.prices import Price, Prices
+from sidestep.catalog.prices import Price
 from sidestep.config.settings import Config, read
 from sidestep.errors import ConfigError
 
@@ -87,14 +87,6 @@ def test_a_model_has_one_price() -> None:
     """Two lines for one model contradict each other."""
     with pytest.raises(ConfigError, match="llama is given twice"):
         read({"prices_model": ("llama,input=1,output=1", "llama,input=2,output=1")}, {})
-
-
-def test_the_price_of_other_models() -> None:
-    """``*`` is for models without prices of their own."""
-    prices = Prices([LLAMA, Price("*", 1, 1, 1)])
-    assert prices.of("llama") == LLAMA
-    assert prices.of("other") == Price("*", 1, 1, 1)
-    assert Prices([LLAMA]).of("other") is None
 
 
 def test_a_reload_names_the_prices() -> None:

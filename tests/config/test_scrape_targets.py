@@ -50,14 +50,14 @@ def test_nothing_but_the_url_is_needed() -> None:
 
 
 def test_a_flag_can_have_its_own_form() -> None:
-    """A form has schemes, options and reserved labels; the common options stay the same."""
-    form = Form(("http", "https", "grpc"), options=("model", "metrics"), reserved=frozenset({"m"}))
+    """A form has options and reserved labels; the common options stay the same."""
+    form = Form(options=("model", "metrics"), reserved=frozenset({"m"}))
 
-    found, own = target("grpc://host:8001,model=a,metrics=https://host,ca=/ca.pem", form)
-    assert (found.url, found.ca) == ("grpc://host:8001", "/ca.pem")
+    found, own = target("http://host:8001/,model=a,metrics=https://host,ca=/ca.pem", form)
+    assert (found.url, found.ca) == ("http://host:8001/", "/ca.pem")
     assert own == {"model": "a", "metrics": "https://host"}
     with pytest.raises(ValueError, match="'m' cannot be a label"):
-        target("grpc://host:8001,label.m=a", form)
+        target("http://host:8001,label.m=a", form)
 
 
 WRONG = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from exporters import Start
+from sidestep.app.cli import serve
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.cli import serve
 from sidestep.config.settings import SETTINGS, Config, read
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_BOUNDS
@@ -28,7 +28,7 @@ from socket_peers import connect
         ("ingest.endpoint", f"tcp://{'x' * 64}:1", f"'{'x' * 64}' is no name or address"),
         ("subscribe", "load=tcp://a..b:1", "'a..b' is no name or address of a host"),
         ("scrape", "http://a..b/metrics", "'a..b' is no name"),
-        ("triton", "grpc://a..b:8001", "'a..b' is no name"),
+        ("triton", "http://a..b:8000", "'a..b' is no name"),
         ("engine", "llamacpp=http://a..b:8080", "'a..b' is no name"),
         ("web.telemetry-path", "metrics", "must begin with /"),
         ("web.telemetry-path", "/", "must be a path of its own"),
@@ -107,25 +107,6 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
     assert config.log_stats_interval == 5.0
     assert config.web_telemetry_path == "/metrics"
     assert config.web_listen_address == (("127.0.0.1", 9857),)
-
-
-def test_tracking_of_requests_and_blocks_is_configured(tmp_path: Path) -> None:
-    """The defaults are the engine's definitions and a hundredth of the blocks."""
-    config = read({}, {})
-    assert (config.kv_sample_rate, config.kv_scale_samples) == (0.01, False)
-    assert (config.kv_max_tracked, config.requests_max_tracked) == (100_000, 100_000)
-    assert (config.intervals_scheduled, config.intervals_inter_token) == ("first", "output")
-    assert config.requests_max_age == 86400.0
-
-    config = read_file(
-        tmp_path,
-        "[kv]\nsample-rate = 1\nscale-samples = true\nmax-tracked = 7\n"
-        "[intervals]\nscheduled = 'last'\ninter-token = 'token'\n",
-        SIDESTEP_REQUESTS_MAX_AGE="60",
-    )
-    assert (config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked) == (1.0, True, 7)
-    assert (config.intervals_scheduled, config.intervals_inter_token) == ("last", "token")
-    assert config.requests_max_age == 60.0
 
 
 def test_the_thresholds_of_stalled_engines_are_in_order() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -85,22 +84,6 @@ def test_an_invalid_subscription_has_an_error(text: object, complaint: str) -> N
     """The text completes an error line."""
     with pytest.raises(ValueError, match=re.escape(complaint)):
         parse(text)
-
-
-def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
-    """In the variable blanks separate subscriptions, since options have commas."""
-    file = tmp_path / "sidestep.toml"
-    file.write_text(f'subscribe = ["{KV},model=m", "load=tcp://host:5600"]\n')
-    flags = read({"subscribe": (f"{KV},model=m", "load=tcp://host:5600")}, {})
-    environment = read({}, {"SIDESTEP_SUBSCRIBE": f" {KV},model=m\n load=tcp://host:5600"})
-
-    assert flags.subscribe == environment.subscribe
-    assert flags.subscribe == read({"config_file": str(file)}, {}).subscribe
-    assert [one.name for one in flags.subscribe] == [
-        "kv-events tcp://host:5557",
-        "load tcp://host:5600",
-    ]
-    assert read({}, {}).subscribe == ()
 
 
 def test_the_error_is_one_line_and_says_where_it_is_from() -> None:

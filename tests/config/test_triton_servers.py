@@ -6,8 +6,9 @@ import pytest
 
 from sidestep.config.scrape_targets import Header, Target
 from sidestep.config.settings import read
-from sidestep.config.triton_servers import MAX_MODELS, ModelChoice, Server, parse
+from sidestep.config.triton_servers import MAX_MODELS, OWN_LABELS, ModelChoice, Server, parse
 from sidestep.errors import ConfigError
+from sidestep_adapters.triton.rows import ROWS
 
 URL = "http://host:8000"
 
@@ -41,6 +42,8 @@ def test_a_server_has_options() -> None:
     [
         ("host:8000", "must be URL"),
         ("ftp://host", "must be URL"),
+        ("grpc://host:8001", "must be Triton's HTTP port, such as http://HOST:8000"),
+        ("grpcs://host:8001", "must be Triton's HTTP port"),
         ("", "must be URL"),
         (f"{URL},model=", "model= must be printable"),
         (f"{URL},model=a\nb", "model= must be printable"),
@@ -72,14 +75,6 @@ def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
     assert "s3cret" not in line
 
 
-def test_one_server_is_polled_once() -> None:
-    """Different spellings of a URL are one server."""
-    with pytest.raises(ConfigError, match="is given twice"):
-        read({"triton": (URL, f"{URL}/,interval=2")}, {})
-
-
-def test_blanks_separate_servers_in_the_variable() -> None:
-    """Commas precede options."""
-    found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
-
-    assert [server.target.name for server in found.triton] == [URL, "http://b:8000"]
+def test_labels_of_its_families_cannot_be_given() -> None:
+    """The settings cannot import the rows, so this test compares their list of labels."""
+    assert {label for row in ROWS for label in row.labels} == OWN_LABELS

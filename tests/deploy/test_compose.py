@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -16,11 +15,10 @@ from click import Context
 
 import promtool
 from boards import DASHBOARDS
-from command_line import serving
 from manifests import ROOT, defaults, resources, tool
-from prometheus_server import BINARIES, Prometheus
+from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, needs_promtool
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 from sidestep.config.settings import SETTINGS
 
 COMPOSE = ROOT / "deploy" / "compose"
@@ -127,7 +125,7 @@ def test_grafana_finds_the_dashboards_and_prometheus(tmp_path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("version", PROMTOOLS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) -> None:
     """Configuration and rules are valid where they are mounted, and the rules are found."""
     if PROMTOOLS[version] is None:
@@ -140,35 +138,3 @@ def test_promtool_accepts_what_prometheus_reads(version: str, tmp_path: Path) ->
     assert checked.returncode == 0, checked.stderr
     assert f"{len(rules)} rule files found" in checked.stdout
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("version", BINARIES)
-async def test_a_real_prometheus_runs_it(version: str, tmp_path: Path) -> None:
-    """It scrapes the demo, evaluates the rules without an error, and records engines."""
-    binary = BINARIES[version]
-    if binary is None:
-        pytest.skip(f"there is no Prometheus {version}")
-    config = container("prometheus", tmp_path) / CONFIG
-
-    def run(url: str) -> tuple[list[str], list[dict[str, Any]]]:
-        address = url.split("/")[2]
-        config.write_text(config.read_text().replace("sidestep:9857", address))
-        server = Prometheus(binary, config, f"--storage.tsdb.path={tmp_path}/tsdb")
-        server.start()
-        try:
-            server.until("up", lambda up: up == {address: 1.0})
-            groups = server.get("rules")["groups"]
-            server.until("count(vllm:generation_tokens_total) > 0", bool)
-            server.until('count({__name__=~"instance:.+"})', bool)
-            return [group["file"] for group in groups], [
-                rule for group in server.get("rules")["groups"] for rule in group["rules"]
-            ]
-        finally:
-            server.stop()
-
-    async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (_, url):
-        files, rules = await asyncio.to_thread(run, url)
-
-    assert {Path(file).name for file in files} == {"alerts.yaml", "recording.yaml"}
-    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
-    assert not [rule for rule in rules if rule.get("lastError")]

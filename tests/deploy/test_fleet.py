@@ -9,15 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 import counting_page
 from counting_page import READS
 from exporters import MAIN_RUN, SPEC_RUN, Start
 from manifests import ROOT
 from pages import get, parse
 from prometheus_server import AGENT, BINARIES, Prometheus
-from sidestep_adapters.recording.replay import Replay
+from replays import replay
 
 FLEET = ROOT / "deploy" / "fleet"
 TOKENS = "vllm:generation_tokens_total"
@@ -71,18 +69,11 @@ async def scraped(agents: list[Prometheus]) -> float:
     return sum(sum(page[name].samples.values()) for page in pages if name in page)
 
 
-async def test_an_outage_of_the_store_loses_no_scrape(tmp_path: Path, start: Start) -> None:
+async def test_an_outage_of_the_store_loses_no_scrape(
+    tmp_path: Path, start: Start, version: str
+) -> None:
     """After an outage of the store, every scrape is there once, and totals agree."""
-    found = {version: binary for version, binary in BINARIES.items() if binary is not None}
-    if not found:
-        pytest.skip("there is no Prometheus (make tools)")
-    async with asyncio.TaskGroup() as versions:
-        for version, binary in found.items():
-            versions.create_task(outage(version, binary, tmp_path / version, start))
-
-
-async def outage(version: str, binary: str, tmp_path: Path, start: Start) -> None:
-    """Run the test with one version in all roles."""
+    binary = str(BINARIES[version])
     endpoint = f"ipc://{tmp_path}/ingest/ingest.ipc"
     async with AsyncExitStack() as stack:
         exporter = await stack.enter_async_context(start(ingest_endpoint=(endpoint,)))
@@ -104,8 +95,7 @@ async def outage(version: str, binary: str, tmp_path: Path, start: Start) -> Non
 
         await asyncio.to_thread(store.stop)
         for n, run in enumerate((MAIN_RUN, SPEC_RUN)):
-            player = Replay(run, exporter.endpoints[0], realtime=False, namespace=f"pod-{n}")
-            await asyncio.to_thread(player.run)
+            await replay(exporter, run, f"pod-{n}")
         before = await scraped(agents)
         async with asyncio.timeout(60):
             while await scraped(agents) < before + 2000:

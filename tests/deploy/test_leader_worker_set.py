@@ -20,7 +20,7 @@ from peers import count
 from ports import free_ports
 from sidestep.protocol.messages import EngineInfo
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher.publisher import Publisher
 
 TOKENS = "vllm:generation_tokens"
@@ -49,25 +49,6 @@ def secret(pod: Resource, name: str) -> Resource:
     """Return the secret that a volume of a pod has."""
     found: Resource = named(pod["volumes"], name)["secret"]
     return found
-
-
-def test_only_the_leader_has_an_exporter(pods: dict[str, Resource]) -> None:
-    """A worker's pod has the plugin alone."""
-    assert [one["name"] for one in pods["worker"]["initContainers"]] == ["sidestep-plugin"]
-    assert {one["name"] for one in pods["leader"]["initContainers"]} == {
-        "sidestep", "sidestep-keys", "sidestep-plugin",
-    }  # fmt: skip
-
-
-def test_a_worker_reaches_the_leader(pods: dict[str, Resource]) -> None:
-    """A worker's engine uses the port that the leader's exporter listens on."""
-    local, remote = settings(exporter(pods), defaults()).ingest_endpoint
-    host, port = remote.rsplit(":", 1)
-
-    assert (engine(pods["leader"], "sglang-0")["SIDESTEP_ENDPOINT"], host) == (local, "tcp://*")
-    assert engine(pods["worker"], "sglang-0-1")["SIDESTEP_ENDPOINT"] == (
-        f"tcp://{LEADER_ADDRESS['LWS_LEADER_ADDRESS']}:{port}"
-    )
 
 
 def test_keys_are_those_of_the_documented_commands(pods: dict[str, Resource]) -> None:

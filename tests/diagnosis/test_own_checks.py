@@ -22,7 +22,7 @@ from exporters import Start, until
 from pages import get
 from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.view import LiveView

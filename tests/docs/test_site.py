@@ -55,44 +55,46 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "link", ["gone.md", "vllm.md#gone", "/vllm.md"], ids=["page", "heading", "absolute"]
+    "links", [["gone.md", "vllm.md#gone"], ["/vllm.md"]], ids=["no target", "absolute"]
 )
-def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
-    """A page, a heading that does not exist, or an absolute path ends the build."""
+def test_a_broken_link_fails_the_build(links: list[str], tmp_path: Path) -> None:
+    """A page or a heading that does not exist, and an absolute path, end the build."""
     for name in ("docs", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name)
     config = tmp_path / "mkdocs.yml"
     shutil.copy(ROOT / "mkdocs.yml", config)
     with (tmp_path / "docs" / "faq.md").open("a") as page:
-        page.write(f"\n[here]({link})\n")
+        page.writelines(f"\n[here]({link})\n" for link in links)
     done = build(config, tmp_path / "site")
 
     assert done.returncode != 0
     assert "faq.md" in done.stderr
+    assert all(link in done.stderr for link in links)
+
+
+WORDS = {
+    "sidestep_kv_block_reuses": "metrics/vllm.html",
+    "num_retracted_requests_total": "metrics/sglang.html",
+    "SD101": "doctor.html",
+}
+"""Words of a search, and the page to which it leads."""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
-@pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        ("sidestep_kv_block_reuses", "metrics/vllm.html"),
-        ("num_retracted_requests_total", "metrics/sglang.html"),
-        ("SD101", "doctor.html"),
-    ],
-)
-async def test_a_search_leads_to_the_page(site: str, words: str, page: str) -> None:
+async def test_a_search_leads_to_the_page(site: str) -> None:
     """Names of metrics and codes are found, and nothing is loaded from another host."""
     asked: list[str] = []
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = await browser.new_page()
-        tab.on("request", lambda request: asked.append(request.url))
-        await tab.goto(f"{site}/index.html")
-        await tab.get_by_role("textbox", name="Search").click()
-        # The page reads the words at each key, which ``fill`` does not press.
-        await tab.get_by_role("textbox", name="Search").press_sequentially(words)
-        found = tab.locator(f".md-search-result__link[href*='{page}']")
-        await expect(found.first).to_be_attached(timeout=20_000)
+        for words, page in WORDS.items():
+            tab = await browser.new_page()
+            tab.on("request", lambda request: asked.append(request.url))
+            await tab.goto(f"{site}/index.html")
+            await tab.get_by_role("textbox", name="Search").click()
+            # The page reads the words at each key, which ``fill`` does not press.
+            await tab.get_by_role("textbox", name="Search").press_sequentially(words)
+            found = tab.locator(f".md-search-result__link[href*='{page}']")
+            await expect(found.first).to_be_attached(timeout=20_000)
         await browser.close()
 
     assert {url for url in asked if not url.startswith((site, "data:", "blob:"))} == set()

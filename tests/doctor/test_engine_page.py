@@ -16,7 +16,7 @@ from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from ports import free_port
 from sidestep.diagnosis.finding import Finding
 from sidestep_adapters.recording.replay import Replay
-from sidestep_tools.doctor.engine_page import check_page, parse
+from sidestep_tools.doctor.engine_page import check, parse
 from web_servers import server
 
 RECORDED = sorted(path.name.removesuffix(".txt.gz") for path in DATA.glob("page_*.txt.gz"))
@@ -25,7 +25,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "reference"
 
 def found(text: str) -> list[Finding]:
     """Check a page."""
-    return list(check_page(parse("page", text)))
+    return list(check([parse("page", text)]))
 
 
 def codes(text: str) -> set[str]:

@@ -1,59 +1,69 @@
-"""`sidestep doctor --environment`: packages, variables and processes of engines."""
+"""`sidestep doctor --environment`: packages and variables; and options of engines' command lines."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from command_line import sidestep
-from engine_environments import SCRIPT, EngineEnvironment
-from exporters import Start
-from sidestep.diagnosis.finding import Finding
-from sidestep_tools.doctor.environment import packages
-from sidestep_tools.doctor.environment.check import check_own, check_process
-from sidestep_tools.doctor.environment.packages import ENGINES
+from sidestep_tools.doctor.checks import run
+from sidestep_tools.doctor.environment import (
+    ALLOWED,
+    ENGINES,
+    MODE,
+    OPTIONS,
+    PACKAGES,
+    SGLANG,
+    TAP,
+    VLLM,
+    InstalledEngine,
+    Start,
+    parse_options,
+)
 
-TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
-NO_EXPORTER = {"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc", "SIDESTEP_VLLM_MODE": "instead"}
-NOTHING = {"SD161"}
-"""The only code where no exporter runs."""
-SYSTEM = [
-    str(path)
-    for place in ("/usr", "/usr/local")
-    for path in Path(place).glob("lib/python3*/*-packages")
-]
+PLUGIN = """\
+[vllm.stat_logger_plugins]
+sidestep = sidestep_adapters.vllm.plugin:SidestepStatLogger
+
+[sglang.srt.plugins]
+sidestep = sidestep_adapters.sglang.plugin:plugin
+"""
 
 
-def codes(findings: list[Finding]) -> set[str]:
-    """Return the codes of findings."""
-    return {each.code for each in findings}
+def install(site: Path, name: str, version: str, entry_points: str = PLUGIN) -> Path:
+    """Add the metadata of a package to a directory of packages, and return the directory."""
+    metadata = site / f"{name}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    if name == "sidestep":
+        (metadata / "entry_points.txt").write_text(entry_points)
+    (metadata / "METADATA").write_text(text)
+    return site
 
 
-def own(*arguments: str, **environ: str) -> set[str]:
-    """Return the codes of this process's environment and variables; engines of others are left out."""
-    done = sidestep("doctor", "--environment", "--json", *arguments, **environ)
+def of_packages(site: Path, **versions: str) -> list[str]:
+    """Return the codes of an environment that has the metadata of these packages as well."""
+    for name, version in versions.items():
+        install(site, name, version)
+    return [each.code for each in run(PACKAGES, [str(site)], "")]
+
+
+def of_start(engine: InstalledEngine, options: tuple[str, ...], **environ: str) -> set[str]:
+    """Return the codes of an engine that is started with options and variables."""
+    modes = {each.mode: "instead" for each in ENGINES}
+    given = {"SIDESTEP_ENDPOINT": "ipc:///nowhere", **modes, **environ}
+    start = Start(engine, given, parse_options(options))
+    return {each.code for each in run((*ALLOWED, *MODE, *OPTIONS), start, "")}
+
+
+def command(**environ: str) -> dict[str, str]:
+    """Run the command, and return the severities of its findings by their codes."""
+    done = sidestep("doctor", "--environment", "--json", **environ)
     assert done.stderr == ""
-    found = json.loads(done.stdout)["findings"]
-    return {each["code"] for each in found if not each["subject"].startswith("process ")}
-
-
-async def test_a_good_engine(start: Start, tmp_path: Path) -> None:
-    """Nothing is wrong with a plugin, or a tap, that reaches its exporter."""
-    made = EngineEnvironment(tmp_path)
-    async with start() as exporter:
-        given = {"SIDESTEP_ENDPOINT": exporter.endpoints[0], "SIDESTEP_VLLM_MODE": "instead"}
-        with made.vllm(**given) as process:
-            assert list(check_process(process)) == []
-        with made.vllm("--scheduler-cls", TAP, "--shutdown-timeout=30", **given) as process:
-            assert list(check_process(process)) == []
-        made.install("sglang", "0.5.23")
-        given["SIDESTEP_SGLANG_MODE"] = "instead"
-        with made.sglang("--enable-metrics", **given) as process:
-            assert list(check_process(process)) == []
+    return {each["code"]: each["severity"] for each in json.loads(done.stdout)["findings"]}
 
 
 @pytest.mark.parametrize(
@@ -69,15 +79,13 @@ async def test_a_good_engine(start: Start, tmp_path: Path) -> None:
 )
 def test_packages(versions: dict[str, str], code: str, tmp_path: Path) -> None:
     """Each fault has its code, and nothing else is found."""
-    made = EngineEnvironment(tmp_path, **versions)
-    assert [each.code for each in packages.check(made.packages)] == [code]
+    assert of_packages(tmp_path, **versions) == [code]
 
 
 @pytest.mark.parametrize("version", ["0.11.1", "0.33.1", "0.33.0+cu129", "0.1.dev9+g1a2b3c"])
 def test_supported_releases(version: str, tmp_path: Path) -> None:
     """Builds from a checkout have versions that say nothing."""
-    made = EngineEnvironment(tmp_path, vllm=version, sidestep="0.1.0")
-    assert list(packages.check(made.packages)) == []
+    assert of_packages(tmp_path, vllm=version, sidestep="0.1.0") == []
 
 
 def test_the_documents_name_the_supported_releases() -> None:
@@ -88,63 +96,16 @@ def test_the_documents_name_the_supported_releases() -> None:
         assert f"{engine.title} {first} to {last}" in readme
 
 
-def test_sources_without_metadata(tmp_path: Path) -> None:
-    """A checkout on PYTHONPATH can be imported, but names no plugin."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0")
-    (made.site / "sidestep_adapters").mkdir()
-    assert codes(list(packages.check(made.packages))) == {"SD002"}
-
-
 def test_a_release_without_the_plugin(tmp_path: Path) -> None:
     """Its metadata have other entry points only."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0")
-    made.install("sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.cli:main\n")
-    assert codes(list(packages.check(made.packages))) == {"SD002"}
-
-
-def test_packages_of_the_running_engine(tmp_path: Path) -> None:
-    """The process's own environment and PYTHONPATH count, not those of this command."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0")
-    elsewhere = EngineEnvironment(tmp_path / "plugin", sidestep="0.1.0")
-    with made.vllm(**NO_EXPORTER) as process:
-        assert codes(list(check_process(process))) == NOTHING | {"SD001"}
-    with made.vllm(**NO_EXPORTER, PYTHONPATH=str(elsewhere.site)) as process:
-        assert codes(list(check_process(process))) == NOTHING
-
-
-def test_how_a_command_line_names_python(tmp_path: Path) -> None:
-    """By a path from its directory, or by a name that PATH has."""
-    made = EngineEnvironment(tmp_path)
-    made.python = "bin/python"
-    with made.vllm(**NO_EXPORTER) as process:
-        assert process.packages.path == [str(made.site)]
-    made.python = "python"
-    with made.vllm(**NO_EXPORTER, PATH=str(made.root / "bin")) as process:
-        assert process.packages.path == [str(made.site)]
-
-
-@pytest.mark.skipif(not SYSTEM, reason="the system's Python has no packages")
-def test_packages_of_the_system(tmp_path: Path) -> None:
-    """The system's Python has two places for them; an environment may add them to its own."""
-    made = EngineEnvironment(tmp_path)
-    with (made.root / "pyvenv.cfg").open("a") as config:
-        config.write("include-system-site-packages = true\n")
-    with made.vllm(**NO_EXPORTER) as process:
-        assert process.packages.path == [str(made.site), *SYSTEM]
-    made.python = "/usr/bin/python3"
-    with made.vllm(**NO_EXPORTER) as process:
-        assert process.packages.path == SYSTEM
+    install(tmp_path, "sidestep", "0.0.1", "[console_scripts]\nsidestep = sidestep.app.cli:main\n")
+    assert of_packages(tmp_path, vllm="0.32.0") == ["SD002"]
 
 
 @pytest.mark.parametrize(
     ("options", "environ", "code"),
     [
-        ((), {"SIDESTEP_ENDPOINT": ""}, "SD010"),
-        ((), {"SIDESTEP_ENDPOINT": "ipc://run/ingest.ipc"}, "SD160"),
-        ((), {"SIDESTEP_VLLM_MODE": "Instead"}, "SD011"),
-        ((), {"SIDESTEP_STACKS": "no"}, "SD011"),
         ((), {"SIDESTEP_VLLM_MODE": ""}, "SD012"),
-        ((), {"SIDESTEP_NAMSPACE": "pod-1"}, "SD013"),
         ((), {"VLLM_PLUGINS": "lora_resolver"}, "SD003"),
         ((), {"VLLM_PLUGINS": ""}, "SD003"),
         ((), {"VLLM_PLUGINS": "lora_resolver, sidestep"}, "SD003"),
@@ -157,12 +118,9 @@ def test_packages_of_the_system(tmp_path: Path) -> None:
         (("--scheduler-cls", TAP), {}, "SD025"),
     ],
 )
-def test_vllm(options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path) -> None:
-    """Each fault of a server that runs has its code."""
-    with EngineEnvironment(tmp_path).vllm(*options, **{**NO_EXPORTER, **environ}) as process:
-        found = codes(list(check_process(process))) - NOTHING
-    expected = {code, "SD012"} if environ.get("SIDESTEP_VLLM_MODE") == "Instead" else {code}
-    assert found == expected
+def test_vllm(options: tuple[str, ...], environ: dict[str, str], code: str) -> None:
+    """Each fault of a server's start has its code."""
+    assert of_start(VLLM, ("serve", "MODEL", *options), **environ) == {code}
 
 
 @pytest.mark.parametrize(
@@ -174,107 +132,51 @@ def test_vllm(options: tuple[str, ...], environ: dict[str, str], code: str, tmp_
         (("--enable-metrics",), {"SGLANG_PLUGINS": "other"}, "SD003"),
     ],
 )
-def test_sglang(
-    options: tuple[str, ...], environ: dict[str, str], code: str, tmp_path: Path
+def test_sglang(options: tuple[str, ...], environ: dict[str, str], code: str) -> None:
+    """Each fault of a server's start has its code."""
+    assert of_start(SGLANG, options, **environ) == {code}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "environ"),
+    [
+        (VLLM, (), {}),
+        (VLLM, ("--scheduler-cls", TAP, "--shutdown-timeout=30"), {"VLLM_PLUGINS": ""}),
+        (SGLANG, ("--enable-metrics",), {"SGLANG_PLUGINS": ""}),
+        (SGLANG, ("--config", "sglang.yaml"), {}),
+    ],
+)
+def test_good_starts(
+    engine: InstalledEngine, options: tuple[str, ...], environ: dict[str, str]
 ) -> None:
-    """Each fault of a server that runs has its code."""
-    made = EngineEnvironment(tmp_path, sglang="0.5.23", sidestep="0.1.0")
-    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", **environ}
-    with made.sglang(*options, **given) as process:
-        assert codes(list(check_process(process))) - NOTHING == {code}
+    """With the tap the plugin is not needed; SGLang takes an empty list for none; a file has any option."""
+    assert of_start(engine, options, **environ) == set()
 
 
-def test_lists_that_allow_the_plugin(tmp_path: Path) -> None:
-    """SGLang takes an empty list for none; with the tap the plugin is not needed."""
-    made = EngineEnvironment(tmp_path)
-    tapped = ("--scheduler-cls", TAP, "--shutdown-timeout", "30")
-    with made.vllm(*tapped, **NO_EXPORTER, VLLM_PLUGINS="") as process:
-        assert codes(list(check_process(process))) == NOTHING
-    made.install("sglang", "0.5.23")
-    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead", "SGLANG_PLUGINS": ""}
-    with made.sglang("--enable-metrics", **given) as process:
-        assert codes(list(check_process(process))) == NOTHING
+@pytest.mark.parametrize(
+    ("environ", "code"),
+    [
+        ({"SIDESTEP_ENDPOINT": ""}, "SD010"),
+        ({"SIDESTEP_ENDPOINT": "/run/ingest.ipc"}, "SD160"),
+        ({"SIDESTEP_ENDPOINT": "ipc:///nowhere/ingest.ipc"}, "SD161"),
+        ({"SIDESTEP_VLLM_MODE": "Instead"}, "SD011"),
+        ({"SIDESTEP_STACKS": "no"}, "SD011"),
+        ({"SIDESTEP_NAMSPACE": "pod-1"}, "SD013"),
+    ],
+)
+def test_variables(environ: dict[str, str], code: str) -> None:
+    """Each fault has its code; this environment has no engine."""
+    assert command(**environ).keys() - {"SD006"} >= {code}
 
 
-def test_options_in_a_file(tmp_path: Path) -> None:
-    """Both engines read further options from the file of --config."""
-    made, config = EngineEnvironment(tmp_path), tmp_path / "config.yaml"
-    config.write_text(f"scheduler-cls: {TAP}\nshutdown_timeout: 30\n")
-    with made.vllm("--config", str(config), **NO_EXPORTER, VLLM_PLUGINS="") as process:
-        assert codes(list(check_process(process))) == NOTHING
-    made.install("sglang", "0.5.23")
-    given = {**NO_EXPORTER, "SIDESTEP_SGLANG_MODE": "instead"}
-    for text, found in (("enable-metrics: true", set()), ("enable-metrics: false", {"SD022"})):
-        config.write_text(f"{text}\n")
-        with made.sglang("--config", str(config), **given) as process:
-            assert codes(list(check_process(process))) == NOTHING | found
-    with made.sglang("--config", "/nowhere/config.yaml", **given) as process:
-        assert codes(list(check_process(process))) == NOTHING
+def test_nothing_is_there() -> None:
+    """An engine that is started here finds neither its package nor an endpoint."""
+    assert command() == {"SD006": "warning", "SD010": "error"}
 
 
-def test_variables_that_cannot_be_read(tmp_path: Path) -> None:
-    """The command line is checked all the same."""
-    with EngineEnvironment(tmp_path).vllm("--api-server-count", "2", **NO_EXPORTER) as process:
-        found = list(check_process(process._replace(environ=None)))
-    assert [each.code for each in found] == ["SD020", "SD025"]
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may start processes of other users")
-def test_an_engine_of_another_user() -> None:
-    """What it may not do is found by its user and groups, not by those of this command."""
-    with tempfile.TemporaryDirectory() as root:
-        Path(root).chmod(0o755)
-        made, directory = EngineEnvironment(Path(root)), Path(root) / "closed"
-        directory.mkdir(mode=0o700)
-        given = {**NO_EXPORTER, "SIDESTEP_ENDPOINT": f"ipc://{directory}/ingest.ipc"}
-        vllm = (str(made.root / "bin" / "vllm"), "serve", "MODEL")
-        with made.running(*vllm, user=65534, **given) as process:
-            assert codes(list(check_process(process))) == {"SD162"}
-
-
-def test_command_lines_that_start_no_server(tmp_path: Path) -> None:
-    """Clients, shells and wrappers are no engines."""
-    made = EngineEnvironment(tmp_path)
-    for arguments in (("-c", SCRIPT, "vllm", "serve"), (str(made.root / "bin" / "vllm"), "bench")):
-        with (
-            pytest.raises(AssertionError, match="not taken for an engine"),
-            made.running(*arguments),
-        ):
-            pass
-
-
-def test_a_running_engine_as_a_command(tmp_path: Path) -> None:
-    """Its variables count; those of the shell beside it only if they are others."""
-
-    def subjects(**environ: str) -> list[str]:
-        done = sidestep("doctor", "--environment", "--json", **environ)
-        found = json.loads(done.stdout)["findings"]
-        return [each["subject"] for each in found if each["code"] == "SD011"]
-
-    given = {**NO_EXPORTER, "SIDESTEP_STACKS": "no"}
-    with EngineEnvironment(tmp_path).vllm(**given, SIDESTEP_SHUTDOWN_LINGER="0") as process:
-        own = f"process {process.pid} (vLLM)"
-        assert subjects() == [own]
-        assert subjects(**given) == [own]
-        assert sorted(subjects(**{**given, "SIDESTEP_STACKS": "yes"})) == [own, "this environment"]
-
-
-def test_this_environment() -> None:
-    """Where no engine runs, the variables of this process count."""
-    assert "SD160" in own(SIDESTEP_ENDPOINT="/run/ingest.ipc")
-    assert "SD011" in own(SIDESTEP_VLLM_MODE="x")
-
-
-def test_where_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was started here would have neither an engine nor an endpoint."""
-    monkeypatch.delenv("SIDESTEP_ENDPOINT", raising=False)
-    assert codes(list(check_own(is_alone=True))) == {"SD006", "SD010"}
-    assert codes(list(check_own(is_alone=False))) == set()
-
-
-def test_this_environments_packages(tmp_path: Path) -> None:
-    """The command runs in the engine's environment."""
-    made = EngineEnvironment(tmp_path, vllm="0.32.0")
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(made.site)])
-    assert "SD003" in own(PYTHONPATH=path, VLLM_PLUGINS="other")
-    assert "SD012" in own(PYTHONPATH=path, SIDESTEP_ENDPOINT="ipc:///nowhere/x")
+def test_an_engine_beside_this_command(tmp_path: Path) -> None:
+    """The command has the engine's environment: its packages, and the variables that it would read."""
+    site = install(tmp_path, "vllm", "0.32.0")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(site)])
+    assert "SD003" in command(PYTHONPATH=path, VLLM_PLUGINS="other")
+    assert "SD012" in command(PYTHONPATH=path, SIDESTEP_ENDPOINT="ipc:///nowhere/x")

@@ -23,7 +23,6 @@ from manifests import KUSTOMIZE, ROOT, Resource, defaults, kustomized, named, re
 from sidestep.diagnosis.finding import Finding
 from sidestep_tools.doctor.manifests.checks import CODES, check
 from sidestep_tools.doctor.manifests.pods import IMAGE_DEFAULTS
-from sidestep_tools.doctor.manifests.reading import read_all
 
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 DEPLOYMENTS = sorted((ROOT / "tests" / "data" / "deployments").iterdir())
@@ -31,7 +30,6 @@ EXAMPLES = ROOT / "deploy" / "examples"
 GONE = object()
 """A value that is removed."""
 TEMPLATE = "Deployment: spec.template.spec"
-METADATA = "Deployment: spec.template.metadata"
 SIDECAR = f"{TEMPLATE}.initContainers.[sidestep]"
 ENGINE = f"{TEMPLATE}.containers.0"
 
@@ -88,18 +86,6 @@ def without_sidestep(pod: Resource) -> Resource:
     """Return a pod without anything of sidestep."""
     engine = {key: pod["containers"][0][key] for key in ("name", "image", "args")}
     return {"containers": [engine]}
-
-
-def annotated(port: int) -> Callable[[Resource], Resource]:
-    """Return a function that adds the annotations of a scraped pod."""
-    found = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
-    return lambda old: {**old, "annotations": found}
-
-
-def not_in(name: str) -> Resource:
-    """Return a selector of all other names."""
-    key = "app.kubernetes.io/name"
-    return {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [name]}]}
 
 
 FAULTS = [
@@ -161,16 +147,6 @@ FAULTS = [
     ),
     Fault("SD540", f"{SIDECAR}.args", more("--web.listen-address=127.0.0.1:9857")),
     Fault("SD540", f"{SIDECAR}.ports.0.containerPort", 9858),
-    Fault("SD542", "PodMonitor: spec.selector", {"matchLabels": {"app": "vllm"}}, "monitored"),
-    Fault("SD542", "PodMonitor: spec.selector", not_in("vllm"), "monitored"),
-    Fault("SD542", "PodMonitor: metadata.namespace", "monitoring", "monitored"),
-    Fault("SD542", "PodMonitor: spec.namespaceSelector", {"matchNames": ["default"]}, "monitored"),
-    Fault("SD542", "Service: spec.selector", {"app": "vllm"}, "service"),
-    Fault("SD542", "ServiceMonitor: spec.selector.matchLabels", {"app": "vllm"}, "service"),
-    Fault("SD544", "PodMonitor: spec.podMetricsEndpoints.0.port", "metrics", "monitored"),
-    Fault("SD544", "ServiceMonitor: spec.endpoints.0.port", "sidestep", "service"),
-    Fault("SD544", "Service: spec.ports.0.targetPort", "sidecar", "service"),
-    Fault("SD545", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/engine", "monitored"),
     Fault("SD555", f"{SIDECAR}.livenessProbe.httpGet.path", "/healthz"),
     Fault("SD555", f"{SIDECAR}.startupProbe.httpGet.port", "http"),
     Fault("SD555", f"{ENGINE}.readinessProbe.httpGet", {"path": "/health", "port": 9857}),
@@ -185,33 +161,10 @@ FAULTS = [
 ]  # fmt: skip
 
 
-SERVICE = """
-kind: Service
-metadata: {name: vllm, namespace: llm, labels: {for: sidestep}}
-spec:
-  selector: {app.kubernetes.io/name: vllm}
-  ports: [{name: page, port: 80, targetPort: sidestep}, {name: http, port: 8000}]
----
-kind: ServiceMonitor
-metadata: {name: sidestep, namespace: monitoring}
-spec:
-  selector: {matchLabels: {for: sidestep}}
-  namespaceSelector: {matchNames: [llm]}
-  endpoints: [{port: page}]
-"""
-
-
 @functools.cache
 def good(name: str) -> list[Resource]:
-    """Return the rendered manifests of an overlay, or one of them with what scrapes it."""
-    if name in OVERLAYS:
-        return kustomized(KUSTOMIZE / "overlays" / name)
-    podmonitor = (EXAMPLES / "podmonitor.yaml").read_text()
-    added = {"monitored": podmonitor, "service": SERVICE}[name]
-    found = copy.deepcopy([*good("vllm"), *resources(added)])
-    for each in found:
-        each["metadata"].setdefault("namespace", "llm")
-    return found
+    """Return the rendered manifests of an overlay."""
+    return kustomized(KUSTOMIZE / "overlays" / name)
 
 
 def changed(fault: Fault) -> list[Resource]:
@@ -284,17 +237,6 @@ HARMLESS = [
     Fault("", f"{SIDECAR}.args", more("--web.telemetry-path=/page")),
     Fault("", f"{SIDECAR}.resources.limits.memory", "0.25Gi"),
     Fault("", "Deployment: spec.replicas", 8),
-    Fault("", "PodMonitor: spec.podMetricsEndpoints.0.path", "/metrics/pod", "monitored"),
-    Fault("", "PodMonitor: spec.podMetricsEndpoints.0", {"portNumber": 9857}, "monitored"),
-    Fault(
-        "",
-        "PodMonitor: spec.podMetricsEndpoints",
-        more({"port": "http", "path": "/other"}),
-        "monitored",
-    ),
-    Fault("", "PodMonitor: spec.namespaceSelector", {"any": True}, "monitored"),
-    Fault("", "ServiceMonitor: spec.endpoints.0", {"targetPort": "sidestep"}, "service"),
-    Fault("", METADATA, annotated(9857)),
 ]
 
 
@@ -306,7 +248,7 @@ def test_harmless_changes_are_no_findings(change: Fault, tmp_path: Path) -> None
 
 def check_manifests(file: Path) -> list[Finding]:
     """Return what is wrong with the manifests in a file."""
-    return list(check([str(file)], read_all([str(file)])))
+    return list(check([str(file)]))
 
 
 def found_in(file: Path, given: list[Resource]) -> list[Finding]:
@@ -330,7 +272,7 @@ def test_each_code_has_a_fault() -> None:
     assert {each.code for each in CODES} - {each.code for each in FAULTS} == {"SD502"}
 
 
-@pytest.mark.parametrize("overlay", [*OVERLAYS, "monitored", "service"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_our_manifests_are_good(overlay: str, tmp_path: Path) -> None:
     """Nothing is wrong with the examples of this repository."""
     assert found_in(tmp_path / "all.yaml", good(overlay)) == []
@@ -371,7 +313,7 @@ def test_malformed_manifests_are_no_crash(tmp_path: Path) -> None:
     file = tmp_path / "all.json"
     (faulty,) = changed(Fault("SD512", f"{SIDECAR}.restartPolicy", GONE))
     faulty["metadata"]["name"] = "other"
-    whole = copy.deepcopy([*good("monitored"), *good("service")[1:]])
+    whole = copy.deepcopy(good("vllm"))
     for number, (holder, key) in enumerate(list(_nodes(whole))):
         before, holder[key] = holder[key], ("text", ["text"], {"text": 1}, 1)[number % 4]
         file.write_text(json.dumps({"kind": "List", "items": [*whole, faulty]}))

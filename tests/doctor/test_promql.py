@@ -110,7 +110,7 @@ def test_signs_in_texts_are_no_operators() -> None:
 def test_without_the_library(tmp_path: Path) -> None:
     """One line says what to install, where there are queries to check."""
     script = (
-        "import sys; sys.modules['promql_parser'] = None; from sidestep.cli import main; main()"
+        "import sys; sys.modules['promql_parser'] = None; from sidestep.app.cli import main; main()"
     )
     rules, empty = tmp_path / "rules.yaml", tmp_path / "pod.yaml"
     rules.write_text('groups: [{name: g, rules: [{record: a, expr: "x"}]}]')

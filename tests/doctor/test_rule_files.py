@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from promtool import PROMTOOLS, run
 from rulefiles import RULE_FILES
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 
 GROUP = "groups:\n- name: a\n  rules:\n"
 EXPR = "expr: vllm:num_requests_running"

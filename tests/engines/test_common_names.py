@@ -19,8 +19,8 @@ from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, Sglan
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.recording.replay import Replay
@@ -100,8 +100,7 @@ ENGINES = [engine("tokenizer", TOKENIZER), engine("scheduler", SCHEDULER)]
 def applied(*, common: bool = True, legacy: bool = True) -> Registry:
     """Return a registry to which all items were applied."""
     registry = Registry(
-        {n: compile_layout(DIALECTS[n], legacy=legacy, common=common) for n in ("vllm", "sglang")},
-        {},
+        {n: compile_layout(DIALECTS[n], legacy=legacy, common=common) for n in ("vllm", "sglang")}
     )
     applier = Applier(registry)
     for item in items():
@@ -172,12 +171,6 @@ def test_sglangs_numbers_are_those_of_its_collectors() -> None:
     assert value("sidestep_kv_cache_usage_ratio") == 0.5
 
 
-def test_common_names_need_their_flag() -> None:
-    """Without it, no family has two names."""
-    assert names(render(applied(common=False)).decode()) == set()
-    assert names(render(applied()).decode()) != set()
-
-
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_clients_name_needs_both_flags(openmetrics: bool) -> None:
     """The conventions give it to clients, and no longer in their drafts."""
@@ -224,19 +217,17 @@ def test_folded_items_feed_common_names(common: bool) -> None:
         assert folder.fold(encode_item(item), ENGINES)
     records = [record for frame in folder.seal().frames for record in frame]
     layout = compile_layout(DIALECTS["sglang"], legacy=True, common=common)
-    registry = Registry({"sglang": layout}, {})
+    registry = Registry({"sglang": layout})
     applier = Applier(registry)
     for info, record in zip(ENGINES, records, strict=True):
-        applier.add_record(registry.register(info), decode_record(record))
+        applier.add_totals(registry.register(info), decode_totals(record))
 
     assert parse(render(registry).decode()) == parse(render(applied(common=common)).decode())
 
 
 def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
     """Return a registry with one engine, its applier, and the engine's name."""
-    registry = Registry(
-        {n: compile_layout(DIALECTS[n], common=True) for n in ("sglang", "stream")}, {}
-    )
+    registry = Registry({n: compile_layout(DIALECTS[n], common=True) for n in ("sglang", "stream")})
     registry.register(EngineInfo("e", dialect, labels))
     return registry, Applier(registry), "e"
 
@@ -334,10 +325,10 @@ def test_an_item_cannot_add_labels_of_another_collector() -> None:
 def test_an_engine_with_a_stream_keeps_its_dialect() -> None:
     """Another stream cannot change it; once no stream feeds the engine, a Hello can."""
     registry, _, who = fed("stream", engine="0", model_name="m")
-    registry.engines[who].streams.add(1)
+    registry.engines[who].feeds.streams.add(1)
     other = EngineInfo(who, "sglang", {"engine": "0", "model_name": "m"})
     with pytest.raises(WireError, match="changed_dialect"):
         registry.register(other)
-    registry.engines[who].streams.clear()
+    registry.engines[who].feeds.streams.clear()
 
     assert registry.register(other).layout.dialect == "sglang"

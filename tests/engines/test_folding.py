@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmSleep, VllmStep
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -115,47 +116,9 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
     # 1, 2, 3 at the begin, 5 at the end; 4 was reported from its start to its end.
     assert {name: n for name, n in found.items() if n} == {"folded": 4}
     assert sum(engine.values[slot] or 0 for slot in success.slots) == 5
-    assert engine.requests is not None
-    assert engine.requests.requests.live == {}
-
-
-@given(st.data())
-@settings(max_examples=100)
-def test_any_cut_into_sent_and_folded_parts_has_the_same_sums(data: st.DataObject) -> None:
-    """No token or latency is lost."""
-    random = Random(data.draw(st.integers(0, 2**32)))
-    made = [
-        VllmStep(0, float(n), 1.0, SchedulerStats(num_running_reqs=n), IterationStats(
-            random.randrange(9), inter_token_latencies_iter=[random.expovariate(9)] * random.randrange(3)))
-        for n in range(data.draw(st.integers(1, 40)))
-    ]  # fmt: skip
-    items = [encode_item(item) for item in made]
-    fed = Fed()
-    fed.send_hello("s", [ENGINE])
-    at = 0
-    while at < len(items):
-        count = data.draw(st.integers(1, len(items)))
-        part = items[at : at + count]
-        at += count
-        if data.draw(st.booleans()):
-            fed.fold("s", part)
-        else:
-            fed.items("s", part)
-    (engine,) = fed.intake.registry.engines.values()
-    latencies = [v for item in made if item.iteration is not None
-                 for v in item.iteration.inter_token_latencies_iter]  # fmt: skip
-    slots = engine.layout.find("vllm:inter_token_latency_seconds").slots
-    expected = Histogram(engine.bounds_of(slots[0]))
-    expected.observe_many(list(latencies))
-    shown = engine.histogram(slots[0])
-
-    assert engine.values[engine.layout.find("vllm:generation_tokens_total").slots[0]] == sum(
-        item.iteration.num_generation_tokens for item in made if item.iteration is not None
-    )
-    assert expected.counts == shown.counts
-    assert pytest.approx(expected.sum) == shown.sum
-    running = engine.layout.find("vllm:num_requests_running").slots[0]
-    assert engine.values[running] == len(made) - 1
+    tracker = engine.part(Trackers).requests
+    assert tracker is not None
+    assert tracker.requests.live == {}
 
 
 def test_a_gauge_yields_to_a_newer_one_only() -> None:
@@ -184,7 +147,7 @@ def test_a_folder_uses_the_exporters_bounds() -> None:
     folded = folder.seal()
     for overrides, moved in (({"inter_token_latency": (0.5, 1.0)}, 0), ({}, 3)):
         fed = Fed()
-        fed.intake.registry.overrides = overrides
+        fed.intake.registry.series = SeriesSettings(overrides)
         fed.send_hello("s", [ENGINE])
         fed.aggregate("s", folded.items, folded.frames)
         counters = fed.intake.metrics.counters()

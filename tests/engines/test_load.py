@@ -20,6 +20,7 @@ from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
 from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
+from sidestep.metrics.saturation import Saturation
 from sidestep.protocol.messages import LIMITS, EngineInfo
 from sidestep.protocol.self_described import Sample
 from vllm_bench import Bench, step, tokens
@@ -71,7 +72,7 @@ def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
         iteration.time_to_first_tokens_iter = [0.1] * 2
         bench.apply(step(scheduler, iteration, stamp=second + 1.0))
         loads.update(float(second))
-    found = bench.engines["0"].saturation
+    found = bench.engines["0"].find_part(Saturation)
     return None if found is None else found.ratio
 
 
@@ -79,7 +80,7 @@ def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
 def fed() -> Bench:
     """Return a registry with one engine that a stream feeds."""
     bench = Bench()
-    bench.engine().streams.add(1)
+    bench.engine().feeds.streams.add(1)
     return bench
 
 
@@ -92,7 +93,7 @@ def test_an_engine_with_a_constant_queue_is_saturated(fed: Bench) -> None:
 def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: Bench) -> None:
     """The engine's Hello has its slots; steps that never were shorter are no load."""
     engine = fed.engine(info={LIMITS: {"max_running_requests": "16"}})
-    engine.streams.add(1)
+    engine.feeds.streams.add(1)
 
     assert looked(fed, seconds=200, waiting=0) == 0.25
     assert fed.value("sidestep_max_running_requests") == 16
@@ -103,7 +104,7 @@ def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: B
 def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ratio: float) -> None:
     """The engine's Hello has the most tokens of a step; each of these generates 100."""
     limits = {"max_running_requests": "16", "max_step_tokens": most}
-    fed.engine(info={LIMITS: limits}).streams.add(1)
+    fed.engine(info={LIMITS: limits}).feeds.streams.add(1)
 
     assert looked(fed, seconds=200, waiting=0) == ratio
 
@@ -111,7 +112,7 @@ def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ra
 @pytest.mark.parametrize("most", ["", "-1", "0", "many", "9" * 30])
 def test_slots_that_are_no_number_are_unknown(fed: Bench, most: str) -> None:
     """Then only a queue and the KV cache say how full the batch is."""
-    fed.engine(info={LIMITS: {"max_running_requests": most}}).streams.add(1)
+    fed.engine(info={LIMITS: {"max_running_requests": most}}).feeds.streams.add(1)
 
     assert looked(fed, seconds=200, waiting=0) == 0.0
     assert fed.values("sidestep_max_running_requests") == {}
@@ -119,7 +120,7 @@ def test_slots_that_are_no_number_are_unknown(fed: Bench, most: str) -> None:
 
 def test_kv_blocks_in_use_fill_the_batch(fed: Bench) -> None:
     """Cached blocks that no request uses do not count as used in the engine's own gauge."""
-    fed.engine(info={LIMITS: {"max_running_requests": "16"}}).streams.add(1)
+    fed.engine(info={LIMITS: {"max_running_requests": "16"}}).feeds.streams.add(1)
     loads = LoadTracker(fed.registry)
     for second in range(200):
         scheduler = SchedulerStats(num_running_reqs=4, kv_cache_usage=0.75)
@@ -162,28 +163,27 @@ def test_a_silent_engine_is_not_tracked(fed: Bench) -> None:
     """Without a stream nothing is learned; when gauges expire, the estimate is deleted."""
     looked(fed, seconds=500)
     engine = fed.engines["0"]
-    engine.streams.clear()
+    engine.feeds.streams.clear()
     loads = LoadTracker(fed.registry)
     loads.update(600.0)
-    assert engine.saturation is not None
-    assert engine.saturation.ratio is not None
+    assert engine.part(Saturation).ratio is not None
 
-    fed.registry.expire(engine.seen_at + GAUGES_EXPIRE_SECONDS)
+    fed.registry.expire(engine.feeds.seen_at + GAUGES_EXPIRE_SECONDS)
     loads.update(700.0)
     assert not engine.live
-    assert engine.saturation is None
+    assert engine.find_part(Saturation) is None
 
 
 def test_the_estimate_of_a_restarted_engine_starts_anew(fed: Bench) -> None:
     """Its gauges are unknown until its first report."""
     looked(fed, seconds=500)
     engine = fed.engines["0"]
-    engine.streams.clear()
+    engine.feeds.streams.clear()
     fed.registry.reset_gauges(engine)
-    engine.streams.add(2)
+    engine.feeds.streams.add(2)
     LoadTracker(fed.registry).update(600.0)
 
-    assert engine.saturation is None
+    assert engine.find_part(Saturation) is None
     assert fed.values(NAME) == {}
 
 
@@ -206,12 +206,12 @@ def test_many_engines_are_updated_in_batches() -> None:
     bench = Bench()
     for number in range(3 * BATCH + 1):
         engine = bench.engine(str(number))
-        engine.streams.add(number)
+        engine.feeds.streams.add(number)
         bench.apply(step(SchedulerStats(), tokens(1)), to=str(number))
     loads, seen = LoadTracker(bench.registry), []
     for _ in range(6):
         loads.update(1.0)
-        seen.append(sum(e.saturation is not None for e in bench.engines.values()))
+        seen.append(sum(e.find_part(Saturation) is not None for e in bench.engines.values()))
 
     assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
     loads.update(1.0 + INTERVAL)
@@ -219,13 +219,13 @@ def test_many_engines_are_updated_in_batches() -> None:
 
 def test_triton_and_streams_have_no_ratio() -> None:
     """They report no batch."""
-    registry = Registry(DIALECTS.layouts(), {})
+    registry = Registry(DIALECTS.layouts())
     for dialect in ("triton", "stream"):
         labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
-        registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
+        registry.register(EngineInfo(dialect, dialect, labels)).feeds.streams.add(1)
     LoadTracker(registry).update(1.0)
 
-    assert [engine.saturation for engine in registry.engines.values()] == [None, None]
+    assert [engine.find_part(Saturation) for engine in registry.engines.values()] == [None, None]
 
 
 def sglang_tick(second: int, waiting: int) -> tuple[Any, ...]:
@@ -253,15 +253,14 @@ def test_sglangs_schedulers_have_a_ratio(waiting: int, wanted: float) -> None:
     """The inputs come from other series."""
     bench = SglangBench(SCHEDULER)
     engine = bench.registry.engines["s"]
-    engine.streams.add(1)
+    engine.feeds.streams.add(1)
     loads = LoadTracker(bench.registry)
     for second in range(500):
         bench.apply(*sglang_tick(second, waiting))
         loads.update(float(second))
 
-    assert engine.saturation is not None
-    assert engine.saturation.ratio == pytest.approx(wanted, abs=0.01)
-    assert engine.saturation.shortest.seconds == pytest.approx(0.1)
+    assert engine.part(Saturation).ratio == pytest.approx(wanted, abs=0.01)
+    assert engine.part(Saturation).shortest.seconds == pytest.approx(0.1)
     page = parse(bench.text)
-    assert [*page[NAME].samples.values()] == [engine.saturation.ratio]
+    assert [*page[NAME].samples.values()] == [engine.part(Saturation).ratio]
     assert [*page["sidestep_max_running_requests"].samples.values()] == [8]

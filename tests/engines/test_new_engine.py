@@ -1,11 +1,15 @@
-"""An engine that is added as a folder and one entry in the list of dialects, as CONTRIBUTING.md says."""
+"""An engine that is added as a folder with an entry point, as CONTRIBUTING.md says."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,14 +17,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import tomllib
 from tests.engines.toy_engine.dialect import DIALECT
 from tests.engines.toy_engine.wire import ToyStep
 from tools import docs
 
+from exporter_processes import process
 from exporters import until
 from pages import Family, get, parse
-from sidestep.app import Exporter
-from sidestep.catalog.model import Handler
+from sidestep.app.exporter import Exporter
+from sidestep.catalog.row import Handler
 from sidestep.config.settings import read
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
@@ -35,6 +41,63 @@ from sidestep_adapters.publisher.publisher import Publisher
 WITH_TOY = Dialects(*DIALECTS.values(), DIALECT)
 LABELS = {"engine": "0", "model_name": "m"}
 STEP = ToyStep(0, 1.0, 2, 1, 0.5, 100, 10, [0.05, 5.0], "decode")
+TOY = Path(__file__).parent / "toy_engine"
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+ENGINE = """
+import sys
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
+from toy_engine.wire import ToyStep
+info = EngineInfo("e", "toy", {"engine": "0", "model_name": "m"})
+publisher = Publisher(sys.argv[1], "toy", [info])
+publisher.push(ToyStep(0, 1.0, generated_tokens=10))
+sys.stdin.read()
+publisher.close()
+"""
+"""The engine's process, until its standard input is closed."""
+
+
+def install(folder: Path) -> None:
+    """Install the toy engine into ``folder``, with the entry points of the guide."""
+    (folder / "toy_engine").mkdir()
+    for module in TOY.glob("*.py"):
+        text = module.read_text().replace("tests.engines.toy_engine", "toy_engine")
+        (folder / "toy_engine" / module.name).write_text(text)
+    (block,) = re.findall(r" *```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    block = block.replace("<engine>", "toy").replace("<package>", "toy_engine")
+    groups = tomllib.loads(textwrap.dedent(block))["project"]["entry-points"]
+    metadata = folder / "toy_engine-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+            for group, points in groups.items()
+        )
+    )
+
+
+async def test_a_package_with_an_entry_point_is_all_that_an_exporter_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter and an engine, each with the package on its path, need nothing else."""
+    install(tmp_path)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    )
+
+    async def generated() -> bool:
+        page = parse(await get(url))
+        return "toy:generated_tokens" in page and sample(page, "toy:generated_tokens_total") == 10
+
+    async with process(tmp_path) as (_, url):
+        engine = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ENGINE, f"ipc://{tmp_path}/i.ipc", stdin=asyncio.subprocess.PIPE
+        )
+        await until(generated)
+        await engine.communicate(b"")
+
+    assert engine.returncode == 0
 
 
 @asynccontextmanager
@@ -66,6 +129,24 @@ def sample(page: dict[str, Family], family: str, **labels: str) -> float:
     """Return the value of one of the engine's series."""
     key = family, tuple(sorted({**LABELS, **labels}.items()))
     return page[family.removesuffix("_total").removesuffix("_bucket")].samples[key]
+
+
+def test_a_dialect_that_cannot_be_loaded_prevents_the_start(tmp_path: Path) -> None:
+    """The line names its entry point and the error."""
+    install(tmp_path)
+    (tmp_path / "toy_engine" / "dialect.py").write_text("import missing_library")
+    done = subprocess.run(
+        [sys.executable, "-m", "sidestep", "serve"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("sidestep: dialect toy (toy_engine.dialect:DIALECT): ")
+    assert "missing_library" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 async def test_its_page_has_its_own_families_and_the_common_ones(tmp_path: Path) -> None:
@@ -158,4 +239,4 @@ def test_handlers_fit_the_rows_and_the_items(change: dict[str, Any], named: str)
     dialects = Dialects(dataclasses.replace(DIALECT, **change))
 
     with pytest.raises(CatalogueError, match=named):
-        Applier(Registry(dialects.layouts(), {}), dialects)
+        Applier(Registry(dialects.layouts()), dialects)

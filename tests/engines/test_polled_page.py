@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from intakes import discard
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import ENGINE_LABELS
+from sidestep.catalog.row import ENGINE_LABELS
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialect, Dialects
 from sidestep.engines.polled_page import PageHandlers, PolledPage, difference, resets_row
@@ -19,8 +19,8 @@ from sidestep.engines.row_builders import SampledRows
 from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS
 from sidestep.exposition.text_page import render
 from sidestep.metrics.merge import restore_engine
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample
 
@@ -78,7 +78,7 @@ class Polled:
 
     def __init__(self) -> None:
         layouts = {name: compile_layout(one) for name, one in DIALECTS.items()}
-        self.registry = Registry(layouts, {})
+        self.registry = Registry(layouts)
         self.applier = Applier(self.registry, DIALECTS)
         self.registry.register(INFO)
 
@@ -177,7 +177,7 @@ def test_a_snapshot_holds_the_last_page(process: int) -> None:
     polled, later = Polled(), Polled()
     polled.poll(page(5, {"stop": 2}, (1, 0, 0), process=process))
     engine = polled.registry.engines["e"]
-    record = decode_record(encode_record(engine, totals_of(engine)))
+    record = decode_totals(encode_totals(engine, totals_of(engine)))
     discard(later.registry, later.registry.engines["e"])
     later.registry.retired["e"] = restore_engine(later.registry, record)
     later.registry.register(INFO)

@@ -13,14 +13,12 @@ from collectors import seen
 from intakes import Fed
 from pages import parse
 from sglang_bench import SCHEDULER, Bench, family, stats
-from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
-from sidestep.metrics.validate_record import MAX_CHILDREN
+from sidestep.metrics.merge import MAX_CHILDREN
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample, Samples
@@ -32,18 +30,6 @@ TTFT = "sglang:time_to_first_token_seconds"
 
 
 # The scheduler's stats.
-
-
-def test_queues_count_all_requests_and_by_priority() -> None:
-    """The total has no label priority, as on SGLang's page."""
-    bench = Bench()
-    bench.apply(
-        stats(num_queue_reqs=QueueCount(6, {"0": 2, "7": 4}), num_running_reqs=QueueCount(3))
-    )
-
-    assert bench.samples("sglang:num_queue_reqs") == {(): 6, ("0",): 2, ("7",): 4}
-    assert bench.samples("sglang:num_running_reqs") == {(): 3}
-    assert 'priority=""' not in bench.text
 
 
 def test_a_priority_without_requests_is_zero() -> None:
@@ -312,29 +298,6 @@ def test_a_common_counter_adds_only_the_chosen_children() -> None:
     assert values(found) == [40]
 
 
-def test_a_histogram_by_known_values_has_a_slot_for_each() -> None:
-    """Every known value has a slot of its own as text, as JSON, and in a record."""
-    bench = Bench(TOKENIZER, legacy=True, common=True)
-    bench.apply(
-        family(
-            "sglang:prompt_tokens_histogram", "histogram", [], Sample([], observations=[5.0, 900.0])
-        ),
-        family(
-            "sglang:generation_tokens_histogram", "histogram", [], Sample([], observations=[17.0])
-        ),
-        to="t",
-    )
-    name = "gen_ai_client_token_usage"
-    typed = {s["labels"]["gen_ai_token_type"]: (s["count"], s["sum"]) for s in bench.typed(name)}
-    assert typed == {"input": (2, 905.0), "output": (1, 17.0)}
-
-    engine = bench.registry.engines["t"]
-    record = decode_record(encode_record(engine, totals_of(engine)))
-    other = Bench(TOKENIZER, legacy=True, common=True)
-    assert other.applier.add_record(other.registry.engines["t"], record) == 0
-    assert parse(other.text) == parse(bench.text)
-
-
 # Snapshots and folding.
 
 counts = st.integers(0, COUNT_LIMIT)
@@ -385,26 +348,6 @@ uses = st.builds(
     observed,
 )
 reported = st.lists(reports | tokens | own | uses | latencies, max_size=12)
-
-
-@given(reports)
-def test_reports_are_encoded_and_decoded(report: SglangStats) -> None:
-    """Any report within the limits is equal afterwards."""
-    assert DIALECTS.decode(encode_item(report)) == report
-
-
-@given(st.lists(st.tuples(texts, st.floats(0, 1e4), st.integers(1, COUNT_LIMIT)), max_size=9))
-def test_weights_are_encoded_and_decoded(found: list[tuple[str, float, int]]) -> None:
-    """So are observations, counts and totals."""
-    samples = [
-        Sample(
-            [label], observations=[value, value], weights=[weight, 1], counts=[weight], total=value
-        )
-        for label, value, weight in found
-    ]
-    item = family("sglang:x_seconds", "histogram", ["k"], *samples, bounds=[1.0])
-
-    assert DIALECTS.decode(encode_item(item)) == item
 
 
 @pytest.mark.parametrize(

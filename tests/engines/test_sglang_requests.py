@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import Start
 from pages import get, parse
 from sglang_managers import Manager
+from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.config.parsing import tenant_rule
 from sidestep.engines.apply import Applier
@@ -24,14 +25,12 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
-from sidestep.metrics.engine import Engine
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import Registry
-from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.registry import Accounting, Registry, Tracking
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
-from sidestep.protocol.self_described import Samples
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -104,14 +103,19 @@ class Ends:
 class Bench:
     """A registry with tenants, and one tokenizer."""
 
-    def __init__(self, limit: int = len(TENANTS), by: str = "cache-salt", **options: Any) -> None:
+    def __init__(
+        self,
+        limit: int = len(TENANTS),
+        by: str = "cache-salt",
+        prices: Prices | None = None,
+        objectives: Objectives | None = None,
+    ) -> None:
         self.tenants = Tenants(by, limit)
         self.registry = Registry(
             DIALECTS.layouts(),
-            {},
-            tenants=self.tenants,
-            request_sink=lambda engine: Ends(self.tenants, engine),
-            **options,
+            SeriesSettings(objectives=objectives or Objectives()),
+            tracking=Tracking(request_sink=lambda engine: Ends(self.tenants, engine)),
+            accounting=Accounting(self.tenants, prices),
         )
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
@@ -205,7 +209,6 @@ def run(manager: Manager, kind: str, tenant: str, number: int) -> None:
         manager.fail(state, ValueError())
 
 
-@settings(deadline=None)
 @given(actions, st.integers(1, 9), st.integers(1, 12))
 def test_sums_equal_totals_after_every_item(
     chosen: list[tuple[str, str, int]], limit: int, slice_size: int
@@ -235,7 +238,6 @@ def test_sums_equal_totals_after_every_item(
     assert sum(bench.reasons().values()) == len(bench.ends.ended)
 
 
-@settings(deadline=None)
 @given(actions)
 def test_several_tokenizers_of_one_engine(chosen: list[tuple[str, str, int]]) -> None:
     """Their items may arrive in any order between each other."""
@@ -350,7 +352,7 @@ def test_folded_requests_are_unseen() -> None:
     for frame in folder.seal().frames:
         for raw in frame:
             for each in (bench, fresh):
-                each.applier.add_record(each.engine, decode_record(msgspec.Raw(raw)))
+                each.applier.add_totals(each.engine, decode_totals(msgspec.Raw(raw)))
                 each.check()
 
     assert (bench.ends.lost, fresh.ends.lost) == (4, 4)
@@ -382,20 +384,6 @@ def test_an_item_with_other_labels_changes_nothing() -> None:
 
     bench.check()
     assert len(bench.ends.ended) == 1
-
-
-def test_an_older_sender_has_no_tenants() -> None:
-    """Its counters arrive without requests; other engines of the server have none either."""
-    own = process()
-    bench, manager = Bench(), Manager()
-    run(manager, "finish", "a", 4)
-    for item in taken(own):
-        if isinstance(item, SglangRequests):
-            add_samples(bench.registry, bench.engine, Samples(0, 1.0, item.counters))
-    scheduler = bench.registry.register(EngineInfo("s", "sglang", {"model_name": "m"}))
-    bench.applier.apply(scheduler, Samples(0, 1.0, []))
-
-    assert not any(scheduler.keyed)
 
 
 @pytest.mark.parametrize(

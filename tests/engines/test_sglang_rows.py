@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
-from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Alias, Handler, Row, Sampled
+from sidestep.catalog.row import Alias, Handler, Row
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows, request_rows
@@ -30,7 +28,6 @@ from sidestep.errors import WireError
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "sglang" / "metrics.json"
 ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
-QUEUES = [row for row in LIVE.values() if row.omits_empty_labels]
 SATURATION = {row.name for row in saturation()}
 LOOKUPS = {row.name for row in lookups()}
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
@@ -106,11 +103,6 @@ def test_every_removed_name_is_accounted_for() -> None:
     assert dict(legacy_rows.LOST).keys().isdisjoint(ROWS)
 
 
-def test_dead_families_have_no_row() -> None:
-    """They would expose a meaningless 0."""
-    assert dict(sglang.DEAD).keys().isdisjoint(ROWS)
-
-
 def test_hidden_rows_are_aliases_of_live_ones() -> None:
     """They have the same kind, labels and bounds."""
     hidden = [row for row in ROWS.values() if row.status == "hidden"]
@@ -131,21 +123,6 @@ def _form(row: Row) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def test_rows_have_the_labels_of_their_collectors() -> None:
-    """No collector's labels are another row's own."""
-    layout = compile_layout(DIALECTS["sglang"])
-    kinds = {row.shared for row in ROWS.values() if row is not REFUSED_OBSERVATIONS}
-
-    for row in ROWS.values():
-        assert set(row.shared) <= set(row.labels)
-        is_of_tokenizer = row.shared == ("engine_type", "model_name")
-        assert row.extra_labels == (is_of_tokenizer and row not in request_rows.REQUESTS)
-    assert layout.own_labels.isdisjoint(label for shared in kinds for label in shared)
-    assert len(kinds) == 6
-    # An optional one of a scheduler's.
-    assert "dp_rank" not in layout.own_labels
-
-
 def test_every_field_of_the_stats_has_its_row() -> None:
     """Every field is a row's path or read by a handler."""
     read = set[str]()
@@ -162,71 +139,12 @@ def test_every_field_of_the_stats_has_its_row() -> None:
             assert set(RANK) == set(row.shared)
 
 
-def test_queues_are_gauges_by_priority() -> None:
-    """There are seven; without priorities the label is absent."""
-    assert len(QUEUES) == 7
-    for row in QUEUES:
-        assert Handler(f"queue:{row.name.removeprefix('sglang:')}") == row.source
-        assert ("priority",) == row.own_labels
-
-
-def test_options_hide_their_gauges() -> None:
-    """SGLang sends their fields in any case."""
-    gated = {name.removeprefix("sglang:") for name in compile_layout(DIALECTS["sglang"]).gated}
-
-    assert gated == {
-        "lora_pool_slots_used",
-        "lora_pool_slots_total",
-        "lora_pool_utilization",
-        "hicache_host_used_tokens",
-        "hicache_host_total_tokens",
-        "hicache_host_mamba_used_states",
-        "hicache_host_mamba_total_states",
-        "num_streaming_sessions",
-        "streaming_session_held_tokens",
-    }
-
-
-def test_refused_observations_are_one_family_of_all_dialects() -> None:
-    """They share one row, so a page has the family once."""
-    rows = [
-        next(row for row in dialect.rows if row.name == REFUSED_OBSERVATIONS.name)
-        for dialect in DIALECTS.values()
-        if not dialect.has_own_namespace
-    ]
-
-    assert all(row is REFUSED_OBSERVATIONS for row in rows)
-
-
 def test_bucket_families_belong_to_rows_and_can_be_set() -> None:
     """Their default bounds are valid settings."""
     buckets = {row.buckets for row in LIVE.values() if row.name not in LOOKUPS}
     assert buckets - {""} == SGLANG.keys()
     for family, bounds in SGLANG.items():
         assert bounds == checked(family, bounds) == DEFAULTS[family]
-
-
-def test_other_rows_are_self_described() -> None:
-    """Only the saturation and what lookups tell are computed."""
-    for row in LIVE.values():
-        if row.name not in SATURATION | LOOKUPS:
-            assert isinstance(row.source, Sampled | Handler | str)
-
-
-def test_stats_are_encoded_and_decoded() -> None:
-    """A field that the engine omits stays absent."""
-    stats = SglangSchedulerStats(
-        num_running_reqs=QueueCount(3, {"0": 1, "7": 2}),
-        gen_throughput=17.5,
-        num_used_tokens=-6,
-        routing_key_all_req_counts=[1, 2],
-    )
-    item = SglangStats(0, 1.0, 2.0, stats)
-
-    decoded = DIALECTS.decode(encode_item(item))
-
-    assert item == decoded
-    assert stats.fwd_occupancy is None
 
 
 @pytest.mark.parametrize(
@@ -244,15 +162,3 @@ def test_stats_out_of_bounds_are_refused(stats: SglangSchedulerStats) -> None:
     """Numbers must be finite and lists bounded."""
     with pytest.raises(WireError):
         DIALECTS.decode(encode_item(SglangStats(0, 1.0, 2.0, stats)))
-
-
-def test_an_older_engine_sends_fewer_fields() -> None:
-    """Missing fields at the end are absent."""
-    raw = msgspec.msgpack.encode(["gs", 0, 1.0, 2.0, [[2], None, 1]])
-
-    item = DIALECTS.decode(raw)
-
-    assert isinstance(item, SglangStats)
-    assert QueueCount(2) == item.stats.num_running_reqs
-    assert item.stats.num_queue_reqs is None
-    assert item.stats.routing_key_all_req_counts is None

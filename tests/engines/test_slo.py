@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from command_line import one_line, serving, sidestep
-from exporters import MAIN_RUN, SPEC_RUN, Start, recorded_run, until
+from exporters import Start, until
 from pages import Family, get, parse
 from peers import publisher
-from promtool import PROMTOOL, complaints
-from sidestep.app import Exporter
 from sidestep.catalog.slo import Objective
 from sidestep.config.settings import Config, read
 from sidestep.engines.dialects import DIALECTS
@@ -27,18 +23,9 @@ from sidestep.engines.slo import resolve
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError
 from sidestep.protocol.iteration_stats import IterationStats
-from sidestep_adapters.recording.replay import Replay
 
 REQUESTS = "sidestep_slo_requests"
 TTFT = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
-SLO = ("ttft=15ms", "inter_token=7.5ms", "e2e=300ms", "queue=3ms", "availability")
-
-
-async def play(exporter: Exporter, *runs: Path) -> None:
-    """Replay recordings into ``exporter``."""
-    for run in runs:
-        player = Replay(run, exporter.endpoints[0], realtime=False, namespace=run.name)
-        await asyncio.to_thread(player.run)
 
 
 def slo_counts(found: Mapping[str, Family], **labels: str) -> dict[tuple[str, str], float]:
@@ -193,86 +180,6 @@ def test_a_change_needs_a_restart() -> None:
     before, after = read({"slo": ("ttft=1",)}, {}), read({"slo": ("ttft=2",)}, {})
 
     assert before.adjusted(after) == (before, [], ["slo"])
-
-
-async def test_every_page_has_the_counters(start: Start) -> None:
-    """All views and formats, JSON, and a page with this name alone, for both engines."""
-    async with start(slo=SLO, histograms="both") as exporter:
-        await play(exporter, MAIN_RUN, SPEC_RUN, recorded_run("sglang"))
-        base = exporter.url.removesuffix("/metrics")
-        text = parse(await get(exporter.url))
-        alone = parse(await get(f"{exporter.url}?name[]={REQUESTS}_total"))
-        pod = parse(await get(f"{exporter.url}/pod"))
-        accepted = "application/openmetrics-text;version=1.0.0"
-        opened = await get(exporter.url, Accept=accepted)
-        typed = json.loads(await get(f"{base}/api/v1/metrics"))
-
-    expected = slo_counts(text)
-    opened_families = text_string_to_metric_families(opened)  # type: ignore[no-untyped-call]
-    (openmetrics,) = (one for one in opened_families if one.name == REQUESTS)
-    (family,) = (f for f in typed if f["name"] == f"{REQUESTS}_total")
-    assert len(expected) == 2 * len(SLO)
-    assert sum(expected.values()) > 1000
-    assert all(sum(expected[name, r] for r in ("good", "bad")) for name in ("ttft", "availability"))
-    # Of SGLang one rank, which is all of this run.
-    assert slo_counts(pod) == slo_counts(alone) == expected
-    assert {s.value for s in openmetrics.samples} == set(text[REQUESTS].samples.values())
-    assert sum(s["value"] for s in family["samples"]) == sum(expected.values())
-    assert set(alone) >= {REQUESTS}
-    assert "vllm:e2e_request_latency_seconds" not in alone
-
-
-async def test_good_and_bad_add_up_to_the_histograms_count(start: Start) -> None:
-    """Even if the page's buckets are thinned or absent."""
-    flags = {"metrics_bucket_thinning": "5", "metrics_deny": ("vllm:e2e_*",)}
-    async with start(slo=SLO, **flags) as exporter:
-        await play(exporter, MAIN_RUN)
-        found = parse(await get(exporter.url))
-
-    def count(name: str) -> float:
-        return sum(v for (n, _), v in found[name].samples.items() if n == f"{name}_count")
-
-    counted = slo_counts(found)
-    for name, family in (
-        ("ttft", TTFT[0]),
-        ("inter_token", "vllm:inter_token_latency_seconds"),
-        ("queue", "vllm:request_queue_time_seconds"),
-    ):
-        assert counted[name, "good"] + counted[name, "bad"] == count(family) > 0
-    assert "vllm:e2e_request_latency_seconds" not in found
-    assert counted["e2e", "good"] + counted["e2e", "bad"] == count(
-        "vllm:request_queue_time_seconds"
-    )
-    bounds = {dict(labels).get("le") for _, labels in found[TTFT[0]].samples}
-    assert "0.015" not in bounds
-
-
-@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (make tools)")
-async def test_promtool_accepts_the_page(start: Start) -> None:
-    """Promtool has no more complaints about a page with objectives than without."""
-    said = []
-    for slo in (SLO, ()):
-        async with start(slo=slo) as exporter:
-            await play(exporter, MAIN_RUN)
-            page = await get(exporter.url)
-        said.append(await asyncio.to_thread(complaints, page))
-
-    assert said[0] == said[1]
-
-
-async def test_objectives_change_no_other_line(start: Start) -> None:
-    """Compared line by line for real runs, whatever the order of processes."""
-    pages = []
-    for slo in (SLO, ()):
-        async with start(slo=slo) as exporter:
-            await play(exporter, MAIN_RUN, recorded_run("sglang"))
-            text = await get(exporter.url)
-            pages.append([line for line in text.splitlines() if line.partition("{")[0].startswith(
-                ("vllm:", "sglang:", "sidestep_iteration", "# HELP vllm:", "# HELP sglang:")
-            )])  # fmt: skip
-
-    assert sorted(pages[0]) == sorted(pages[1])
-    assert len(pages[0]) > 500
 
 
 def first_tokens(*latencies: float) -> VllmStep:

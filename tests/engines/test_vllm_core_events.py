@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from exporters import Start, until
 from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmStep
 from sidestep.errors import WireError
@@ -21,24 +20,19 @@ from sidestep.protocol.block_events import (
     CacheChange,
     CacheEvents,
 )
-from sidestep.protocol.iteration_stats import FINISH_REASONS, KVCacheEvictionEvent
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,
     Output,
     Preempted,
-    Prompt,
     Queued,
     RequestEvents,
     Scheduled,
 )
 from sidestep.tracking.kv_blocks.physical import SLICE
-from sidestep_adapters.publisher.publisher import Publisher
 from vllm_bench import Bench
-
-ABORT = FINISH_REASONS.index("abort")
 
 
 @pytest.fixture
@@ -68,42 +62,6 @@ def sample(bench: Bench, name: str) -> tuple[int, float]:
     return sum(histogram.counts), histogram.sum
 
 
-def test_a_request_reaches_every_family_of_the_engine(bench: Bench) -> None:
-    """Events of the core feed the rows that a front end's records feed."""
-    bench.apply(
-        events(
-            Queued(1, 1.0, 100.0, 8),
-            Scheduled(1, 1.5),
-            step(2.0, 1, scheduled=[1], tokens=[6], prompts=[Prompt(1, 6, 2)], kv_tokens=2),
-            Preempted(1, 2.5),
-            Scheduled(1, 3.0),
-            step(4.0, 1, kv_tokens=9),
-            Finished(1, 4.0, 104.0, 1, 8, 2, 1, 50),
-        )
-    )
-
-    assert bench.value("vllm:generation_tokens_total") == 2
-    assert bench.value("vllm:prompt_tokens_total") == 8
-    assert bench.value("vllm:num_preemptions_total") == 1
-    assert bench.values("vllm:request_success_total")["length",] == 1
-    for name, seconds in {
-        "time_to_first_token": 2.0,
-        "inter_token_latency": 2.0,
-        "request_queue_time": 0.5,
-        "request_prefill_time": 0.5,
-        "request_decode_time": 2.0,
-        "request_inference_time": 2.5,
-        "e2e_request_latency": 4.0,
-        "request_time_per_output_token": 2.0,
-    }.items():
-        assert sample(bench, f"vllm:{name}_seconds") == (1, seconds), name
-    assert sample(bench, "vllm:iteration_tokens_total") == (2, 8.0)
-    assert sample(bench, "vllm:request_params_n") == (1, 1.0)
-    assert sample(bench, "vllm:request_params_max_tokens") == (1, 50.0)
-    assert sample(bench, "vllm:request_prefill_kv_computed_tokens") == (1, 6.0)
-    assert sample(bench, "sidestep_request_preempted_seconds") == (1, 0.5)
-
-
 def test_a_steps_requests_and_tokens_are_observed(bench: Bench) -> None:
     """By phase, with the tokens that attention reads and those that wait."""
     bench.apply(
@@ -127,24 +85,6 @@ def test_a_steps_requests_and_tokens_are_observed(bench: Bench) -> None:
     assert sample(bench, "sidestep_iteration_decode_tokens") == (3, 1.0)
     assert sample(bench, "sidestep_iteration_kv_tokens") == (3, 17.0)
     assert sample(bench, "sidestep_iteration_waiting_tokens") == (3, 90.0)
-
-
-def test_aborts_have_families_of_their_own(bench: Bench) -> None:
-    """The reason and the tokens are counted, no interval is."""
-    bench.apply(
-        events(
-            Queued(1, 1.0, 100.0, 8),
-            Scheduled(1, 1.5),
-            step(2.0, 1),
-            Finished(1, 3.0, 103.0, ABORT, 8, 1),
-        )
-    )
-
-    assert bench.values("vllm:request_success_total")["abort",] == 1
-    assert sample(bench, "vllm:e2e_request_latency_seconds") == (0, 0.0)
-    assert sample(bench, "sidestep_aborted_request_prompt_tokens") == (1, 8.0)
-    assert sample(bench, "sidestep_aborted_request_generation_tokens") == (1, 1.0)
-    assert sample(bench, "sidestep_aborted_request_duration_seconds") == (1, 2.0)
 
 
 def test_requests_are_counted_by_state(bench: Bench) -> None:
@@ -242,30 +182,6 @@ def test_an_engine_without_tap_has_no_states() -> None:
     assert b"sidestep_iteration_interval" not in render(bench.registry)
 
 
-def test_adapters_are_listed_by_state(bench: Bench) -> None:
-    """Both lists are right, and empty when no request uses an adapter."""
-    bench.apply(
-        events(
-            Queued(1, 1.0, adapter="a"),
-            Queued(2, 1.0, adapter="b"),
-            Queued(3, 1.0, adapter="b"),
-            Scheduled(1, 2.0),
-        ),
-        VllmStep(0, 2.0, 77.0, SchedulerStats(1, 2)),
-    )
-
-    assert bench.values("vllm:lora_requests_info") == {("2", "a", "b"): 77.0}
-    assert bench.values("sidestep_lora_requests") == {("a", "running"): 1, ("b", "waiting"): 2}
-
-    bench.apply(
-        events(*(Finished(n, 3.0, 3.0, ABORT) for n in (1, 2, 3))),
-        VllmStep(0, 3.0, 78.0, SchedulerStats()),
-    )
-
-    assert bench.values("vllm:lora_requests_info") == {("2", "", ""): 78.0}
-    assert bench.values("sidestep_lora_requests") == {}
-
-
 def test_refusals_are_counted_by_reason(bench: Bench) -> None:
     """The family has those of the front end and of the core."""
     bench.apply(
@@ -317,7 +233,7 @@ def test_tracked_blocks_feed_the_engines_families(bench: Bench) -> None:
 def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counted: int) -> None:
     """They are scaled by the rate that the engine's configuration names."""
     bench = Bench()
-    bench.registry.sampling.scale = scale
+    bench.registry.tracking.sampling.scale = scale
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": "0.25"}})
     evicted = [KVCacheEvictionEvent(2.0, 1.0, [0.5])] * 3
     bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
@@ -351,7 +267,7 @@ def test_a_new_hello_replaces_the_info() -> None:
 def test_an_invalid_rate_scales_nothing(rate: str) -> None:
     """The rate comes from the engine and is not trusted."""
     bench = Bench()
-    bench.registry.sampling.scale = True
+    bench.registry.tracking.sampling.scale = True
     bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": rate}})
     evicted = [KVCacheEvictionEvent(2.0, 1.0)]
     bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
@@ -375,21 +291,6 @@ def test_uneven_columns_change_nothing(bench: Bench) -> None:
             bench.apply(item)
 
     assert render(bench.registry) == before
-
-
-async def test_events_travel_from_a_publisher_to_the_page(start: Start) -> None:
-    """Over a real socket; the sender receives the exporter's sampling rate."""
-    info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
-    async with start(kv_sample_rate="0.25") as exporter:
-        publisher = Publisher(exporter.endpoints[0], "core", [info])
-        publisher.push(events(Queued(1, 1.0, 100.0, 8), Scheduled(1, 1.5), step(2.0, 1)))
-        await until(lambda: publisher.connected and publisher.drained)
-        page = render(exporter.registry).decode()
-        assert publisher.kv_sample_rate == 0.25
-        publisher.close()
-
-    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 1\n' in page
-    assert "sidestep_iteration_prefill_requests_count" in page
 
 
 @pytest.mark.parametrize("core_last", [False, True])

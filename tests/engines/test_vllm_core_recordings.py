@@ -36,7 +36,6 @@ OWN_SAMPLING = {
 }
 """The runs were without --kv-cache-metrics; the tap followed every block."""
 STEPS = "vllm:iteration_tokens_total"
-ABORT = FINISH_REASONS.index("abort")
 
 
 def recording(run: str) -> Path:
@@ -69,7 +68,7 @@ class Played:
 
     def __init__(self, run: str) -> None:
         layouts = DIALECTS.layouts()
-        self.registry = Registry(layouts, {})
+        self.registry = Registry(layouts)
         self.run = run
 
     def applied(self) -> Iterator[tuple[Engine, Item]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporters import Start, until
 from intakes import Fed
@@ -121,16 +119,6 @@ def test_the_cores_latencies_count_without_a_plugin() -> None:
     assert observed(made, HOP) == NOTHING
 
 
-def test_a_front_end_of_an_earlier_release_leaves_the_latencies_to_the_core() -> None:
-    """A plugin whose Hello names no role sends no latencies."""
-    made = Fed()
-    made.send_hello("core", hello(CORE))
-    made.send_hello("api", hello(""))
-    made.items("core", core_items())
-
-    assert observed(made, TTFT) == (1, 2.0)
-
-
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("folded", ["core", "api"])
 def test_folded_items_count_once(folded: str, known: bool) -> None:
@@ -197,36 +185,6 @@ async def test_an_exporter_that_starts_late_counts_each_request_once(
     for name, seconds in ((TTFT, 2.25), (E2E, 4.25)):
         assert f"{name}_count{labels} 1\n" in page
         assert f"{name}_sum{labels} {seconds}\n" in page
-
-
-async def test_a_paused_ranks_sample_completes_its_group(start: Start) -> None:
-    """Over real sockets: one rank's events arrive half a minute, in its clock, after the other's."""
-    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
-    async with start() as exporter:
-        ranks = []
-        for rank in range(2):
-            labels = {"engine": str(rank), "model_name": "m"}
-            info = EngineInfo(f"pod/m/{rank}", "vllm", labels, features=[ENGINE_CORE])
-            ranks.append(Publisher(exporter.endpoints[0], f"rank{rank}", [info]))
-
-        async def send(rank: int, *items: RequestEvents) -> None:
-            for item in items:
-                ranks[rank].push(item)
-            await until(lambda: ranks[rank].connected and ranks[rank].drained)
-
-        await send(1, RequestEvents(0, 0.5, 1, [], 0.5))
-        ended = RequestEvents(0, 2.0, 1, [asked[0], Finished(0, 2.0, 2.0, 0)])
-        await send(0, ended, *(RequestEvents(0, at, 1, [], at) for at in (10.0, 20.0, 30.0)))
-        ended = RequestEvents(0, 1.5, 1, [asked[1], Finished(1, 1.5, 1.5, 0)])
-        await send(1, ended, RequestEvents(0, 30.0, 1, [], 30.0))
-        await send(0, RequestEvents(0, 31.0, 1, [], 31.0))
-        page = render(exporter.registry).decode()
-        for publisher in ranks:
-            publisher.close()
-
-    assert 'vllm:request_params_n_sum{engine="0",model_name="m"} 2.0\n' in page
-    assert 'vllm:request_params_n_count{engine="0",model_name="m"} 1\n' in page
-    assert 'vllm:request_params_n_count{engine="1",model_name="m"} 0\n' in page
 
 
 def test_a_core_waits_no_longer_than_a_front_end_needs() -> None:
@@ -300,17 +258,6 @@ def test_requests_of_one_arrival_have_their_own_hops(
 
     assert observed(fed, TTFT) == (3, 9.75)
     assert observed(fed, HOP) == (3, 0.75)
-
-
-@given(
-    st.floats(1_750_000_000.0, 2_147_483_000.0),
-    st.floats(0.0, 600.0),
-)
-def test_an_arrival_is_exact(arrival: float, waited: float) -> None:
-    """A latency, subtracted from the time at which it was measured, gives the very same arrival."""
-    measured = arrival + waited
-
-    assert measured - (measured - arrival) == arrival
 
 
 def test_requests_without_a_second_side_are_limited() -> None:

@@ -15,11 +15,11 @@ from sidestep.engines.vllm.wire import (
     VllmSleep,
 )
 from sidestep.errors import WireError
-from sidestep.exposition.engine_values import copied
-from sidestep.exposition.family_series import family_series
 from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_ENGINE_SERIES
+from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
@@ -294,15 +294,6 @@ def test_engines_with_equal_labels_get_an_origin() -> None:
     assert any('origin="host-b/m/0"' in line for line in lines)
 
 
-def test_a_returning_engine_continues_its_counters(bench: Bench) -> None:
-    """A Hello of a known identity keeps all totals."""
-    bench.apply(step(None, tokens(5)))
-    bench.engine("0")
-    bench.apply(step(None, tokens(2)))
-
-    assert bench.value("vllm:generation_tokens_total") == 7
-
-
 def test_changed_bounds_restart_the_histogram(bench: Bench) -> None:
     """Its counts cannot be moved; other families continue."""
     bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[0.5], n_params_iter=[1])))
@@ -316,7 +307,7 @@ def test_changed_bounds_restart_the_histogram(bench: Bench) -> None:
 def test_configured_bounds_take_precedence() -> None:
     """The engine's bounds take precedence over the defaults."""
     layouts = DIALECTS.layouts()
-    registry = Registry(layouts, {"request_params_n": (7.0,)})
+    registry = Registry(layouts, SeriesSettings({"request_params_n": (7.0,)}))
     labels = {"engine": "0", "model_name": "m"}
     bounds = {"request_params_n": [3.0], "time_to_first_token": [9.0]}
     engine = registry.register(EngineInfo("e", "vllm", labels, bounds=bounds))
@@ -494,10 +485,10 @@ def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
     for hits in (0, 10):
         stats = CacheStats(requests=1000, queries=10, hits=hits)
         bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
-    assert engine.hit_windows[0].rate == 1.0
+    assert engine.part(RecentSteps).hit_windows[0].rate == 1.0
 
     bench.apply(step(SchedulerStats(prefix_cache_stats=CacheStats(reset=True))))
-    assert engine.hit_windows[0].rate is None
+    assert engine.part(RecentSteps).hit_windows[0].rate is None
 
 
 def test_labels_are_escaped_once(bench: Bench) -> None:
@@ -506,11 +497,3 @@ def test_labels_are_escaped_once(bench: Bench) -> None:
     text = render(bench.registry, names={"vllm:generation_tokens_total"}).decode()
 
     assert 'model_name="a\\"b\\\\c"' in text
-
-
-def test_every_sample_has_the_labels_of_its_engine(bench: Bench) -> None:
-    """Except where its family has no such label."""
-    for found, series in family_series(copied(bench.registry)):
-        row = found.assignments["vllm"].row
-        for one in series:
-            assert set(row.labels) <= set(one.labels) | {"max_lora"}

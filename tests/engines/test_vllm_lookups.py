@@ -6,14 +6,16 @@ from random import Random
 
 import pytest
 
-from prefix_caches import BLOCK_SIZE, PrefixCache, chain, conversations
+from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.errors import WireError
-from sidestep.metrics.kv_curves import CurveTracker
-from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.hit_ratio_curves import HitRatioCurves
+from sidestep.metrics.totals_codec import decode_totals
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups, Lookup
 from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.tracking.kv_blocks.lookups import LookupSettings
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from vllm_bench import Bench
 
@@ -42,9 +44,9 @@ def items(count: int, seed: int = 1) -> list[CacheLookups]:
     return found
 
 
-def read_curves(bench: Bench, curves: CurveTracker | None = None) -> None:
+def read_curves(bench: Bench, curves: HitRatioCurves | None = None) -> None:
     """Update the gauges of all engines."""
-    curves = curves or CurveTracker(bench.registry)
+    curves = curves or HitRatioCurves(bench.registry)
     for call in range(len(bench.engines) + 1):
         curves.update(1e9 + call / 10)
 
@@ -88,7 +90,7 @@ def test_two_engines_of_a_model_share_what_routing_by_prefix_could_win() -> None
     for name in ("0", "1"):
         bench.engine(name, labels={"engine": name, "model_name": "m"})
     bench.engine("other", labels={"engine": "0", "model_name": "another"})
-    random, curves = Random(1), CurveTracker(bench.registry)
+    random, curves = Random(1), HitRatioCurves(bench.registry)
     for number, request in enumerate(conversations(2500, 3)):
         index, stamp = random.randrange(2), float(number)
         events, cache = makers[index], caches[index]
@@ -96,7 +98,8 @@ def test_two_engines_of_a_model_share_what_routing_by_prefix_could_win() -> None
         cache.release(request)
         events.released(number, stamp + 0.5, [*request.prompt, *request.output])
         bench.apply(*events.items(stamp + 0.5), to=str(index))
-        curves.update(stamp)
+        if number % 25 == 0:
+            curves.update(stamp)
     bench.apply(*items(10), to="other")
     read_curves(bench, curves)
     shared = bench.values(SHARED)
@@ -125,8 +128,8 @@ def test_folded_lookups_have_an_unknown_reason() -> None:
         assert folder.fold(encode_item(item), [info])
     for frame in folder.seal().frames:
         for raw in frame:
-            bench.applier.add_record(bench.engines["0"], decode_record(raw))
-    (lookups,) = [bench.engines["0"].lookups]
+            bench.applier.add_totals(bench.engines["0"], decode_totals(raw))
+    (lookups,) = [bench.engines["0"].part(Trackers).lookups]
     assert lookups is not None
     assert lookups.reuse.tracked == 0
     before = dict(bench.values(MISSED))
@@ -141,12 +144,12 @@ def test_folded_lookups_have_an_unknown_reason() -> None:
 def test_a_half_life_of_zero_counts_nothing() -> None:
     """The estimate is off."""
     bench = Bench()
-    bench.registry.lookup_settings = type(bench.registry.lookup_settings)(half_life=0.0)
+    bench.registry.tracking.lookups = LookupSettings(half_life=0.0)
     bench.engine()
     bench.apply(*items(10))
 
     assert not bench.values(MISSED)
-    assert bench.engines["0"].lookups is None
+    assert bench.engines["0"].part(Trackers).lookups is None
 
 
 def test_an_invalid_item_changes_nothing() -> None:
@@ -157,7 +160,7 @@ def test_an_invalid_item_changes_nothing() -> None:
     with pytest.raises(WireError):
         bench.apply(wrong)
 
-    assert engine.lookups is None
+    assert engine.part(Trackers).lookups is None
     assert not bench.values(MISSED)
 
 
@@ -172,26 +175,3 @@ def test_an_engine_without_its_tap_loses_the_curve() -> None:
     read_curves(bench)
 
     assert not bench.values(HIT_RATIO)
-
-
-def test_hot_blocks_of_a_low_rate_keep_the_curve_right() -> None:
-    """With one block in a hundred, long instructions that all share would decide the ratio."""
-    random, events = Random(5), maker(0.01, capacity=0)
-    shared = chain(random, [], 60)
-    cache, bench = PrefixCache(CAPACITY), Bench()
-    bench.engine()
-    for number in range(3000):
-        request = next(conversations(1, number))
-        prompt = [*shared, *chain(random, [], 20)]
-        request = request._replace(prompt=prompt, output=[], tokens=80 * BLOCK_SIZE + 1)
-        stamp = float(number)
-        events.looked_up(number, stamp, prompt, request.tokens, cache.admit(request))
-        cache.release(request)
-        events.released(number, stamp, prompt)
-        bench.apply(*events.items(stamp))
-    lookups = bench.engines["0"].lookups
-    assert lookups is not None
-    (point,) = lookups.reuse.points([CAPACITY])
-
-    assert lookups.rate == 0.01
-    assert point.hit_ratio == pytest.approx(cache.found / cache.tokens, abs=0.01)

@@ -23,44 +23,6 @@ NO_ROW = {
     "vllm:request_params_best_of": "the parameter no longer exists; nothing to derive it from",
     "vllm:prompt_tokens_recomputed_total": "today's engine does not tell",
 }
-V0_NAMES = [
-    "num_requests_running",
-    "num_requests_swapped",
-    "num_requests_waiting",
-    "gpu_cache_usage_perc",
-    "cpu_cache_usage_perc",
-    "gpu_prefix_cache_hit_rate",
-    "cpu_prefix_cache_hit_rate",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "request_success_total",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "time_to_first_token_seconds",
-    "time_per_output_token_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_inference_time_seconds",
-    "request_prefill_time_seconds",
-    "request_decode_time_seconds",
-    "time_in_queue_requests",
-    "request_max_num_generation_tokens",
-    "num_preemptions_total",
-    "cache_config_info",
-    "lora_requests_info",
-    "iteration_tokens_total",
-    "model_forward_time_milliseconds",
-    "model_execute_time_milliseconds",
-    "request_params_n",
-    "request_params_max_tokens",
-    "spec_decode_draft_acceptance_rate",
-    "spec_decode_efficiency",
-    "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_emitted_tokens_total",
-    "avg_prompt_throughput_toks_per_s",
-    "avg_generation_throughput_toks_per_s",
-]
 
 
 def reference() -> list[dict[str, Any]]:
@@ -94,12 +56,6 @@ def test_rows_agree_with_the_engine() -> None:
             wrong.append((row.name, "bounds", bounds))
 
     assert [] == wrong
-
-
-@pytest.mark.parametrize("name", V0_NAMES)
-def test_every_name_of_the_old_engine_has_a_row(name: str) -> None:
-    """Every name of the old engine is live, or hidden without --metrics.legacy."""
-    assert f"vllm:{name}" in ROWS
 
 
 def test_hidden_rows_name_a_successor() -> None:

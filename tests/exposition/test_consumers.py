@@ -203,16 +203,3 @@ def test_production_stack_reads_names_that_vllm_has_removed() -> None:
     hits, queries = (f"vllm:gpu_prefix_cache_{what}_total" for what in ("hits", "queries"))
     assert read[hits] == sum(values(ranks, "vllm:prefix_cache_hits_total"))
     assert read[queries] == sum(values(ranks, "vllm:prefix_cache_queries_total")) > 0
-
-
-def test_autoscalers_find_their_names_and_labels() -> None:
-    """A model has one series per pod, so that sum and maximum are equal."""
-    families = go_text(pod_page(run_of("core_dp", 0.4).intake.registry))
-
-    for name in WVA[:3]:
-        (sample,) = families[name]
-        assert sample.labels == {"model_name": "tiny"}
-    reasons = [
-        sample.labels["finished_reason"] for sample in families["vllm:request_success_total"]
-    ]
-    assert len(reasons) == len(set(reasons))

@@ -53,26 +53,6 @@ async def test_the_page_equals_the_golden_file(
         golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
 
-async def test_legacy_names_are_exposed_beside_the_present_ones(start: Start) -> None:
-    """The first drafts expose the counters under both names."""
-    async with start(metrics_legacy=True) as exporter:
-        player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
-        shown = parse(await get(exporter.url))
-
-    drafts = {name for name in shown if name.startswith("vllm:spec_decode_num_")}
-    assert drafts >= {
-        f"vllm:spec_decode_num_{what}"
-        for what in (
-            "drafts",
-            "draft_tokens",
-            "accepted_tokens",
-            "accepted_tokens_per_pos",
-            "emitted_tokens",
-        )
-    }
-
-
 async def replayed(start: Start, run: str) -> dict[str, Family]:
     """Return the exporter's page after the recording of ``run``."""
     async with start() as exporter:
@@ -98,7 +78,7 @@ async def test_the_page_equals_the_engines_own(run: str, start: Start) -> None:
 
 
 async def test_the_combination_of_adapters_is_the_engines_newest(start: Start) -> None:
-    """It is the one without adapters, since the engine was idle in the end."""
+    """The series without adapters is left, since the engine was idle in the end."""
     name = "vllm:lora_requests_info"
     engines = parse(page_of_engine("page_lora"))[name].samples
     ((_, ours),) = (await replayed(start, "lora"))[name].samples

@@ -23,7 +23,8 @@ from sidestep.exposition.engine_values import EngineCopier, RegistryValues, copi
 from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.computed_gauges import SetGauges
+from sidestep.metrics.engine import Engine, SeriesSettings
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.metrics.self_described import add_samples
@@ -133,7 +134,8 @@ class World:
             name: compile_layout(DIALECTS[name], legacy=True, common=True) for name in LABELS
         }
         native = NativeSettings({}, lambda: 1.0, both=True)
-        self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
+        series = SeriesSettings(native=native, objectives=Objectives(SLO))
+        self.registry = Registry(layouts, series)
         self.now = 0.0
         self.filters = {
             "text": SeriesFilter(),
@@ -147,7 +149,7 @@ class World:
         for dialect, labels in LABELS.items():
             # The families of a page are those of the dialects when it begins.
             engine = self.registry.register(EngineInfo(f"{dialect}{STAYS}", dialect, labels))
-            engine.streams.add(1)
+            engine.feeds.streams.add(1)
         self.waiting: list[tuple[str, RegistryValues, Page]] = []
         """Form of a page, its values, and the page as it should be."""
         self.finished = 0
@@ -247,13 +249,13 @@ class World:
             return
         self.now += ENGINE_EXPIRES_SECONDS
         for other in self.registry.engines.values():
-            other.seen_at = self.now
-        engine.seen_at = 0.0
+            other.feeds.seen_at = self.now
+        engine.feeds.seen_at = 0.0
         self.registry.expire(self.now)
 
     def throughput(self, engine: Engine) -> None:
         """Change a computed gauge."""
-        engine.computed = self.random.choice(
+        engine.part(SetGauges).values = self.random.choice(
             [{}, {"prompt_throughput": 1.0}, {"prompt_throughput": 2.0}]
         )
 

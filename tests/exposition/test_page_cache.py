@@ -11,10 +11,10 @@ import pytest
 
 from exporters import Start, until
 from harm import World
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.exposition import pages
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.pages import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.text_page import render
 from sidestep.protocol.messages import EngineInfo
@@ -37,12 +37,8 @@ class Fleet:
         for number in range(engines):
             labels = {"engine": str(number), "model_name": "m"}
             self.registry.register(EngineInfo(str(number), "vllm", labels))
-        self.pages = Pages(
-            self.registry,
-            PassthroughRegistry(self.registry.names),
-            self.world.own,
-            self.world.intake.metrics,
-        )
+        passthrough = PassthroughRegistry(self.registry.names)
+        self.pages = Pages(PageCopier(self.registry, passthrough, self.world.own))
 
     def observe(self) -> None:
         """Change the histograms of every engine."""
@@ -57,14 +53,15 @@ class Fleet:
 async def test_concurrent_requests_share_a_render(view: str, form: Format) -> None:
     """Plain or in gzip; each view and format has its own."""
     fleet = Fleet()
-    asks = [fleet.pages.page(view, form, packed=packed) for packed in (False, True) * 5]
-    found = await asyncio.gather(*asks)
+    found = await asyncio.gather(*(fleet.pages.page(view, form) for _ in range(5)))
+    first = found[0]
+    packed = await asyncio.gather(*(body.packed() for body in found))
 
-    assert all(parts is found[0] for parts in found[::2])
-    assert all(parts is found[1] for parts in found[1::2])
-    assert gzip.decompress(b"".join(found[1])) == b"".join(found[0])
+    assert all(body is first for body in found)
+    assert all(parts is packed[0] for parts in packed)
+    assert gzip.decompress(b"".join(packed[0])) == b"".join(first.parts)
     others = [await fleet.pages.page(*other) for other in ALL if other != (view, form)]
-    assert b"".join(found[0]) not in {b"".join(parts) for parts in others}
+    assert b"".join(first.parts) not in {b"".join(body.parts) for body in others}
 
 
 @pytest.mark.parametrize(("view", "form"), ALL)
@@ -87,9 +84,9 @@ async def test_a_page_is_cached_briefly(
         while (new := await again.pages.page(view, form)) is old:
             await asyncio.sleep(CACHE_SECONDS / 20)
     assert asyncio.get_running_loop().time() - begun >= CACHE_SECONDS / 2
-    assert len(b"".join(new)) != len(b"".join(old))
+    assert len(b"".join(new.parts)) != len(b"".join(old.parts))
     if form == "text" and view == "engine":
-        assert b"".join(new).startswith(render(again.registry))
+        assert b"".join(new.parts).startswith(render(again.registry))
 
 
 async def test_a_page_of_some_families_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +95,9 @@ async def test_a_page_of_some_families_is_not_cached(monkeypatch: pytest.MonkeyP
     fleet = Fleet()
     names = frozenset({"vllm:e2e_request_latency_seconds_count"})
     whole = await fleet.pages.page("engine", "text")
-    before = b"".join(await fleet.pages.page("engine", "text", names))
+    before = b"".join((await fleet.pages.page("engine", "text", names)).parts)
     fleet.observe()
-    after = b"".join(await fleet.pages.page("engine", "text", names))
+    after = b"".join((await fleet.pages.page("engine", "text", names)).parts)
 
     assert b'seconds_count{engine="7",model_name="m"} 0\n' in before
     assert b'seconds_count{engine="7",model_name="m"} 1\n' in after
@@ -129,7 +126,7 @@ async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) ->
         found = await asyncio.gather(*asks, return_exceptions=True)
     assert [type(one) for one in found] == [AttributeError] * 3
 
-    assert b"vllm:" in b"".join(await fleet.pages.page("pod", "text"))
+    assert b"vllm:" in b"".join((await fleet.pages.page("pod", "text")).parts)
 
 
 @pytest.fixture

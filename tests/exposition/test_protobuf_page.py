@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator
 
 import aiohttp
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
-from prometheus_client.core import GaugeHistogramMetricFamily, UnknownMetricFamily
-from prometheus_client.registry import Collector
 
 from exporters import MAIN_RUN, Start
 from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
@@ -27,15 +20,14 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import proto_format
 from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples, render
-from sidestep.exposition.sample_families import collected
-from sidestep.metrics.histogram import Histogram as Classic
+from sidestep.exposition.protobuf_page import ProtobufPage, render
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals
+from sidestep.protocol.engine_totals import NativeBuckets
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay
@@ -122,18 +114,6 @@ def test_counters_have_their_creation_time() -> None:
     assert all(m.counter.created_timestamp.seconds == 1000 for f in found for m in f.metric)
 
 
-def test_classic_histograms_store_nothing_for_protobuf() -> None:
-    """No native buckets and no time of creation."""
-    fed = Fed()
-    fed.feed(steps("core"))
-    (engine,) = fed.intake.registry.engines.values()
-
-    assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
-        type(None) if None not in engine.histograms else int
-    }
-    assert (engine.native, engine.created) == (None, 0.0)
-
-
 def test_an_engine_is_encoded_once_until_it_changes() -> None:
     """The next page has the change."""
     fed = Fed(native=NATIVE)
@@ -156,23 +136,6 @@ def test_an_engine_is_encoded_once_until_it_changes() -> None:
     kept.observe(1.0)
     fed.intake.registry.touch(engine)
     assert count(parts()) == count(before) + 1
-
-
-def test_changed_labels_are_encoded_again() -> None:
-    """Encoded labels are cached until the labels of the engine change."""
-    fed = Fed(native=NATIVE)
-    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
-    first = page(fed)
-    (engine,) = fed.intake.registry.engines.values()
-    engine.labels["model_name"] = "ü"
-    engine.renew_label_version()
-
-    assert b"\x12\x01m" in first
-    assert all(
-        dict(labels_of(metric)).get("model_name", "ü") == "ü"
-        for family in families(page(fed))
-        for metric in family.metric
-    )
 
 
 def test_a_count_above_64_bits_leaves_the_page_readable() -> None:
@@ -298,7 +261,9 @@ def test_native_buckets_survive_a_change_of_bounds() -> None:
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     other = Fed(boot=2, native=NATIVE)
-    other.intake.registry.overrides = {"inter_token_latency": (0.001, 0.003, 1.0)}
+    other.intake.registry.series = SeriesSettings(
+        {"inter_token_latency": (0.001, 0.003, 1.0)}, NATIVE
+    )
 
     restore(other.intake, fed.snapshot(), 0.0)
     slot = next(iter(fed.intake.registry.engines.values())).layout.find(
@@ -350,7 +315,7 @@ def test_native_buckets_that_do_not_fit_are_refused() -> None:
     folder.fold(encode_item(Samples(0, 1.0, [family])), [engine])
     folder.fold(encode_item(VllmStep(0, 1.0, 1.0, iteration=IterationStats())), [engine])
     ((raw,),) = folder.seal().frames
-    good = [decode_record(raw) for _ in range(2)]
+    good = [decode_totals(raw) for _ in range(2)]
     first = next(b for b in good[0].totals.histograms if b is not None)
     (child,) = good[1].totals.open[0].children
     for buckets in (first, child.buckets):
@@ -370,69 +335,6 @@ def test_native_buckets_that_do_not_fit_are_refused() -> None:
     assert fed.rejected == {("bad_item",): 3.0}
     fed.aggregate("s", 1, [[raw]])
     assert "mine_seconds_count" in fed.page
-
-
-class Odd(Collector):
-    """A collector of kinds that only prometheus_client has."""
-
-    def collect(self) -> Iterator[UnknownMetricFamily | GaugeHistogramMetricFamily]:
-        """Yield one family of each."""
-        yield UnknownMetricFamily("odd", "Odd.", value=2.5)
-        found = GaugeHistogramMetricFamily("sizes", "Sizes.")
-        found.add_metric([], [("1.0", 2), ("+Inf", 5)], 7.0)
-        yield found
-
-
-def test_the_exporters_own_families() -> None:
-    """Protobuf has families of all kinds that a user's collectors can have, with creation times."""
-    registry = CollectorRegistry()
-    Counter("jobs", "Jobs.", ["kind"], registry=registry).labels("a").inc(3)
-    Gauge("heat", "Heat.", registry=registry).set(-math.inf)
-    Info("build", "Build.", registry=registry).info({"version": "1"})
-    Summary("took", "Took.", registry=registry).observe(2.0)
-    Histogram("waited", "Waited.", buckets=(1, 2), registry=registry).observe(1.5)
-    registry.register(Odd())
-    body = b"".join(
-        part
-        for metric in registry.collect()
-        for family in collected(metric)
-        for part in encode_samples(family)
-    )
-    found = {family.name: family for family in families(body)}
-
-    assert samples(body) == {
-        ("jobs_total", (("kind", "a"),)): 3.0,
-        ("heat", ()): -math.inf,
-        ("build_info", (("version", "1"),)): 1.0,
-        ("took_count", ()): 1,
-        ("took_sum", ()): 2.0,
-        ("waited_count", ()): 1,
-        ("waited_sum", ()): 1.5,
-        ("waited_bucket", (("le", "1.0"),)): 0,
-        ("waited_bucket", (("le", "2.0"),)): 1,
-        ("waited_bucket", (("le", "+Inf"),)): 1,
-        ("odd", ()): 2.5,
-        ("sizes_gcount", ()): 5.0,
-        ("sizes_gsum", ()): 7.0,
-        ("sizes_count", ()): 5,
-        ("sizes_sum", ()): 7.0,
-        ("sizes_bucket", (("le", "1.0"),)): 2,
-        ("sizes_bucket", (("le", "+Inf"),)): 5,
-    }
-    sizes = found["sizes"].metric[0].histogram
-    assert (found["sizes"].type, sizes.sample_count, sizes.sample_sum) == (4, 5, 7.0)
-    assert found["jobs_total"].metric[0].counter.created_timestamp.seconds > 1_000_000_000
-
-
-@given(st.integers(0, (1 << 64) - 1))
-def test_numbers_of_any_size_are_read_back(number: int) -> None:
-    """The encoding is a varint."""
-    encoded = proto_format.varint(number)
-    read = sum((byte & 127) << 7 * place for place, byte in enumerate(encoded))
-
-    assert read == number
-    assert all(byte & 128 for byte in encoded[:-1])
-    assert not encoded[-1] & 128
 
 
 async def fetched(exporter: Exporter, accept: str, path: str = "") -> tuple[str, bytes]:
@@ -503,7 +405,7 @@ async def test_merged_and_thinned_pages_are_text_only(
 
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
     """The aggregated histogram has the observations of all engines."""
-    registry = Registry(DIALECTS.layouts(legacy=True), {}, native=NATIVE)
+    registry = Registry(DIALECTS.layouts(legacy=True), SeriesSettings(native=NATIVE))
     name = "vllm:time_in_queue_requests"
     for number in range(50):
         labels = {"engine": str(number), "model_name": "m"}

@@ -18,9 +18,8 @@ from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import QueueCount
-from sidestep.engines.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats, VllmStep
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.statistics_log import Line, StatsLog
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
@@ -29,6 +28,7 @@ from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
+from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from trtllm_page import made_page
 from vllm_bench import Bench
 
@@ -50,7 +50,7 @@ class Log:
         """Return the lines of the last ten seconds, in which streams have fed all engines."""
         self.now += 10.0
         for engine in self.registry:
-            engine.streams.add(1)
+            engine.feeds.streams.add(1)
         return [*self.log.lines()]
 
     def texts(self) -> list[str]:
@@ -119,13 +119,16 @@ def test_hit_rates_are_of_the_last_thousand_lookups(count: int) -> None:
         assert [f", {cache} {rate}" in line for cache in caches] == [True] * 3, line
 
 
-def test_idle_lines_are_for_debugging(bench: Bench) -> None:
-    """The first idle interval after work is still logged at info level, as the engine does."""
-    log = Log(bench.registry)
+@pytest.mark.parametrize(
+    ("health", "last"),
+    [(None, logging.DEBUG), (Health(EngineState.STALLED, Reason.QUEUE, 60.0), logging.INFO)],
+)
+def test_idle_lines_are_for_debugging(bench: Bench, health: Health | None, last: int) -> None:
+    """As in the engine, the first idle interval is not, and neither are those of a stalled engine."""
+    log = Log(bench.registry, lambda _: health)
     bench.apply(busy())
-    levels = [log.lines()[0][0] for _ in range(3)]
 
-    assert levels == [logging.INFO, logging.INFO, logging.DEBUG]
+    assert [log.lines()[0][0] for _ in range(3)] == [logging.INFO, logging.INFO, last]
 
 
 @pytest.mark.parametrize(
@@ -147,31 +150,6 @@ def test_the_line_has_the_state_unless_it_is_unremarkable(
     ((_, line),) = log.lines()
 
     assert line.text().endswith(end)
-
-
-def test_lines_of_a_stalled_engine_are_not_for_debugging(bench: Bench) -> None:
-    """Its throughput is that of an idle one."""
-    health = Health(EngineState.STALLED, Reason.QUEUE, 60.0)
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-    levels = [log.lines()[0][0] for _ in range(3)]
-
-    assert levels == [logging.INFO] * 3
-
-
-def test_several_engines_are_added_up(bench: Bench) -> None:
-    """States are sums, the cache usage is a mean, hit rates weigh by lookups."""
-    bench.engine("1")
-    log = Log(bench.registry)
-    bench.apply(busy(running=2, usage=0.2))
-    bench.apply(busy(running=3, usage=0.4), to="1")
-    *_, (_, line) = log.lines()
-
-    assert line.row.running == 5
-    assert line.row.kv_cache_usage == pytest.approx(0.3)
-    assert line.row.generation_tokens_per_second == 4.0
-    assert line.row.prefix_hit_rate == 0.4
-    assert line.text().startswith("2 engines: ")
 
 
 def test_the_line_leaves_throughput_for_the_old_gauges() -> None:
@@ -277,7 +255,8 @@ def test_a_line_has_the_names_of_the_api() -> None:
     names = {field.name for field in msgspec.structs.fields(EngineRow)}
     ttft = fields["ttft"]
 
-    assert fields.keys() - names == {"event"}
+    assert fields.keys() - names == {"event", "state_level"}
+    assert not fields.keys() & {"time", "level", "logger", "msg"}
     assert None not in fields.values()
     assert {"id", "engine", "model", "generation_tokens_per_second"} < fields.keys()
     assert 0 < ttft["p50"] <= ttft["p95"] <= ttft["p99"]
@@ -297,7 +276,7 @@ def test_what_was_counted_before_the_start_is_in_no_line() -> None:
 
 
 def test_a_backlog_is_in_no_line() -> None:
-    """What an engine has counted while the exporter was away; the next line is as usual."""
+    """An engine has counted while the exporter was away; the next line is as usual."""
     fed = Fed()
     log = Log(fed.intake.registry)
     infos = [EngineInfo("0", "vllm", {"engine": "0", "model_name": "m"})]
@@ -364,7 +343,7 @@ def test_engines_on_scraped_pages_have_lines() -> None:
 
 
 async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """It has them as long as the target answers."""
+    """A target has lines as long as it answers."""
     caplog.set_level(logging.INFO)
     async with (
         polled(page(made_page())) as server,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import time
@@ -10,10 +9,9 @@ from collections.abc import Collection
 from typing import Any
 
 import aiohttp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.utils import floatToGoString
 
 import metric_families
 from exporters import Start
@@ -23,13 +21,12 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
 from sidestep.exposition.engine_values import EngineCopier, copied
 from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
+from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.renders import Body, compress
-from sidestep.exposition.sample_families import collected
 from sidestep.exposition.text_page import TextPage, render
-from sidestep.http.chunked_response import PIECE, pieces
+from sidestep.http.responses import PIECE
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
@@ -51,7 +48,7 @@ LABELS = {
 
 def fleet(engines: int) -> Registry:
     """Return a registry of engines that have a value in every slot."""
-    registry = Registry(LAYOUTS, {})
+    registry = Registry(LAYOUTS)
     for number in range(engines):
         labels = {**LABELS["vllm"], "model_name": f"m{number}"}
         engine = registry.register(EngineInfo(f"e{number}", "vllm", labels))
@@ -83,42 +80,6 @@ def test_text_of_unchanged_engines_is_reused() -> None:
 
     assert written
     assert sum(map(len, written)) < sum(map(len, after)) / 20
-
-
-def test_equal_numbers_of_two_types_have_their_own_text() -> None:
-    """The text of 1 and 1.0 differs although they are equal."""
-    registry = fleet(2)
-    copier, texts = EngineCopier(registry), TextPage()
-    for value in (1, 1.0, 1):
-        for engine in registry.engines.values():
-            engine.values = [value] * len(engine.values)
-            registry.touch(engine)
-        assert b"".join(texts.write(copier.copy())) == render(registry)
-
-
-@given(st.lists(st.binary(max_size=3 * PIECE), max_size=6))
-@settings(max_examples=30, deadline=None)
-def test_a_response_is_written_in_pieces_of_limited_length(parts: list[bytes]) -> None:
-    """Together they are the parts of the page."""
-    found = [bytes(piece) for piece in pieces(parts)]
-    assert b"".join(found) == b"".join(parts)
-    assert all(len(piece) <= PIECE for piece in found)
-
-
-@given(st.lists(st.binary(max_size=2000), max_size=4))
-@settings(deadline=None)
-def test_the_gzip_of_parts_holds_all_of_them(parts: list[bytes]) -> None:
-    """The compressed parts are one gzip file."""
-    assert gzip.decompress(b"".join(compress(parts))) == b"".join(parts)
-
-
-async def test_a_body_is_packed_once() -> None:
-    """All requests share the same bytes."""
-    body = Body([b"engines " * 1000, b"own"])
-    one, other = await asyncio.gather(body.packed(), body.packed())
-
-    assert one is other
-    assert gzip.decompress(b"".join(one)) == b"engines " * 1000 + b"own"
 
 
 def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
@@ -181,7 +142,11 @@ def test_json_has_the_values_of_the_text_page() -> None:
             end = "" if "value" in sample else "_count"
             value = sample["value"] if "value" in sample else sample["count"]
             assert found[family["name"] + end, labels] == value
-    assert json.loads(json_format.encode(copied(Registry(LAYOUTS, {})))) == []
+            for bound, count in sample.get("buckets", ()):
+                text = floatToGoString(bound)  # type: ignore[no-untyped-call]
+                le = tuple(sorted({**sample["labels"], "le": text}.items()))
+                assert found[f"{family['name']}_bucket", le] == count
+    assert json.loads(json_format.encode(copied(Registry(LAYOUTS)))) == []
 
 
 def test_labels_of_engines_that_are_gone_are_dropped() -> None:
@@ -208,7 +173,7 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
             labels = {**LABELS["vllm"], "engine": str(number)}
             engine = exporter.registry.register(EngineInfo(f"e{number}", "vllm", labels))
             # Otherwise it would expire within a second.
-            engine.seen_at = time.monotonic()
+            engine.feeds.seen_at = time.monotonic()
         plain: dict[str, str] = {"Accept-Encoding": "identity"}
         url = f"{exporter.url}?name[]=vllm:e2e_request_latency_seconds_bucket"
         async with session.get(url, headers=plain) as answer:
@@ -223,23 +188,3 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
         async with session.get(url, headers=plain) as answer:
             assert await answer.read() == page
         assert page == render(exporter.registry, names={"vllm:e2e_request_latency_seconds"})
-
-
-def test_histograms_without_a_common_bound_are_aggregated() -> None:
-    """Only the bucket +Inf remains."""
-    registry = Registry(LAYOUTS, {})
-    name = "vllm:time_in_queue_requests"
-    (slot,) = LAYOUTS["vllm"].find(name).slots
-    for number, bounds in enumerate(([1.0, 2.0], [3.0, 4.0])):
-        labels = {"engine": str(number), "model_name": "m"}
-        info = EngineInfo(f"e{number}", "vllm", labels, bounds={"request_latency": bounds})
-        registry.register(info).histogram(slot).observe(1.5)
-    found = {
-        (sample, dict(labels).get("le")): value
-        for (sample, labels), value in parse(render(registry).decode())[name].samples.items()
-    }
-    assert found == {
-        (f"{name}_bucket", "+Inf"): 2.0,
-        (f"{name}_count", None): 2.0,
-        (f"{name}_sum", None): 3.0,
-    }

@@ -101,12 +101,19 @@ class Scraped:
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+def scraped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scraped]:
     """Play all recordings twice, scraped before, between and after; then stop the exporters.
 
     GPUs have the labels of the pods of two of them. The recording with LoRA adapters also plays at its own pace, until every server has seen them.
     """
     directory = tmp_path_factory.mktemp("scraped")
+    asked = {
+        item.callspec.params.get("version")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    }
     with contextlib.ExitStack() as stack:
 
         async def play() -> Scraped:
@@ -123,7 +130,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
                         prometheus(binary, directory / version, targets, rules=RULE_FILES)
                     )
                     for version, binary in BINARIES.items()
-                    if binary
+                    if binary and version in asked
                 }
                 start = time.time()
                 for _ in range(3):
@@ -146,15 +153,6 @@ async def _adapters_seen(servers: Iterable[Prometheus]) -> None:
         for state in ("running", "waiting"):
             query = f'sidestep_lora_requests{{job="sidestep",state="{state}"}}'
             await asyncio.to_thread(server.until, query, bool)
-
-
-@pytest.fixture(params=BINARIES)
-def version(request: pytest.FixtureRequest) -> str:
-    """Return the version of an installed Prometheus."""
-    found: str = request.param
-    if BINARIES[found] is None:
-        pytest.skip(f"there is no Prometheus {found} (make tools)")
-    return found
 
 
 def reasons(asked: PanelQuery) -> set[tuple[str, str]]:

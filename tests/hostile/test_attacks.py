@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chaos.exporter import knows
@@ -49,6 +50,15 @@ def keyed() -> Iterator[tuple[Siege, KeyFiles]]:
             yield made, files
 
 
+def by_one_door(names: Iterable[str]) -> list[Any]:
+    """Return each name with a path or a port in turn, and with the other one in the long form."""
+    return [
+        pytest.param(name, door, marks=[pytest.mark.long] * ((number + turn) % 2))
+        for number, name in enumerate(names)
+        for turn, door in enumerate(("ipc", "tcp"))
+    ]
+
+
 def check(siege: Siege) -> None:
     """Check that the exporter runs, is small, and has all that its honest engine pushed."""
     assert siege.process.running, siege.process.said()[-1000:]
@@ -57,8 +67,7 @@ def check(siege: Siege) -> None:
     assert siege.value("sidestep_lost_items_total") == 0
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("door", ["ipc", "tcp"])
+@pytest.mark.parametrize(("name", "door"), by_one_door(ATTACKS))
 def test_no_connection_ends_the_exporter(name: str, door: str, siege: Siege) -> None:
     """Whatever a peer sends and whenever it resets, counts of other engines stay exact."""
     address: Address = siege.path if door == "ipc" else ("127.0.0.1", siege.port)
@@ -105,8 +114,7 @@ def engine_under_attack(endpoint: str, connections: int, **environ: str) -> floa
     return float(done.stdout.split()[0])
 
 
-@pytest.mark.parametrize("name", BEHAVIOURS)
-@pytest.mark.parametrize("door", ["ipc", "tcp"])
+@pytest.mark.parametrize(("name", "door"), by_one_door(BEHAVIOURS))
 def test_no_exporter_ends_the_engine(name: str, door: str, tmp_path: Path) -> None:
     """Whatever answers in the exporter's place, the engine runs on and hardly grows."""
     address: Address = tmp_path / "x" if door == "ipc" else ("127.0.0.1", 0)

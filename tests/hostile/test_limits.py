@@ -19,16 +19,26 @@ from harm import World, check_page
 from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats, VllmStep
-from sidestep.exposition.pages import CACHE_SECONDS, Pages
+from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.merge import LARGEST
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
-from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, Registry
-from sidestep.metrics.validate_record import LARGEST
+from sidestep.metrics.totals_codec import encode_totals, totals_of
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
+from sidestep.protocol.engine_totals import (
+    TOTAL_LIMIT,
+    Buckets,
+    Child,
+    EngineTotals,
+    Hits,
+    OpenTotals,
+    Totals,
+)
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
@@ -39,12 +49,10 @@ from sidestep.protocol.limits import (
     VALUE_LIMIT,
 )
 from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
-from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.capacity import RequestCapacity
-from sidestep.tracking.requests.inflight import InFlight
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.inflight import InFlight, RequestCapacity
 
 LABELS = {"engine": "0", "model_name": "m"}
 TOKENS = "vllm:generation_tokens_total"
@@ -105,7 +113,7 @@ def test_an_engine_missing_in_a_later_hello_expires() -> None:
     fed.send_hello("s", [engine("a")])
     fed.send_hello("s", [engine("b")])
 
-    assert not fed.intake.registry.engines["a"].streams
+    assert not fed.intake.registry.engines["a"].feeds.streams
     fed.advance(ENGINE_EXPIRES_SECONDS / 2)
     fed.send("s", Heartbeat(1, 0, 0))
     fed.advance(ENGINE_EXPIRES_SECONDS / 2 + 1)
@@ -252,7 +260,7 @@ def test_a_dropped_engine_frees_its_capacity(fed: Fed) -> None:
 def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
     """The number of names is not limited."""
     fed = Fed()
-    registry = Registry(fed.intake.registry.layouts, {})
+    registry = Registry(fed.intake.registry.layouts)
     lines = StatsLog(registry)
     for number in range(60):
         registry.clear()
@@ -265,16 +273,16 @@ def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
 # Folded records.
 
 
-def record(fed: Fed, change: Callable[[Totals], None] = lambda _: None) -> Record:
+def record(fed: Fed, change: Callable[[Totals], None] = lambda _: None) -> EngineTotals:
     """Return the engine's record after ``change``."""
     (known,) = fed.intake.registry.engines.values()
     plain = totals_of(known)
     plain.gauge_stamp = 2.0
     change(plain)
-    return msgspec.msgpack.decode(encode_record(known, plain), type=Record)
+    return msgspec.msgpack.decode(encode_totals(known, plain), type=EngineTotals)
 
 
-def send(fed: Fed, *found: Record) -> None:
+def send(fed: Fed, *found: EngineTotals) -> None:
     """Send records as one folded item."""
     raws = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in found]
     seq = fed.seqs["s"] = fed.seqs["s"] + 1
@@ -287,29 +295,29 @@ def place(fed: Fed, name: str) -> int:
     return known.layout.find(name).slots[0]
 
 
-def changed(**values: Any) -> Callable[[Fed, Record], None]:
+def changed(**values: Any) -> Callable[[Fed, EngineTotals], None]:
     """Set fields of the totals."""
 
-    def change(_: Fed, found: Record) -> None:
+    def change(_: Fed, found: EngineTotals) -> None:
         for name, value in values.items():
             setattr(found.totals, name, value)
 
     return change
 
 
-def scalar(value: Any) -> Callable[[Fed, Record], None]:
+def scalar(value: Any) -> Callable[[Fed, EngineTotals], None]:
     """Set the value of a counter."""
 
-    def change(fed: Fed, found: Record) -> None:
+    def change(fed: Fed, found: EngineTotals) -> None:
         found.totals.scalars[place(fed, FLOPS)] = value
 
     return change
 
 
-def histogram(total: float = 1.0, count: Any = 1) -> Callable[[Fed, Record], None]:
+def histogram(total: float = 1.0, count: Any = 1) -> Callable[[Fed, EngineTotals], None]:
     """Set a histogram."""
 
-    def change(fed: Fed, found: Record) -> None:
+    def change(fed: Fed, found: EngineTotals) -> None:
         bounds = found.head.bounds[place(fed, ITL)]
         buckets = Buckets(total, [count] * (len(bounds) + 1))
         found.totals.histograms[place(fed, ITL)] = buckets
@@ -317,10 +325,10 @@ def histogram(total: float = 1.0, count: Any = 1) -> Callable[[Fed, Record], Non
     return change
 
 
-def twice(column: str) -> Callable[[Fed, Record], None]:
+def twice(column: str) -> Callable[[Fed, EngineTotals], None]:
     """Repeat the first entry of a column."""
 
-    def change(_: Fed, found: Record) -> None:
+    def change(_: Fed, found: EngineTotals) -> None:
         getattr(found.head, column).append(getattr(found.head, column)[0])
         getattr(found.totals, column).append(getattr(found.totals, column)[0])
         if column == "histograms":
@@ -329,17 +337,17 @@ def twice(column: str) -> Callable[[Fed, Record], None]:
     return change
 
 
-def keyed(*children: Child) -> Callable[[Fed, Record], None]:
+def keyed(*children: Child) -> Callable[[Fed, EngineTotals], None]:
     """Set children of a family with open label values."""
 
-    def change(_: Fed, found: Record) -> None:
+    def change(_: Fed, found: EngineTotals) -> None:
         index = found.head.keyed.index("sidestep_cudagraph_tokens_total")
         found.totals.keyed[index] = list(children)
 
     return change
 
 
-def own(*children: Child) -> Callable[[Fed, Record], None]:
+def own(*children: Child) -> Callable[[Fed, EngineTotals], None]:
     """Set children of a self-described family."""
     return changed(open=[OpenTotals("own_total", "counter", "", ["k"], [], list(children))])
 
@@ -377,7 +385,9 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_record_changes_nothing(fed: Fed, forge: Callable[[Fed, Record], None]) -> None:
+def test_a_forged_record_changes_nothing(
+    fed: Fed, forge: Callable[[Fed, EngineTotals], None]
+) -> None:
     """Not even by its parts that are valid."""
     fed.items("s", [events(Queued(1, 1.0), Queued(2, 1.0))])
     # Good in all other places, so that a part of it could count.
@@ -598,21 +608,22 @@ def test_engines_share_the_capacity_for_requests() -> None:
 
 def shown(fed: Fed, name: str) -> float:
     """Return the sum of all samples of ``name`` on the page."""
-    page = text_string_to_metric_families(render(fed.intake.registry).decode())
-    return sum(sample.value for family in page for sample in family.samples if sample.name == name)
+    lines = fed.page.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def test_engines_share_the_capacity_for_blocks() -> None:
     """A stream that names hundreds of engines does not get the capacity hundreds of times."""
     fed = Fed()
-    fed.intake.registry.sampling = Sampling(1.0, capacity=10)
+    fed.intake.registry.tracking.sampling = Sampling(1.0, capacity=10)
     count = 100
     fed.send_hello("s", [cache(str(n)) for n in range(count)])
     hashes = list(range(50))
     for number in range(count):
         changes = [CacheChange("stored", 1.0, hashes, "GPU")]
         fed.items("s", [encode_item(CacheEvents(number, 1.0, 1, changes))])
-    held = [e.blocks.tracked for e in fed.intake.registry.engines.values() if e.blocks is not None]
+    trackers = [e.part(Trackers).blocks for e in fed.intake.registry.engines.values()]
+    held = [blocks.tracked for blocks in trackers if blocks is not None]
 
     assert held == [1] * count
 
@@ -620,7 +631,7 @@ def test_engines_share_the_capacity_for_blocks() -> None:
 def test_a_smaller_share_of_blocks_takes_effect_at_once() -> None:
     """Blocks beyond it are abandoned and counted."""
     fed = Fed()
-    fed.intake.registry.sampling = Sampling(1.0, capacity=2000)
+    fed.intake.registry.tracking.sampling = Sampling(1.0, capacity=2000)
     fed.send_hello("s", [engine(str(n), features=["engine_core"]) for n in range(200)])
     numbers = list(range(2000))
     first = BlockEvents(0, 1.0, 1, 1.0, bytes(2000), numbers, [1.0] * 2000)
@@ -628,12 +639,13 @@ def test_a_smaller_share_of_blocks_takes_effect_at_once() -> None:
     for number in range(1, 200):
         fed.items("s", [encode_item(BlockEvents(number, 1.0, 1, 1.0))])
     greedy = fed.intake.registry.engines["0"]
-    assert greedy.blocks is not None
-    assert greedy.blocks.tracked == 100
+    blocks = greedy.part(Trackers).blocks
+    assert blocks is not None
+    assert blocks.tracked == 100
 
     fed.items("s", [encode_item(BlockEvents(0, 2.0, 1, 1.0, b"\0", [9999], [2.0]))])
 
-    assert greedy.blocks.tracked == 100
+    assert blocks.tracked == 100
     assert shown(fed, "sidestep_kv_abandoned_blocks_total") == 1900
     assert shown(fed, "sidestep_kv_refused_blocks_total") == 1
 
@@ -641,7 +653,7 @@ def test_a_smaller_share_of_blocks_takes_effect_at_once() -> None:
 def test_refused_blocks_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """With the setting that helps; counts continue in between."""
     fed = Fed()
-    fed.intake.registry.sampling = Sampling(1.0, capacity=3)
+    fed.intake.registry.tracking.sampling = Sampling(1.0, capacity=3)
     fed.send_hello("s", [cache("a", features=["kv_events"])])
     for first in range(0, 50, 10):
         changes = [CacheChange("stored", 1.0, list(range(first, first + 10)), "GPU")]
@@ -674,19 +686,20 @@ async def test_a_large_page_does_not_block_the_loop() -> None:
     """A large page is written in a thread, while engines change."""
     world = World()
     registry = world.intake.registry
-    for number in range(300):
+    for number in range(60):
         registry.register(engine(str(number)))
-    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
+    passthrough = PassthroughRegistry(registry.names)
+    pages = Pages(PageCopier(registry, passthrough, world.own))
     making = asyncio.create_task(pages.page("engine", "text"))
     turns = 0
     while not making.done():
         await asyncio.sleep(0)
         turns += 1
         registry.register(engine(f"late{turns}"))
-    page = b"".join(await making).decode()
+    page = b"".join((await making).parts).decode()
 
     assert turns > 5
-    assert 'vllm:request_params_n_count{engine="299",model_name="m"} 0\n' in page
+    assert 'vllm:request_params_n_count{engine="59",model_name="m"} 0\n' in page
     check_page(text_string_to_metric_families(page))
 
 
@@ -696,10 +709,11 @@ async def test_the_previous_page_is_freed_before_the_next_is_rendered() -> None:
     registry = world.intake.registry
     for number in range(100):
         registry.register(engine(str(number)))
-    pages = Pages(registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics)
+    passthrough = PassthroughRegistry(registry.names)
+    pages = Pages(PageCopier(registry, passthrough, world.own))
     tracemalloc.start()
     try:
-        size = sum(map(len, await pages.page("engine", "text")))
+        size = sum(map(len, (await pages.page("engine", "text")).parts))
         for one in registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:

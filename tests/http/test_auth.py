@@ -154,28 +154,6 @@ async def test_waiting_passwords_are_bounded(executor: ThreadPoolExecutor) -> No
     assert not passwords._pending
 
 
-async def test_verifications_run_one_at_a_time() -> None:
-    """Two verifications never run at once, so a flood uses one core."""
-    running, most = 0, 0
-    lock = threading.Lock()
-
-    def slow(_: bytes, __: bytes) -> bool:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        verify(b"x", HASH.encode())
-        with lock:
-            running -= 1
-        return False
-
-    with ThreadPoolExecutor(1) as executor:
-        passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 50, slow)
-        await asyncio.gather(*(passwords.is_valid(b"alice", bytes([i])) for i in range(50)))
-
-    assert most == 1
-
-
 async def test_a_flood_of_wrong_passwords(tmp_path: Path) -> None:
     """Each gets 401 or 503, no queue remains, and users with cached passwords are served."""
     costly = USERS.replace("$04$", "$10$")

@@ -15,7 +15,7 @@ from command_line import one_line, sidestep
 from exporters import Start
 from fronts import HASH, Authority, user
 from prometheus_server import BINARIES, Prometheus
-from sidestep.cli import cli
+from sidestep.app.cli import cli
 
 
 @pytest.fixture
@@ -30,7 +30,11 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.mark.parametrize(
-    "path", ["/metrics", "/", "/-/healthy", "/-/ready", "/-/engines", "/api/v1/metrics"]
+    "path",
+    [
+        *("/metrics", "/", "/-/healthy", "/-/ready", "/-/engines"),
+        *("/api/v1/metrics", "/api/v1/live", "/api/v1/live/history"),
+    ],
 )
 async def test_every_page_needs_tls_and_password(
     start: Start, authority: Authority, path: str

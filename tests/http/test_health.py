@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from command_line import serving
 from exporters import Start, until
 from pages import get
 from reporting_processes import WORKING, process
-from sidestep.app import Exporter
-from sidestep.ingest.health import INTERVAL
-from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM
-from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
-from sidestep_adapters.publisher.publisher import Publisher
-from socket_peers import connect
-from tritons import tritons
 
 ID = "ns/m/0"
 STACK = ["vllm/core.py:10 run", "vllm/lock.py:5 acquire"]
 STUCK = Progress(0, steps=5, unfinished=2, step_age=60.0, stack=STACK)
-QUICK = {"health_min_threshold": "3"}
-"""Flags of an exporter that finds a silent process within 4 s."""
 
 
 async def probe(url: str, path: str) -> tuple[int, Any]:
@@ -60,6 +47,7 @@ async def test_a_stalled_engine_fails_its_probe_and_shows_its_stack(start: Start
     """The other engines pass theirs; the probe of all fails."""
     async with start() as exporter, process(exporter) as one, process(exporter, "b", "b", 2):
         await reach(exporter, "ok")
+        await reach(exporter, "ok", "b")
         assert await probe(exporter.url, "/-/engines?ready") == (200, {
             "engines": [
                 {
@@ -93,39 +81,6 @@ async def test_a_stalled_engine_fails_its_probe_and_shows_its_stack(start: Start
         assert (await probe(exporter.url, f"/api/v1/engines/{ID}/stack"))[0] == 404
 
 
-async def test_one_of_two_api_servers_that_stands_fails_the_probe(start: Start) -> None:
-    """The probe names it, while the core works for the other one."""
-    async with (
-        start(**QUICK) as exporter,
-        process(exporter),
-        process(exporter, stream="api0", incarnation=2, role=FRONT_END) as well,
-        process(exporter, stream="api1", incarnation=3, role=FRONT_END) as standing,
-    ):
-        well.progress = [Progress(0, steps=9, unfinished=2, step_age=0.1)]
-        standing.progress = [Progress(0, unfinished=1, step_age=9.0, loop_age=9.0, stack=STACK)]
-        await reach(exporter, "stalled")
-        status, found = await probe(exporter.url, f"/-/engines/{ID}")
-        assert (status, found["reason"], found["stream"]) == (503, "front_end", "api1")
-        assert found["unfinished_requests"] == 3
-        assert (await probe(exporter.url, f"/api/v1/engines/{ID}/stack"))[0] == 200
-
-
-async def test_a_killed_core_whose_server_has_ended_fails_the_probe_soon(start: Start) -> None:
-    """Long before its silence alone would."""
-    async with (
-        start() as exporter,
-        process(exporter, stream="api0", incarnation=2, role=FRONT_END) as front_end,
-    ):
-        front_end.progress = [Progress(0)]
-        async with process(exporter):
-            await reach(exporter, "ok")
-        killed_at = time.monotonic()
-        await front_end.peer.send(Bye(2, 0))
-        await reach(exporter, "unreachable")
-        assert time.monotonic() - killed_at < 5.0
-        assert (await probe(exporter.url, f"/-/engines/{ID}"))[0] == 503
-
-
 @pytest.mark.parametrize(
     ("condition", "state"), [(STARTING, "starting"), (ASLEEP, "asleep")], ids=["start", "sleep"]
 )
@@ -141,60 +96,6 @@ async def test_an_engine_that_serves_nothing_on_purpose_is_alive_and_not_ready(
             assert (await probe(exporter.url, path))[0] == 200
             assert (await probe(exporter.url, f"{path}?ready"))[0] == 503
             assert (await probe(exporter.url, f"{path}?ready=1"))[0] == 503
-
-
-async def test_an_engine_that_has_said_goodbye_is_not_ready(start: Start) -> None:
-    """A stopped engine passes the probe of liveness: it ends by itself."""
-    async with start() as exporter, process(exporter) as one:
-        await reach(exporter, "ok")
-        await one.peer.send(Bye(one.incarnation, 0))
-        await reach(exporter, "stopped")
-
-        assert (await probe(exporter.url, "/-/engines"))[0] == 200
-        assert (await probe(exporter.url, "/-/engines?ready"))[0] == 503
-
-
-async def test_a_killed_process_is_found_by_its_silence(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its next process is another one, and answers for itself."""
-    caplog.set_level("INFO", "sidestep.ingest.health")
-    async with start(**QUICK) as exporter:
-        async with process(exporter):
-            await reach(exporter, "ok")
-        since = asyncio.get_running_loop().time()
-        await reach(exporter, "stalled")
-        assert asyncio.get_running_loop().time() - since < 1.5 * 2.0 + INTERVAL + 2.0
-        status, found = await probe(exporter.url, f"/-/engines/{ID}")
-        assert (status, found["reason"], found["stream"]) == (503, "publisher", "core")
-        async with process(exporter, incarnation=2):
-            await reach(exporter, "ok")
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition(" for ")[0] for line in lines] == [
-        "engine ns/m/0 is stalled: publisher",
-        "engine ns/m/0 is no longer stalled, its state is ok",
-    ]
-
-
-async def test_one_stalled_engine_of_many_fails_the_probe_of_all(start: Start) -> None:
-    """The answer is whole, however long it is."""
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send_hello(engines=MAX_ENGINES_PER_STREAM)
-        progress = [Progress(n) for n in range(MAX_ENGINES_PER_STREAM)]
-        progress[100] = Progress(100, unfinished=1, step_age=60.0)
-
-        async def are_known() -> bool:
-            await peer.send(Heartbeat(1, 0, 0, progress=progress))
-            return sorted((await states(exporter)).values()) == [
-                *["idle"] * (MAX_ENGINES_PER_STREAM - 1),
-                "stalled",
-            ]
-
-        await until(are_known)
-        status, found = await probe(exporter.url, "/-/engines")
-        assert status == 503
-        (stalled,) = (one for one in found["engines"] if one["state"] == "stalled")
-        assert (stalled["id"], stalled["reason"]) == ("s100", "queue")
 
 
 async def test_paths_that_name_no_engine(start: Start) -> None:
@@ -232,59 +133,3 @@ async def test_engines_return_after_the_exporters_restart(start: Start, tmp_path
         async with process(exporter):
             await reach(exporter, "ok")
             assert (await probe(exporter.url, "/-/engines?ready"))[0] == 200
-
-
-async def test_a_server_that_refuses_connections_is_unreachable(start: Start) -> None:
-    """Its models are, too, within two seconds of the first poll that fails."""
-    async with (
-        tritons("m") as server,
-        start(triton=(f"{server.url},interval=0.1",)) as exporter,
-    ):
-        name = f"triton/{server.url}"
-        await reach(exporter, "ok", name)
-        await reach(exporter, "ok", f"{name}/m/1")
-        await server.stop()
-        since = asyncio.get_running_loop().time()
-        await reach(exporter, "unreachable", name)
-        await reach(exporter, "unreachable", f"{name}/m/1")
-        assert asyncio.get_running_loop().time() - since < 5.0
-
-
-async def test_an_exporter_that_was_stopped_blames_nobody(tmp_path: Path) -> None:
-    """A real process, stopped for 20 s and continued, says at every moment that its engine works."""
-    endpoint = f"ipc://{tmp_path}/i.ipc"
-    flags = ["--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint]
-    async with serving("serve", *flags, "--log.stats-interval", "0") as (exporter, url):
-        assert exporter.stdout is not None
-        reading = asyncio.create_task(exporter.stdout.read())
-        info = EngineInfo(ID, "vllm", {"engine": "0", "model_name": "m"}, role=CORE)
-        engine = Publisher(endpoint, "core", [info])
-        try:
-            # Its heartbeats repeat the last report.
-            engine._sender.report([WORKING])
-
-            async def is_ok() -> bool:
-                return await found_states(url) == ["ok"]
-
-            await until(is_ok)
-            exporter.send_signal(signal.SIGSTOP)
-            try:
-                await asyncio.sleep(20.0)
-            finally:
-                exporter.send_signal(signal.SIGCONT)
-            loop = asyncio.get_running_loop()
-            since = loop.time()
-            while loop.time() - since < 12.0:
-                assert await found_states(url) == ["ok"]
-                await asyncio.sleep(0.02)
-        finally:
-            await asyncio.to_thread(engine.close)
-        exporter.terminate()
-        log = (await reading).decode()
-    assert not re.search("stalled|unreachable", log)
-
-
-async def found_states(url: str) -> list[str]:
-    """Return the states that the page at ``url`` lists."""
-    _, found = await probe(url, "/-/engines")
-    return [engine["state"] for engine in found["engines"]]

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from fronts import HASH, Authority
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
-from sidestep.http.tls import make_context
-from sidestep.http.tls_config import CIPHERS
+from sidestep.http.tls import CIPHERS, make_context
 from sidestep.http.web_config import HEADERS, RateLimit, WebConfig, load
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
@@ -77,7 +76,6 @@ ACCEPTED = {
     ),
     "no client certificates": f"{SERVER}  client_auth_type: NoClientCert\n",
     "versions": f"{SERVER}  min_version: TLS13\n  max_version: TLS13\n",
-    "old versions": f"{SERVER}  min_version: TLS10\n  max_version: TLS12\n",
     "ciphers": f"{SERVER}  cipher_suites: {list(CIPHERS)}\n",
     "an order of ciphers": f"{SERVER}  prefer_server_cipher_suites: false\n",
     "a curve": f"{SERVER}  curve_preferences: [X25519]\n",
@@ -181,10 +179,10 @@ TLS_REFUSED = {
     "{}, client_ca_file: empty.pem, client_auth_type: VerifyClientCertIfGiven": "has no PEM certif",
     "{}, client_allowed_sans: [a]": "client_allowed_sans needs client_auth_type",
     "{}, client_allowed_sans: a": "tls_server_config.client_allowed_sans: Expected `array",
-    "{}, min_version: TLS14": "'TLS14' must be one of TLS10, TLS11, TLS12, TLS13",
+    "{}, min_version: TLS14": "'TLS14' must be one of TLS12, TLS13",
     "{}, max_version: SSL3": "'SSL3' must be one of",
     "{}, min_version: TLS13, max_version: TLS12": "leaves no version",
-    "{}, max_version: TLS11": "leaves no version",
+    "{}, min_version: TLS10": "'TLS10' must be one of TLS12, TLS13",
     "{}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]": "'TLS_RSA_WITH_RC4_128_SHA' is no secure",
     "{}, cipher_suites: TLS_AES_128_GCM_SHA256": "tls_server_config.cipher_suites: Expected `array",
     "{}, max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]": "has none for TLS12",
@@ -224,6 +222,7 @@ REFUSED = {
     "rate_limit: {interval: 1, burst: 1}": "rate_limit.interval must be a duration with its unit",
     "rate_limit: {interval: -1s, burst: 1}": "must be a duration",
     "rate_limit: {interval: 1 s, burst: 1}": "must be a duration",
+    "rate_limit: {interval: 4ns, burst: 1}": "must be a duration",
     "rate_limit: {interval: ١s, burst: 1}": "must be a duration",  # noqa: RUF001
     "rate_limit: {interval: 1s}": "rate_limit needs a burst of at least 1",
     "rate_limit: {interval: 1s, burst: -1}": "rate_limit.burst must be a whole number",
@@ -235,7 +234,7 @@ REFUSED = {
     "a: [": "line 1: is not YAML",
     "a: *unknown": "is not YAML",
     "--- {}\n--- {}": "is not YAML",
-    "[" * 5000: "line 1: is not YAML: it is nested more than 16 deep",
+    "[" * 5000: "line 1: is not YAML: it has too many nodes, aliases or levels",
     '"\\UFFFFFFFF": 1': "is not YAML",
     "\x01": "is not YAML",
     "a: 1\n\tb: 2": "is not YAML",
@@ -274,9 +273,9 @@ def test_aliases_do_not_expand(directory: Path) -> None:
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     users = f"basic_auth_users: &b\n  alice: {HASH}\n"
 
-    with pytest.raises(ConfigError, match="unknown field `a0`"):
+    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
         read(directory, "\n".join(levels))
-    with pytest.raises(ConfigError, match="Expected `str"):
+    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
         read(directory, users + "  bob: *b\n")
 
 
@@ -311,12 +310,12 @@ def test_certificates_inline(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1s", 1), ("1.5h", 5400), ("1h15m30.5s", 4530.5), ("100ms", 0.1), ("2us", 2e-6),
-        ("3µs", 3e-6), ("4ns", 4e-9), ("+1m", 60), ("1.s", 1),
+        ("1s", 1), ("1.5h", 5400), ("1h15m30.5s", 4530.5), ("100ms", 0.1), ("+1m", 60),
+        ("1.s", 1),
     ],
 )  # fmt: skip
 def test_durations_have_gos_form(directory: Path, text: str, seconds: float) -> None:
-    """All of Go's units work."""
+    """Units from milliseconds to hours work, added up."""
     config = read(directory, f"rate_limit: {{interval: {text}, burst: 2}}")
 
     assert config.rate_limit == RateLimit(seconds, 2)

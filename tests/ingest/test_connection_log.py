@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
-from sidestep import app
+from sidestep.app import exporter as app
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError

@@ -12,7 +12,7 @@ import pytest
 from exporters import Start, until
 from intakes import Fed
 from pages import get
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition import pages
@@ -35,7 +35,7 @@ async def engine(exporter: Exporter, name: str = "s") -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(made.close)
-    await until(lambda: not any(one.streams for one in exporter.registry.engines.values()))
+    await until(lambda: not any(one.feeds.streams for one in exporter.registry.engines.values()))
 
 
 async def scraped(exporter: Exporter, *, by_prometheus: bool = False) -> bool:

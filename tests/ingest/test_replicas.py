@@ -188,16 +188,3 @@ async def test_a_frozen_server_that_was_replaced_goes_on_as_another_one(box: Box
 
     assert await box.tokens() == {"": 6 * STEPS, f"{HOST}~2/m/0": 2 * STEPS}
     assert await box.conflicts() >= 1
-
-
-async def test_a_single_server_has_the_page_without_numbers(box: Box) -> None:
-    """As if no other could exist, however often it is killed."""
-    await box.start_exporter()
-    for turn in range(2):
-        box.servers[0] = await Server.start(f"ipc://{box.folder}/i.ipc", "--port=8001")
-        await box.servers[0].saved()
-        assert await box.tokens() == {"": 2 * STEPS * (turn + 1)}
-        box.servers[0].signal(signal.SIGKILL)
-        await box.servers[0].process.wait()
-
-    assert await box.conflicts() == 0

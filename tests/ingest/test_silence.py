@@ -136,16 +136,6 @@ def test_a_returning_engine_has_its_totals(fed: Fed) -> None:
     assert up(fed) == {"e": 1.0}
 
 
-def test_another_process_of_a_retired_engine_continues_its_totals(fed: Fed) -> None:
-    """A counter never decreases because an engine was away."""
-    fed.advance(ENGINE_EXPIRES_SECONDS + 1)
-    fed.restart("one")
-    fed.send_hello("one", [engine()])
-    fed.items("one", [step(2)])
-
-    assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 12' in fed.page
-
-
 def test_totals_of_a_retired_engine_survive_a_restart(fed: Fed) -> None:
     """The next exporter exposes them once the engine returns."""
     fed.advance(ENGINE_EXPIRES_SECONDS + 1)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from exporters import Start, until
-from sidestep.app import Exporter, serve
+from sidestep.app.exporter import Exporter, serve
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -178,7 +178,7 @@ async def test_a_refused_hello_changes_nothing(start: Start) -> None:
 
         assert isinstance(answer, Nack)
         assert answer.code == "over_limit"
-        assert exporter.registry.engines["s0"].streams == {1}
+        assert exporter.registry.engines["s0"].feeds.streams == {1}
 
 
 async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
@@ -192,47 +192,7 @@ async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
         await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
 
         assert len(exporter.ingest.intake.bindings.engines) == 1
-        assert exporter.registry.engines["s0"].streams == {299}
-
-
-async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None:
-    """A sender repeats a frame whose acknowledgement was lost."""
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send_hello()
-        await peer.send(batch(1, step(), step()))
-        await peer.receive()
-        await peer.send(batch(1, step(), step()))
-        answer = await peer.receive()
-
-        assert isinstance(answer, Ack)
-        assert answer.applied == 2
-        assert tokens(exporter) == 2
-        assert exporter.metrics.value("sidestep_duplicates_total") == 2
-
-
-async def test_missing_items_are_requested(start: Start) -> None:
-    """They are never guessed."""
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send_hello()
-        await peer.send(batch(5, step()))
-        answer = await peer.receive()
-
-        assert isinstance(answer, Nack)
-        assert answer.code == "need_hello"
-        assert tokens(exporter) == 0
-
-
-async def test_streams_feed_one_engine_by_its_identity(start: Start) -> None:
-    """Two front ends that name the same engine feed one series."""
-    async with start() as exporter, connect(exporter) as one, connect(exporter) as two:
-        info = EngineInfo("shared", "vllm", LABELS)
-        for incarnation, peer in enumerate((one, two), start=1):
-            await peer.send(Hello(VERSION, f"api{incarnation}", incarnation, 1, 1, [info]))
-            await peer.receive()
-            await peer.send(batch(1, step(tokens=incarnation), incarnation=incarnation))
-        await until(lambda: tokens(exporter, "shared") == 3)
-
-        assert len(exporter.registry.engines) == 1
+        assert exporter.registry.engines["s0"].feeds.streams == {299}
 
 
 async def test_a_large_batch_does_not_block_the_loop(start: Start) -> None:

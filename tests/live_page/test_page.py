@@ -25,7 +25,7 @@ from lookup_senders import serve
 from pages import get, parse
 from ports import free_port
 from reporting_processes import process
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER
@@ -36,16 +36,17 @@ from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed (apt: chromium)"
-)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
 STUCK = Progress(0, steps=5, unfinished=2, step_age=70.0, stack=["model.py:7 forward"])
 UNKNOWN = "\N{EN DASH}"
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     """Start a browser."""
     async with async_playwright() as driver:
@@ -369,7 +370,7 @@ async def test_files_are_served_once_and_strictly(start: Start) -> None:
             assert answer.status == 404
 
 
-def test_vendored_files_are_those_of_the_release() -> None:
+async def test_vendored_files_are_those_of_the_release() -> None:
     """A file that was changed here has another checksum; the licence is beside them."""
     folder = Path(str(FOLDER)) / "vendor"
     lines = (folder / "SHA256SUMS").read_text().splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,25 +84,3 @@ def test_weights_equal_repeated_observations(observed: list[tuple[float, int]]) 
     assert weighted.counts == each.counts
     assert math.isclose(weighted.sum, each.sum, rel_tol=1e-12)
     assert refused == expected
-
-
-def test_added_counts_add_up() -> None:
-    """Counts are added bucket by bucket."""
-    one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    one.observe_many([0.5, 3.0])
-    other.observe_many([1.5])
-
-    one.add(other.counts, other.sum)
-
-    assert one.cumulative == [1, 2, 3]
-    assert one.sum == 5.0
-
-
-def test_counts_of_other_bounds_are_refused() -> None:
-    """Nothing changes then."""
-    histogram = Histogram((1.0, 2.0))
-
-    with pytest.raises(ValueError, match="shorter"):
-        histogram.add([1], 1.0)
-
-    assert histogram.counts == [0, 0, 0]

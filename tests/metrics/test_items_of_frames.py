@@ -10,9 +10,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import Start
 from intakes import Fed
-from sidestep.engines.items import Item, encode_item
+from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
@@ -22,9 +21,9 @@ from sidestep.engines.vllm.wire import (
     VllmSleep,
     VllmStep,
 )
-from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
+from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
     IterationStats,
@@ -120,10 +119,10 @@ def state(engine: Engine) -> list[Any]:
         [None if h is None else (h.counts, h.sum) for h in engine.histograms],
         [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
         engine.gauge_stamp,
-        engine.held_tokens,
+        engine.part(RecentSteps).held_tokens,
         engine.exposed_paths,
         engine.last_seen,
-        [(h.queries, h.hits) for h in engine.hit_windows],
+        [(h.queries, h.hits) for h in engine.part(RecentSteps).hit_windows],
         {name: family.children for name, family in engine.open_families.items()},
     ]
 
@@ -144,21 +143,6 @@ def test_items_of_one_frame_equal_single_items(items: list[bytes], native: bool)
     assert together.intake.items == alone.intake.items
 
 
-def test_slices_of_a_step_are_observed_with_its_last_slice() -> None:
-    """They may come in one frame, between whole steps."""
-    slices = [VllmStep(0, 1.0, 1.0, None, IterationStats(tokens)) for tokens in (3, 4)]
-    whole = [VllmStep(0, 1.0, 1.0, SchedulerStats(), IterationStats(2)) for _ in range(4)]
-    items = [encode_item(step) for step in (*whole, *slices, *whole)]
-    made = fed([items])
-
-    engine = made.intake.registry.engines["e0"]
-    slot = engine.layout.find("vllm:iteration_tokens_total").slots[0]
-    histogram = engine.histogram(slot)
-    assert dict(zip(histogram.bounds, histogram.counts, strict=False))[8.0] == 7
-    assert (sum(histogram.counts), histogram.sum, engine.held_tokens) == (8, 23.0, 0)
-    assert histogram.counts[histogram.bounds.index(16.0)] == 1
-
-
 def test_failing_histogram_costs_only_its_engine() -> None:
     """The failure is counted for each item."""
     made = fed([])
@@ -177,38 +161,3 @@ def test_failing_histogram_costs_only_its_engine() -> None:
     slot = whole.layout.find("vllm:iteration_tokens_total").slots[0]
     assert sum(whole.histogram(slot).counts) == 8
     assert made.rejected == {("bug",): 8}
-
-
-def step(number: int, *, latencies: int = 0) -> Item:
-    """Return a step with one observation of each kind."""
-    details = SchedulerIterationDetails(number, elapsed_ms=1.5)
-    request = FinishedRequestStats(1, 1.0, 10, 0, 10, 10, 0.1, 0.1, 0.1, 0.1, 0.1)
-    iteration = IterationStats(
-        5,
-        finished_requests=[request],
-        inter_token_latencies_iter=[0.01 * part for part in range(latencies)],
-    )
-    return VllmStep(0, float(number), 1.0, SchedulerStats(iteration_details=details), iteration)
-
-
-async def test_a_turn_ends_when_its_budget_is_exceeded(start: Start) -> None:
-    """A page between two slices includes everything applied."""
-    async with start() as exporter:
-        ingest: Ingest = exporter.ingest
-        intake = ingest.intake
-        hello = msgspec.msgpack.encode(["H", 1, "s", 1, 1, 1, ENGINES])
-        intake.accept(b"p", [hello], 0.0)
-        while intake.busy:
-            intake.work()
-        items = [msgspec.Raw(encode_item(step(number, latencies=40))) for number in range(200)]
-        before = intake.registry.version
-        intake.accept(b"p", [msgspec.msgpack.encode(["B", 1, 1, items])], 0.0)
-
-        more = ingest._turn(0.0)
-
-        assert more
-        assert 0 < intake.items < len(items)
-        engine = intake.registry.engines["e0"]
-        slot = engine.layout.find("vllm:iteration_tokens_total").slots[0]
-        assert sum(engine.histogram(slot).counts) == intake.items
-        assert engine.version > before

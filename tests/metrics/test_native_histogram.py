@@ -21,8 +21,8 @@ from sidestep.metrics.exponential_buckets import (
 )
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import COARSEST, FINEST, NativeBuckets
+from sidestep.protocol.engine_totals import NativeBuckets
+from sidestep.protocol.limits import COARSEST, FINEST, VALUE_LIMIT
 
 BOUNDS = DEFAULTS["inter_token_latency"]
 SCHEMAS = st.integers(COARSEST, FINEST)

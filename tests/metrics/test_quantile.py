@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, run
 from sidestep.metrics.quantile import histogram_quantile
 
@@ -81,7 +82,7 @@ CASES: Sequence[tuple[list[float], list[int]]] = (
 )
 
 
-@pytest.mark.parametrize("version", PROMTOOLS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_quantiles_equal_promql(tmp_path: Path, version: str) -> None:
     """To 1e-9, for empty buckets, one bucket, a bound of 0 and observations above all bounds."""
     binary = PROMTOOLS[version]

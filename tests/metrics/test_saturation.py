@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramps import Look, Mix, Model, Rate, Simulation, knee
@@ -188,20 +188,6 @@ def test_a_prefix_cache_that_fills_relieves_the_engine(model: str) -> None:
         assert ratio == pytest.approx(rate / capacity(MODELS[model], mix(3000)), abs=0.15)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_ratio_follows_a_day(model: str) -> None:
-    """A day of two hours, from a tenth of the knee to nine tenths and back."""
-
-    def share(now: float) -> float:
-        return 0.5 - 0.4 * math.cos(2 * math.pi * now / 7200)
-
-    found = run(MODELS[model], CHAT, share, 7200)
-
-    for end, ratio in means(found, SETTLED):
-        # The ratio is that of two minutes ago on average.
-        assert ratio == pytest.approx(share(end - MEAN / 2 - 120), abs=0.15)
-
-
 def test_there_is_no_ratio_in_the_first_minute() -> None:
     """A new engine has none, and an idle one has 0."""
     found = run(MODELS["16 slots"], CHAT, lambda _: 0.0, 200)
@@ -342,7 +328,6 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(st.floats(0, 700), loads), max_size=60))
 def test_any_load_gives_a_number_or_none(reports: list[tuple[float, Load]]) -> None:
     """Loads may be impossible, and time may stand still."""
@@ -352,14 +337,3 @@ def test_any_load_gives_a_number_or_none(reports: list[tuple[float, Load]]) -> N
         saturation.update(now, one)
 
         assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
-
-
-def test_update_interval_hardly_matters() -> None:
-    """Every fifth second gives nearly the same ratios."""
-    model = MODELS["16 slots"]
-    rate = 0.8 * capacity(model, CHAT)
-    looks = [*Simulation(model, CHAT, lambda _: rate, 2).looks(1800)]
-    often, rarely = ratios(model, looks), ratios(model, looks[4::5])
-
-    for (_, one), (_, two) in zip(means(often, SETTLED), means(rarely, SETTLED), strict=True):
-        assert one == pytest.approx(two, abs=0.1)

@@ -1,8 +1,7 @@
-"""What is pushed by OTLP is what the page has: samples, kinds, starts and resource."""
+"""A push by OTLP has what the page has: samples, kinds, starts and resource."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,16 +16,15 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from otlp_receiver import Receiver, Samples, metrics_of, page_samples, points_of, receiver
 from pages import get, parse
-from sidestep.app import Exporter
+from replays import replay
 from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
 from sidestep.metrics.native_histogram import NativeHistogram
+from sidestep.otlp.metric_sender import MAX_POINTS, MAX_WIDTH, batches
 from sidestep.otlp.page_families import NANOS, Exponential, Series, SeriesFamily
-from sidestep.otlp.points import MAX_POINTS, MAX_WIDTH, batches
 from sidestep.otlp.resource import SCOPE, Resource
-from sidestep_adapters.recording.replay import Replay
 from web_servers import server
 
 SCRAPED = """\
@@ -88,7 +86,7 @@ async def test_points_are_the_samples_of_the_page(
         flags = {"otlp_endpoint": found.url, "scrape": (f"{url}/metrics",), **OPTIONS[options]}
         async with start(otlp_interval="1", **flags) as exporter:
             for run in ("core_dp", "sglang_dp", "triton"):
-                await replay(exporter, recorded_run(run))
+                await replay(exporter, run)
 
             async def has_all() -> bool:
                 return "other_untyped" in await get(exporter.url)
@@ -122,7 +120,7 @@ async def test_kinds_and_names_are_those_of_the_page(start: Start) -> None:
     """Without a unit; sums are monotonic and cumulative."""
     async with receiver() as found:
         async with start(otlp_endpoint=found.url) as exporter:
-            await replay(exporter, recorded_run("core_dp"))
+            await replay(exporter, "core_dp")
             page = parse(await get(exporter.url))
         kinds: dict[str, str] = {}
         for request in found.requests:
@@ -151,10 +149,8 @@ async def test_starts_survive_a_restart(start: Start, tmp_path: Path) -> None:
             found.requests.clear()
             flags = {"otlp_endpoint": found.url, "state_dir": str(tmp_path / state)}
             async with start(**flags) as exporter:
-                if state == "state" and not seen:
-                    await replay(exporter, recorded_run("core_dp"))
-                if state == "other":
-                    await replay(exporter, recorded_run("core_dp"))
+                if not seen or state == "other":
+                    await replay(exporter, "core_dp")
                 states.append(exporter.metrics.created)
             seen.append(starts(found))
 
@@ -273,9 +269,3 @@ def test_requests_are_split() -> None:
         }
     )
     assert points == Counter({f"f{size}": size for size in sizes})
-
-
-async def replay(exporter: Exporter, run: Path) -> None:
-    """Replay a recorded run."""
-    player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)

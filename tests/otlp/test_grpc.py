@@ -15,14 +15,14 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from exporters import Start, recorded_run, until
+import replays
+from exporters import Start, until
 from otlp_receiver import Receiver
 from ports import free_port
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.otlp import metric_sender
-from sidestep.requests import record_writer
-from sidestep_adapters.recording.replay import Replay
+from sidestep.requests import record_output
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
@@ -89,15 +89,12 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose gRPC, and let the SDK's exporters give up soon."""
     monkeypatch.setenv(PROTOCOL, "grpc")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.7")
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(record_output, "RETRY_SECONDS", 0.05)
 
 
 async def replay(exporter: Exporter) -> float:
     """Replay a recorded run; return how many requests have ended."""
-    player = Replay(
-        recorded_run("core_aborts"), exporter.endpoints[0], realtime=False, namespace="test"
-    )
-    await asyncio.to_thread(player.run)
+    await replays.replay(exporter, "core_aborts")
     return exporter.metrics.value("sidestep_request_records_total")
 
 
@@ -134,7 +131,7 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
     """Whatever time a call may take."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
     monkeypatch.setattr(metric_sender, "FINISH_SECONDS", 0.2)
-    monkeypatch.setattr(record_writer, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(record_output, "CLOSE_SECONDS", 0.2)
     async with serving() as (found, servicer):
         servicer.hangs = True
         flags = dict.fromkeys(("otlp_endpoint", "otlp_logs_endpoint"), found.url)
@@ -147,7 +144,7 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
 async def test_an_unknown_protocol_is_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the variable."""
+    """The error names the variable."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json")
     with pytest.raises(
         ConfigError, match="OTEL_EXPORTER_OTLP_METRICS_PROTOCOL 'http/json': must be"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from otlp_receiver import Receiver, attributes, metrics_of, points_of, receiver
 from pages import get, parse
+from replays import replay
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.otlp.increments import FILE, Increments
 from sidestep.otlp.page_families import Exponential, Series, SeriesFamily, Value
 from sidestep.snapshot.state_file import StateDirectory
-from sidestep_adapters.recording.replay import Replay
 from web_servers import server
 
 PREFERENCE = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
@@ -81,7 +80,7 @@ def test_a_counter_of_unknown_age_begins_with_its_next_increment() -> None:
     ],
 )
 def test_a_counter_that_begins_again_is_sent_whole(before: Value, now: Value) -> None:
-    """It decreases, or has other buckets."""
+    """The total decreases, or has other buckets."""
     found = Increments(KINDS, None)
     increment(found, before, 100)
     found.commit()
@@ -122,7 +121,7 @@ def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int
 
 
 def test_a_resolution_that_decreases_loses_nothing() -> None:
-    """What was sent is compared in the wider buckets."""
+    """The totals that were sent are compared in the wider buckets."""
     found = Increments(KINDS, None)
     increment(found, Exponential(2, 1, {7: 2, 8: 1, 9: 1}, 5.0), 100)
     found.commit()
@@ -170,12 +169,6 @@ async def another(found: Sequence[object]) -> None:
     await until(lambda: len(found) >= count + 2)
 
 
-async def replay(exporter: Any, run: str) -> None:
-    """Replay a recorded run."""
-    player = Replay(recorded_run(run), exporter.endpoints[0], realtime=False, namespace=run)
-    await asyncio.to_thread(player.run)
-
-
 async def test_increments_add_up_to_the_page(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -193,7 +186,7 @@ async def test_increments_add_up_to_the_page(
             async with start(**flags) as exporter:
                 await another(found.requests)
                 found.answer = refuse
-                await replay(exporter, run)
+                await replay(exporter, run, run)
                 await another(found.headers)
                 # After the first run, a successor sends what this exporter could not.
                 if run == "core_aborts":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from otlp_programs import COLLECTOR, PHOENIX, PROMETHEUS, collector, get_json, phoenix
-from otlp_receiver import Samples, as_text, encoded_spans, page_samples, receiver
+from otlp_pushes import RUNS, pushed, replay_all
+from otlp_receiver import Samples, as_text, encoded_spans, receiver
 from pages import get, parse
 from prometheus_server import Prometheus
 from records_of import ENGINE
+from replays import replay
 from schedulers import WALL
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.spans import spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -39,19 +41,8 @@ from sidestep.protocol.request_events import (
 )
 from sidestep.requests.record import RequestRecord
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
-RUNS = ("core_dp", "core_aborts", "sglang_dp", "triton")
 NAME = "vllm:inter_token_latency_seconds"
-MOVING = (
-    "process_",
-    "python_gc",
-    "sidestep_http",
-    "sidestep_loop",
-    "sidestep_otlp",
-    "sidestep_scrape",
-)
-"""The exporter's own values, which may have changed and changed back."""
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 pytestmark = pytest.mark.otlp
 
@@ -62,52 +53,18 @@ def needs(program: Path) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not program.exists(), reason=reason)
 
 
-async def play(exporter: Exporter, *runs: str) -> None:
-    """Replay recorded runs."""
-    for run in runs:
-        player = Replay(recorded_run(run), exporter.endpoints[0], realtime=False, namespace=run)
-        await asyncio.to_thread(player.run)
-
-
-async def pushed(exporter: Exporter, stored: Callable[[], Samples]) -> int:
-    """Compare the page with what is stored; return how many samples are equal.
-
-    Values that change from push to push, such as the exporter's own, are left out.
-    """
-    before = page_samples(await get(exporter.url))
-
-    def requests() -> float:
-        value = exporter.metrics.value
-        return sum(
-            value("sidestep_otlp_requests_total", "metrics", status)
-            for status in ("200", "success")
-        )
-
-    pushes = requests() + 2
-    await until(lambda: requests() >= pushes)
-    after = page_samples(await get(exporter.url))
-    assert exporter.metrics.value("sidestep_otlp_rejected_points_total") == 0
-    steady = {
-        key: value
-        for key, value in after.items()
-        if before.get(key) == value and not key[0].startswith(MOVING)
-    }
-    found: Samples = {}
-
-    async def has_all() -> bool:
-        nonlocal found
-        found = await asyncio.to_thread(stored)
-        return steady.keys() <= found.keys()
-
+@asynccontextmanager
+async def running_prometheus(directory: Path, *flags: str) -> AsyncIterator[tuple[Prometheus, str]]:
+    """Run a Prometheus that receives OTLP; yield it, and the URL to which metrics are pushed."""
+    config = directory / "prometheus.yml"
+    config.write_text("global: {}\n")
+    data = f"--storage.tsdb.path={directory / 'data'}"
+    server = Prometheus(str(PROMETHEUS), config, data, "--web.enable-otlp-receiver", *flags)
+    await asyncio.to_thread(server.start)
     try:
-        await until(has_all, 60.0)
-    except AssertionError:
-        assert steady.keys() - found.keys() == set()
-    differing = [
-        key for key, value in steady.items() if not math.isclose(found[key], value, rel_tol=1e-12)
-    ]
-    assert differing == []
-    return len(steady)
+        yield server, f"{server.url}/api/v1/otlp/v1/metrics"
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
 def translated(page: str) -> dict[str, str]:
@@ -122,38 +79,30 @@ def translated(page: str) -> dict[str, str]:
 @needs(PROMETHEUS)
 async def test_prometheus_has_the_samples_of_the_page(start: Start, tmp_path: Path) -> None:
     """Those of recorded runs of vLLM, SGLang and Triton, after the translation of names."""
-    config = tmp_path / "prometheus.yml"
-    config.write_text("global: {}\n")
-    server = Prometheus(
-        str(PROMETHEUS), config, f"--storage.tsdb.path={tmp_path / 'data'}",
-        "--web.enable-otlp-receiver",
-    )  # fmt: skip
-    await asyncio.to_thread(server.start)
-    try:
-        url = f"{server.url}/api/v1/otlp/v1/metrics"
-        async with start(otlp_endpoint=url, otlp_interval="1") as exporter:
-            await play(exporter, *RUNS)
-            names = translated(await get(exporter.url))
+    async with (
+        running_prometheus(tmp_path) as (server, url),
+        start(otlp_endpoint=url, otlp_interval="1") as exporter,
+    ):
+        await replay_all(exporter, RUNS)
+        names = translated(await get(exporter.url))
 
-            def stored() -> Samples:
-                found: Samples = {}
-                result = server.ask('{__name__!=""}')
-                for series in result:
-                    labels = {
-                        key.removeprefix("key") if key.startswith("key_") else key: value
-                        for key, value in series["metric"].items()
-                        if key not in ("job", "instance")
-                    }
-                    name = labels.pop("__name__")
-                    if name.endswith("_bucket"):
-                        labels["le"] = as_text(float(labels["le"]))
-                    key = names.get(name, name), tuple(sorted(labels.items()))
-                    found[key] = float(series["value"][1])
-                return found
+        def stored() -> Samples:
+            found: Samples = {}
+            result = server.ask('{__name__!=""}')
+            for series in result:
+                labels = {
+                    key.removeprefix("key") if key.startswith("key_") else key: value
+                    for key, value in series["metric"].items()
+                    if key not in ("job", "instance")
+                }
+                name = labels.pop("__name__")
+                if name.endswith("_bucket"):
+                    labels["le"] = as_text(float(labels["le"]))
+                key = names.get(name, name), tuple(sorted(labels.items()))
+                found[key] = float(series["value"][1])
+            return found
 
-            assert await pushed(exporter, stored) > 3000
-    finally:
-        await asyncio.to_thread(server.stop)
+        assert await pushed(exporter, stored) > 3000
 
 
 @needs(PROMETHEUS)
@@ -165,18 +114,10 @@ async def test_prometheus_has_native_histograms(
         "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
         "base2_exponential_bucket_histogram",
     )
-    config = tmp_path / "prometheus.yml"
-    config.write_text("global: {}\n")
-    server = Prometheus(
-        str(PROMETHEUS), config, f"--storage.tsdb.path={tmp_path / 'data'}",
-        "--web.enable-otlp-receiver", "--enable-feature=native-histograms",
-    )  # fmt: skip
-    await asyncio.to_thread(server.start)
-    try:
-        url = f"{server.url}/api/v1/otlp/v1/metrics"
+    async with running_prometheus(tmp_path, "--enable-feature=native-histograms") as (server, url):
         flags = {"histograms": "both", "otlp_interval": "1"}
         async with start(otlp_endpoint=url, **flags) as exporter:
-            await play(exporter, "core_dp")
+            await replay(exporter, "core_dp")
             page = parse(await get(exporter.url))[NAME].samples
         expected = {
             dict(labels)["engine"]: value
@@ -190,8 +131,6 @@ async def test_prometheus_has_native_histograms(
 
         assert await asyncio.to_thread(counts) == expected
         assert sum(expected.values()) > 0
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 @needs(COLLECTOR)
@@ -208,7 +147,7 @@ async def test_a_collector_passes_on_what_the_page_and_the_records_have(
                 requests_log=str(log), otlp_endpoint=url, otlp_traces_endpoint=url,
                 otlp_logs_endpoint=url, otlp_interval="1",
             ) as exporter:  # fmt: skip
-                await play(exporter, *RUNS)
+                await replay_all(exporter, RUNS)
                 await send_traced(exporter)
                 assert await pushed(exporter, lambda: found.samples) > 3000
             lines = log.read_text().splitlines()

@@ -15,18 +15,17 @@ import pytest
 from aiohttp import web
 
 from exporter_processes import process
-from exporters import Start, recorded_run, until
-from otlp_receiver import Receiver, accepted, hang, receiver, values
+from exporters import Start, until
+from otlp_receiver import Receiver, accepted, receiver, values
 from pages import get, parse
 from ports import free_port
 from records_of import ENGINE, recorded
+from replays import replay
 from schedulers import WALL
-from sidestep.app import Exporter
 from sidestep.otlp.destination import LOGS, TRACES, Destination
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
 from sidestep.otlp.senders import record_output
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
@@ -37,12 +36,10 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.requests import record_queue, record_writer
-from sidestep.requests.record_queue import LOST, RecordQueue
-from sidestep.requests.record_writer import RecordWriter
+from sidestep.requests import record_output as outputs
+from sidestep.requests.record_output import LOST, RecordOutput
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
 Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -67,15 +64,15 @@ def line(number: int) -> bytes:
 
 
 class Sending:
-    """An output of spans or log records, with the writer of its queue, and its metrics."""
+    """An output of spans or log records, and its metrics."""
 
     def __init__(self, url: str, output: str) -> None:
         self.metrics = SelfMetrics()
-        self.queue = RecordQueue(output, "--otlp.x", self.metrics)
+        self.queue = RecordOutput(output, "--otlp.x", self.metrics)
         self.signal, convert = (TRACES, spans) if output == "traces" else (LOGS, log_records)
         self.destination = Destination(self.signal, f"{url}/v1/{output}", self.metrics)
         write = record_output(self.queue, convert, Resource({}), self.destination)
-        self.writer = RecordWriter(self.queue, write, 0.02)
+        self.queue.write_by(write, 0.02)
 
     def put(self, *numbers: int) -> None:
         """Queue records."""
@@ -84,8 +81,8 @@ class Sending:
 
     async def flush(self) -> None:
         """Write all records; an attempt that fails is the last one."""
-        self.writer.start()
-        await asyncio.to_thread(self.writer.close)
+        self.queue.start()
+        await asyncio.to_thread(self.queue.close)
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -148,7 +145,9 @@ async def test_large_backlogs_go_in_batches(sending: tuple[Sending, Receiver]) -
     """A receiver gets requests of bounded size, one at a time."""
     made, found = sending
     made.queue.restore([line(1)] * 1700)
-    await made.flush()
+    made.queue.start()
+    await until(lambda: not made.queue)
+    await asyncio.to_thread(made.queue.close)
 
     assert len(found.headers) == 4
     assert found.most_in_flight == 1
@@ -161,18 +160,18 @@ async def test_a_busy_receiver_gets_the_same_later(
     sending: tuple[Sending, Receiver], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records stay in the queue until they are accepted."""
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(outputs, "RETRY_SECONDS", 0.02)
     made, found = sending
     made.put(1, 2)
     found.answer = answering(status)
-    made.writer.start()
+    made.queue.start()
     await until(lambda: made.requests().get((made.signal.name, str(status)), 0) >= 2)
     assert (len(made.queue), made.counts) == (2, (0, 0))
 
     found.answer = None
     await until(lambda: not made.queue)
     assert made.counts == (parts(made, 2), 0)
-    await asyncio.to_thread(made.writer.close)
+    await asyncio.to_thread(made.queue.close)
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500, 501])
@@ -183,11 +182,11 @@ async def test_a_refusal_is_counted_and_not_repeated(
     made, found = sending
     made.put(1, 2)
     found.answer = answering(status)
-    made.writer.start()
+    made.queue.start()
     await until(lambda: not made.queue)
     found.answer = None
     made.put(3)
-    await asyncio.to_thread(made.writer.close)
+    await asyncio.to_thread(made.queue.close)
 
     assert made.counts == (parts(made, 1), parts(made, 2))
     assert len(made.queue) == 0
@@ -197,7 +196,7 @@ async def test_a_refusal_is_counted_and_not_repeated(
 async def test_a_partial_success_is_counted(
     sending: tuple[Sending, Receiver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the receiver rejects is not sent again."""
+    """Rejected records are not sent again."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(2, "too old")
@@ -218,12 +217,12 @@ async def test_a_receiver_that_is_away(caplog: pytest.LogCaptureFixture) -> None
     """Records wait up to a bound; more are lost and counted; the log says both once."""
     made = Sending(f"http://127.0.0.1:{free_port()}", "traces")
     first = line(1)
-    made.queue.restore([first] * (record_queue.MAX_PENDING - 2))
+    made.queue.restore([first] * (outputs.MAX_PENDING - 2))
     made.put(1, 2, 3, 4, 5)
     await made.flush()
     made.destination.close()
 
-    assert len(made.queue) == record_queue.MAX_PENDING
+    assert len(made.queue) == outputs.MAX_PENDING
     assert made.metrics.value(LOST, "full", "traces") == 3
     assert made.requests().keys() == {("traces", "connection")}
     assert sum("records of requests are lost: --otlp.x" in text for text in caplog.messages) == 1
@@ -238,7 +237,7 @@ async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]
     await made.flush()
 
     assert made.counts == (parts(made, 1), 0)
-    assert made.metrics.value(LOST, "unreadable", made.queue.output) == 3
+    assert made.metrics.value(LOST, "unreadable", made.queue.name) == 3
 
 
 async def test_a_trace_that_nobody_records_is_not_sent() -> None:
@@ -254,12 +253,6 @@ async def test_a_trace_that_nobody_records_is_not_sent() -> None:
     assert (found.headers, len(made.queue)) == ([], 0)
 
 
-async def play(exporter: Exporter, name: str = "core_aborts") -> None:
-    """Replay a recorded run of a tapped vLLM."""
-    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the records in a file."""
     return [json.loads(one) for one in path.read_text().splitlines()]
@@ -271,7 +264,7 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
     async with receiver() as found:
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(requests_log=str(log), **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         written = lines(log)
         assert [json.loads(one.body.string_value) for one in found.log_records] == written
         requests = {
@@ -288,34 +281,10 @@ async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -
         found.spans.clear()
         found.log_records.clear()
         async with start(**flags, requests_log_if="reason = abort") as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
         aborted = [record for record in written if record["reason"] == "abort"]
         assert len(found.log_records) == len(aborted) > 0
         assert sum(span.name == "llm_request" for span in found.spans) == len(aborted)
-
-
-@pytest.mark.usefixtures("_impatient")
-async def test_ingest_goes_on_while_a_receiver_hangs(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records wait and are delivered once it answers; the file is not held up."""
-    monkeypatch.setattr(record_writer, "RETRY_SECONDS", 0.1)
-    async with receiver() as found:
-        found.answer = hang
-        async with start(otlp_traces_endpoint=found.url, otlp_logs_endpoint=found.url) as exporter:
-            await play(exporter)
-            await until(lambda: found.in_flight == 2)
-            page = parse(await get(exporter.url))
-            pending = {
-                dict(labels)["output"]: value
-                for (_, labels), value in page["sidestep_request_records_pending"].samples.items()
-            }
-            made = page["sidestep_request_records"].samples.popitem()[1]
-            assert pending == {"traces": made, "logs": made}
-            assert made > 50
-            found.answer = None
-            await until(lambda: len(found.log_records) == made)
-            await until(lambda: sum(s.name == "llm_request" for s in found.spans) == made)
 
 
 @asynccontextmanager
@@ -328,6 +297,7 @@ async def publisher(folder: Path) -> AsyncIterator[Publisher]:
         made.close(0.1)
 
 
+@pytest.mark.long
 async def test_kills_lose_no_record(tmp_path: Path) -> None:
     """Each is delivered, some twice: then it is the same span and has the same key."""
     number = 0
@@ -378,7 +348,7 @@ async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> Non
         found.answer = answering(503)
         flags = {"otlp_traces_endpoint": found.url, "otlp_logs_endpoint": found.url}
         async with start(state_dir=state, **flags) as exporter:
-            await play(exporter)
+            await replay(exporter, "core_aborts")
             made = exporter.metrics.value("sidestep_request_records_total")
         assert made > 50
         found.answer = None
@@ -386,9 +356,9 @@ async def test_a_successor_sends_what_waits(start: Start, tmp_path: Path) -> Non
             log = exporter.request_log
             assert log is not None
             # Those whose answer has not arrived at an exporter's end are sent again.
-            await until(lambda: len(found.log_records) == made and not any(map(len, log.queues)))
+            await until(lambda: len(found.log_records) == made and not any(map(len, log.outputs)))
             assert exporter.metrics.value(LOST, "removed", "traces") == made
         async with start(state_dir=state, **flags) as exporter:
             assert exporter.request_log is not None
-            assert [len(queue) for queue in exporter.request_log.queues] == [0, 0]
+            assert [len(queue) for queue in exporter.request_log.outputs] == [0, 0]
         assert (found.spans, len(found.log_records)) == ([], made)

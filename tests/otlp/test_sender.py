@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -24,6 +23,7 @@ from exporters import MAIN_RUN, Start, until
 from intakes import Fed
 from otlp_receiver import (
     KIND,
+    Answer,
     Receiver,
     Samples,
     accepted,
@@ -35,8 +35,8 @@ from otlp_receiver import (
 )
 from pages import get, parse
 from polled import polled
-from ports import free_port
-from sidestep.app import Exporter
+from replays import replay
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.destination import METRICS, Destination
@@ -46,21 +46,9 @@ from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import Resource
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
-from sidestep_adapters.recording.replay import Replay
 
 INFO = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 TOKENS = "vllm:generation_tokens_total"
-
-
-class Clock:
-    """Monotonic seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the present time."""
-        return self.now
 
 
 @pytest.fixture
@@ -70,28 +58,26 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pushing:
-    """A sender of one engine's series, with its metrics and clock."""
+    """A sender of one engine's series, with its metrics and monotonic seconds that a test sets."""
 
     def __init__(self, url: str, query: str = "") -> None:
         fed = Fed()
         fed.send_hello("s", [INFO])
-        self.metrics, self.clock = SelfMetrics(), Clock()
-        families = PageFamilies(
+        self.metrics, self.now = SelfMetrics(), 100.0
+        copier = PageCopier(
             fed.intake.registry,
             PassthroughRegistry(fed.intake.registry.names),
             own_registry(self.metrics, ()),
-            SeriesFilter(),
-            exponential=False,
         )
+        families = PageFamilies(copier, SeriesFilter(), exponential=False)
         url = f"{url}/v1/metrics{query}"
-        self.receiver = Destination(METRICS, url, self.metrics, clock=self.clock)
+        self.receiver = Destination(METRICS, url, self.metrics, clock=lambda: self.now)
         self.sender = MetricSender(
             families,
             Increments((), None),
             Resource({}),
             self.receiver,
             self.metrics,
-            hold=contextlib.nullcontext,
         )
 
     def requests(self) -> dict[str, float]:
@@ -135,7 +121,7 @@ async def test_a_push_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    """What the receiver rejects is counted and logged with its reason."""
+    """Rejected points are counted and logged with the receiver's reason."""
 
     async def reject(_: web.Request) -> web.StreamResponse:
         return accepted(3, "three are\ntoo old")
@@ -155,15 +141,42 @@ async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> No
     assert lines[0].endswith("/v1/metrics does not accept 3 points: 200: three are too old")
 
 
-@pytest.mark.parametrize("status", [200, 202, 204])
-async def test_every_status_of_success_is_one(status: int) -> None:
-    """Not all receivers answer 200."""
+async def cut(request: web.Request) -> web.StreamResponse:
+    """Answer with less than is announced."""
+    response = web.StreamResponse(headers={"Content-Length": "100"})
+    await response.prepare(request)
+    await response.write(b"x")
+    assert request.transport is not None
+    request.transport.close()
+    return response
 
-    async def accept(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=status)
 
+def answering(status: int, body: bytes = b"") -> Answer:
+    """Return an answer with a status."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, body=body, content_type=KIND)
+
+    return answer
+
+
+SUCCESSES = [
+    (200, answering(200)),
+    (202, answering(202)),
+    (204, answering(204)),
+    (200, answering(200, b"\xff" * 100)),
+    (200, answering(200, b"\x00")),
+    (200, answering(200, b"<html>")),
+    (200, answering(200, b"\x0a\xff\xff\xff\xff\x0f")),
+    (200, cut),
+]
+
+
+@pytest.mark.parametrize(("status", "answer"), SUCCESSES)
+async def test_every_status_of_success_is_one(status: int, answer: Answer) -> None:
+    """Whatever follows it: the points were accepted, and are not sent twice."""
     async with pushing() as (made, found):
-        found.answer = accept
+        found.answer = answer
         await made.sender.push()
         found.answer = None
 
@@ -220,72 +233,23 @@ async def test_refusals_are_counted_and_logged_once(
     ]
 
 
-@pytest.mark.parametrize("body", [b"\xff" * 100, b"\x00", b"<html>", b"\x0a\xff\xff\xff\xff\x0f"])
-async def test_an_unreadable_answer_is_a_success(body: bytes) -> None:
-    """The status says that the points were accepted."""
-
-    async def garbage(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type=KIND)
-
-    async with pushing() as (made, found):
-        found.answer = garbage
-        await made.sender.push()
-        found.answer = None
-
-    assert made.requests() == {"200": 1}
-    assert made.value("points_total") > 0
-
-
-async def test_an_answer_that_breaks_off_is_a_success() -> None:
-    """The status says that the points were accepted; they are not sent twice."""
-
-    async def cut(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "100"})
-        await response.prepare(request)
-        await response.write(b"x")
-        assert request.transport is not None
-        request.transport.close()
-        return response
-
-    async with pushing() as (made, found):
-        found.answer = cut
-        await made.sender.push()
-        found.answer = None
-
-    assert made.requests() == {"200": 1}
-    assert made.value("points_total") > 0
+async def close(request: web.Request) -> web.StreamResponse:
+    """Close the connection without an answer."""
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_a_closed_connection_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Whether the receiver closes it or does not listen."""
-
-    async def close(request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
-        request.transport.close()
-        return web.Response()
-
+@pytest.mark.parametrize(("answer", "status"), [(close, "connection"), (hang, "timeout")])
+async def test_an_answer_that_does_not_come(answer: Answer, status: str) -> None:
+    """A request takes a bounded time, and is counted."""
     async with pushing() as (made, found):
-        found.answer = close
-        await made.sender.push()
-        found.answer = None
-    nobody = Pushing(f"http://127.0.0.1:{free_port()}")
-    await nobody.sender.push()
-    nobody.receiver.close()
-
-    assert made.requests() == nobody.requests() == {"connection": 1}
-    assert "Connection refused" in caplog.text
-
-
-@pytest.mark.usefixtures("_impatient")
-async def test_a_silent_receiver_times_out() -> None:
-    """A request takes a bounded time."""
-    async with pushing() as (made, found):
-        found.answer = hang
+        found.answer = answer
         await made.sender.push()
         found.answer = None
 
-    assert made.requests() == {"timeout": 1}
+    assert made.requests() == {status: 1}
 
 
 async def test_times_never_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +271,7 @@ async def test_ingest_goes_on_while_a_receiver_hangs(
         found.answer = hang
         async with start(otlp_endpoint=found.url, otlp_interval="1") as exporter:
             await until(lambda: found.in_flight == 1)
-            await replay(exporter)
+            await replay(exporter, MAIN_RUN)
             page = counts(await get(exporter.url))
             await until(lambda: len(found.headers) >= 3)
             assert found.most_in_flight == 1
@@ -316,7 +280,7 @@ async def test_ingest_goes_on_while_a_receiver_hangs(
             samples = found.samples
             assert {key: samples.get(key) for key in page} == page
         async with start() as other:
-            await replay(other)
+            await replay(other, MAIN_RUN)
             assert page == counts(await get(other.url))
 
 
@@ -335,7 +299,7 @@ async def test_a_push_waits_for_a_snapshot_of_what_it_has(start: Start, tmp_path
         found.answer = crash
         flags = {"otlp_endpoint": found.url, "otlp_interval": "1", "state_dir": str(state)}
         async with start(**flags) as exporter:
-            await replay(exporter)
+            await replay(exporter, MAIN_RUN)
             (engine,) = exporter.registry.engines.values()
             (slot,) = engine.layout.find(TOKENS).slots
             wanted = True
@@ -368,7 +332,7 @@ async def test_the_last_push_has_the_last_counts(start: Start) -> None:
     async with receiver() as found:
         async with start(otlp_endpoint=found.url, otlp_interval="3600") as exporter:
             await until(lambda: len(found.requests) > 0)
-            await replay(exporter)
+            await replay(exporter, MAIN_RUN)
             page = parse(await get(exporter.url))[TOKENS.removesuffix("_total")]
         assert {key: found.samples[key] for key in page.samples} == page.samples
 
@@ -377,7 +341,7 @@ async def test_an_exporter_without_a_page_pushes(start: Start) -> None:
     """Nothing has to scrape it; its instance has no port."""
     async with receiver() as found:
         async with start(otlp_endpoint=found.url, web_listen_address=("",)) as exporter:
-            await replay(exporter)
+            await replay(exporter, MAIN_RUN)
         assert counts_of(found.samples)
         assert found.resource["service.instance.id"] == found.resource["host.name"]
 
@@ -393,7 +357,7 @@ async def test_a_recovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with pushing() as (made, found):
         await made.sender.push()
         for answer in (fail, fail, None):
-            made.clock.now += 61
+            made.now += 61
             found.answer = answer
             await made.sender.push()
 
@@ -409,12 +373,6 @@ async def test_a_recovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def counts_of(samples: Samples) -> float:
     """Return all tokens generated."""
     return sum(value for (name, _), value in samples.items() if name == TOKENS)
-
-
-async def replay(exporter: Exporter) -> None:
-    """Replay a recorded run."""
-    player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
@@ -436,8 +394,8 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 
 def test_an_exporter_without_a_receiver_does_not_load_the_sdk() -> None:
     """They take time and memory."""
-    code = "import sys, sidestep.app; print(*sys.modules)"
+    code = "import sys, sidestep.app.exporter; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "sidestep.app" in done.stdout.split()
+    assert "sidestep.app.exporter" in done.stdout.split()
     assert not any(name.startswith("opentelemetry") for name in done.stdout.split())

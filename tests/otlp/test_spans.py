@@ -17,9 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import Receiver, encoded_spans, values
 from records_of import made_record, recorded
 from schedulers import WALL, Scheduler, actions
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.resource import Resource
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Finished,
@@ -37,6 +36,7 @@ from sidestep.requests.record import FAILED, RequestRecord, trace_context
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 NANO = 1e-9
+TIMES = ("queued", "scheduled", "first", "last", "arrival", "ttft")
 RESOURCE = Resource({"service.name": "s"})
 
 
@@ -172,7 +172,7 @@ def test_ids_follow_from_the_key() -> None:
 
 
 def test_a_trace_that_its_caller_does_not_record() -> None:
-    """It has no spans; the log record says so."""
+    """The request has no spans; the log record says so."""
     (record,) = recorded(preempted_request(Identity(trace=f"00-{TRACE}-{PARENT}-00"))).records
 
     assert spans_of(record) == []
@@ -219,7 +219,7 @@ def cut(count: int, *, reason: str = "abort") -> RequestRecord:
 def test_the_phase_in_which_a_request_was_aborted(
     count: int, expected: list[tuple[str, float, float]]
 ) -> None:
-    """It lasts until the end; the request is an error."""
+    """The phase lasts until the end; the request is an error."""
     request, *phases = spans_of(cut(count))
     begin = int(WALL) * 10**9
     times = [
@@ -234,7 +234,7 @@ def test_the_phase_in_which_a_request_was_aborted(
 
 
 def test_a_refused_request() -> None:
-    """It has no phases, and the reason of its refusal."""
+    """The span has no phases, and the reason of the refusal."""
     refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
     (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
     (request,) = spans_of(record)
@@ -256,16 +256,7 @@ def test_an_engine_that_died() -> None:
 
 
 @given(
-    st.fixed_dictionaries(
-        {
-            "queued": st.none() | st.floats(0, 1e15),
-            "scheduled": st.none() | st.floats(0, 1e15),
-            "first": st.none() | st.floats(0, 1e15),
-            "last": st.none() | st.floats(0, 1e15),
-            "arrival": st.none() | st.floats(0, 1e15),
-            "ttft": st.none() | st.floats(0, 1e15),
-        }
-    ),
+    st.fixed_dictionaries(dict.fromkeys(TIMES, st.none() | st.floats(0, 1e15))),
     st.none() | st.floats(0, 1e15),
     st.floats(0, 1e15),
     st.sampled_from(["stop", "abort", "refused", "engine_died"]),

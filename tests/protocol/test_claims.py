@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.engines.folding import ItemFolder
@@ -125,7 +125,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=12))
 def test_each_living_server_is_one_replica(steps: list[tuple[str, object]]) -> None:
     """Whatever starts, ends, freezes and restarts: its processes are together, and apart from others.

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo, Settings, encode
+from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.request_events import Event, Finished, Identity, Queued, RequestEvents
 from sidestep.protocol.sender import Sender, State
 from sidestep.requests.request_log import EngineRequests
@@ -60,19 +62,16 @@ class Exporter:
         tenants = Tenants("cache-salt", len(TENANTS))
         registry = Registry(
             layouts,
-            {},
-            tenants=tenants,
-            request_sink=lambda engine: EngineRequests(None, tenants, engine),
+            tracking=Tracking(request_sink=lambda engine: EngineRequests(None, tenants, engine)),
+            accounting=Accounting(tenants),
         )
         self.intake = Intake(
-            registry,
+            Applier(registry),
+            Receiver(boot, Settings(), durable=True),
             metrics,
-            boot=boot,
             clock=lambda: self.now,
             wall=lambda: 1.0,
-            settings=Settings(),
         )
-        self.intake.receiver.durable = True
         self.intake.receiver.kv_sample_rate = rate
         self.capture = Capture(self.intake)
         self.written: list[bytes] | None = None

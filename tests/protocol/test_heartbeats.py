@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
-import msgspec
 import pytest
 
 from sidestep.engines.folding import ItemFolder
@@ -134,29 +132,6 @@ def test_progress_is_kept_while_there_is_no_exporter() -> None:
     found = beat(sender, 1.0)
     assert found is not None
     assert (found.progress[0].step_age, found.progress[0].longest) == (60.0, 2.0)
-
-
-class OldHeartbeat(msgspec.Struct, array_like=True, tag="b"):
-    """The heartbeat of exporters that know no progress."""
-
-    incarnation: int
-    head: int
-    ring_bytes: int
-    dropped: int = 0
-    errors: int = 0
-    folded: int = 0
-
-
-def test_exporters_that_know_no_progress_read_the_rest() -> None:
-    """And a heartbeat of a sender that knows none has none."""
-    full = Progress(0, 1, 2, 3, 4.0, 5, 6.0, 7.0, 8.0, 9, "paused", ["a/b.py:1 f"])
-    frame = encode(Heartbeat(1, 2, 3, 4, 5, 6, [full]))
-
-    decoded = msgspec.msgpack.decode(frame, type=OldHeartbeat)
-    assert decoded == OldHeartbeat(1, 2, 3, 4, 5, 6)
-    old: Any = msgspec.msgpack.encode(decoded)
-    assert decode_from_sender(old) == Heartbeat(1, 2, 3, 4, 5, 6, [])
-    assert decode_from_sender(frame) == Heartbeat(1, 2, 3, 4, 5, 6, [full])
 
 
 def test_the_largest_progress_fits_a_frame() -> None:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from sidestep.engines.folding import ItemFolder
-from sidestep.errors import WireError
 from sidestep.protocol.claims import Placement
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
@@ -77,53 +76,6 @@ class Link:
                 self.sender.receive(encode(ack), now)
 
 
-def test_items_arrive_once_and_in_order() -> None:
-    """After that the ring is empty."""
-    link = Link(sender(), Receiver(1))
-    link.sender.add([item(n) for n in range(2000)])
-
-    link.run(0.0)
-
-    assert list(range(2000)) == link.applied
-    assert link.sender.drained
-    assert link.sender.held_bytes == 0
-
-
-def test_nothing_is_sent_before_the_hello_is_answered() -> None:
-    """Only an Ack with the nonce of this Hello completes the handshake (S5)."""
-    one = sender()
-    one.add([item(1)])
-    (hello,) = frames(one, 0.0)
-    first = decode_from_sender(hello)
-    assert isinstance(first, Hello)
-
-    one.receive(encode(Ack(VERSION, 5, 7, first.nonce + 1, 0, 0)), 0.0)
-    assert frames(one, 0.0) == []
-    one.receive(encode(Ack(VERSION, 5, 8, first.nonce, 0, 0)), 0.0)
-    assert frames(one, 0.0) == []
-    one.receive(encode(Ack(VERSION, 5, 7, first.nonce, 0, 0)), 0.0)
-
-    assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
-
-
-def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
-    """They are unchanged."""
-    one = sender()
-    first = Receiver(1)
-    link = Link(one, first)
-    link.run(0.0)
-    one.add([item(1)])
-    (lost,) = frames(one, 0.1)
-
-    after = Link(one, Receiver(2))
-    assert frames(one, 0.1 + ACK_TIMEOUT) == []
-    assert one.reopen
-    after.run(0.2 + ACK_TIMEOUT)
-
-    assert [1] == after.applied
-    assert isinstance(decode_from_sender(lost), Batch)
-
-
 def test_a_connection_that_takes_nothing_is_reopened() -> None:
     """Though no frame is in flight that an answer could be missing for."""
     one = sender()
@@ -171,42 +123,6 @@ def test_the_window_is_half_the_ring() -> None:
     sent = frames(link.sender, 1.0)
 
     assert size // 2 <= sum(map(len, sent)) < size // 2 + 2 * BATCH_BYTES
-
-
-def test_an_unreadable_frame_is_replaced_by_empty_items() -> None:
-    """Its items are counted as dropped, and later ones arrive (S7)."""
-    one = sender()
-    link = Link(one, Receiver(1))
-    link.run(0.0)
-    one.add([item(1)])
-    frames(one, 0.1)
-    one.receive(encode(Nack(1, 0, "bad_schema", "")), 0.1)
-    one.add([item(2)])
-    link.run(0.2)
-
-    assert one.dropped == 1
-    assert [None, 2] == link.applied
-
-
-def test_a_replaced_process_continues_at_its_seq_under_another_id() -> None:
-    """It was frozen while a new process took its place; nothing is lost or applied twice."""
-    receiver = Receiver(1)
-    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
-    old.sender.add([item(1)])
-    old.run(0.0)
-    for now in (0.5, 4.0, 5.0):
-        new.run(now)
-    old.sender.add([item(2)])
-    for now in (5.0, 6.5, 8.0):
-        new.sender.add([item(3)])
-        new.run(now)
-        old.run(now)
-    new.run(8.0)
-
-    assert old.applied == [1, 2]
-    assert new.applied == [3, 3, 3]
-    assert receiver.streams["s"].incarnation == 2
-    assert receiver.streams["s~2"].incarnation == 1
 
 
 def test_engines_described_during_a_handshake_are_sent() -> None:
@@ -388,14 +304,6 @@ def test_a_closed_stream_is_removed_for_a_new_one() -> None:
     assert codes(receiver.receive(b"p", late, 0.0).replies) == []
 
 
-def test_an_unreadable_frame_is_refused_by_its_reason() -> None:
-    """The sender replaces the frame, or reports the version."""
-    receiver = Receiver(1)
-
-    assert codes(receiver.refuse_frame(b"p", WireError("bad_schema"))) == ["bad_schema"]
-    assert codes(receiver.refuse_frame(b"p", WireError("version"))) == ["version"]
-
-
 def test_invalid_answers_are_ignored() -> None:
     """The state of the sender does not change."""
     one = sender()
@@ -543,37 +451,57 @@ def test_the_sample_rate_is_kept_during_a_handshake() -> None:
     assert link.sender.kv_sample_rate == 0.5
 
 
-class OldAck(msgspec.Struct, array_like=True, gc=False, tag="A"):
-    """An Ack of a release without settings."""
-
-    version: int
-    boot: int
-    incarnation: int
-    nonce: int | None
-    applied: int
-    durable: int
-
-
-def test_an_older_sender_decodes_the_ack() -> None:
-    """An older sender skips the fields of an ack that it does not know."""
-    new = encode(Ack(VERSION, 1, 7, 2, 5, 4, 0.25))
-
-    assert msgspec.msgpack.decode(new, type=OldAck) == OldAck(VERSION, 1, 7, 2, 5, 4)
-
-
-def test_an_older_exporter_ends_the_sample_rate() -> None:
-    """The Ack of its handshake ends the previous exporter's rate; its later Acks do not change it."""
+def test_nothing_is_sent_before_the_hello_is_answered() -> None:
+    """Only an Ack with the nonce of this Hello completes the handshake (S5)."""
     one = sender()
+    one.add([item(1)])
+    (hello,) = frames(one, 0.0)
+    first = decode_from_sender(hello)
+    assert isinstance(first, Hello)
+
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce + 1, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 8, first.nonce, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce, 0, 0)), 0.0)
+
+    assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
+
+
+def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
+    """They are unchanged."""
+    one = sender()
+    first = Receiver(1)
+    link = Link(one, first)
+    link.run(0.0)
+    one.add([item(1)])
+    (lost,) = frames(one, 0.1)
+
+    after = Link(one, Receiver(2))
+    assert frames(one, 0.1 + ACK_TIMEOUT) == []
+    assert one.reopen
+    after.run(0.2 + ACK_TIMEOUT)
+
+    assert [1] == after.applied
+    assert isinstance(decode_from_sender(lost), Batch)
+
+
+def test_a_replaced_process_continues_at_its_seq_under_another_id() -> None:
+    """It was frozen while a new process took its place; nothing is lost or applied twice."""
     receiver = Receiver(1)
-    receiver.kv_sample_rate = 0.5
-    Link(one, receiver).run(0.0)
-    one.receive(msgspec.msgpack.encode(OldAck(VERSION, 1, 7, None, 0, 0)), 0.0)
-    assert one.kv_sample_rate == 0.5
+    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
+    old.sender.add([item(1)])
+    old.run(0.0)
+    for now in (0.5, 4.0, 5.0):
+        new.run(now)
+    old.sender.add([item(2)])
+    for now in (5.0, 6.5, 8.0):
+        new.sender.add([item(3)])
+        new.run(now)
+        old.run(now)
+    new.run(8.0)
 
-    one.reopened()
-    (hello,) = (decode_from_sender(frame) for frame in frames(one, 1.0))
-    assert isinstance(hello, Hello)
-    one.receive(msgspec.msgpack.encode(OldAck(VERSION, 2, 7, hello.nonce, 0, 0)), 1.0)
-
-    assert one.state is State.STREAMING
-    assert one.kv_sample_rate is None
+    assert old.applied == [1, 2]
+    assert new.applied == [3, 3, 3]
+    assert receiver.streams["s"].incarnation == 2
+    assert receiver.streams["s~2"].incarnation == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from real_engines import sglang_server, triton_server
-from real_engines.sites import SglangSite, VllmSite
+from real_engines.sites import SglangSite, Site, VllmSite
 from real_engines.tiny_model import make_adapter, make_model
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -74,3 +74,10 @@ def vllm(vllm_python: Path, tiny: Path, home: Path) -> VllmSite:
 def sglang(sglang_python: Path, tiny: Path, home: Path) -> SglangSite:
     """Return the site of a test with SGLang."""
     return SglangSite(sglang_python, tiny, home, f"ipc://{home}/ingest.ipc")
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def site(request: pytest.FixtureRequest) -> Site:
+    """Return the site of a test of what both engines have in common."""
+    found: Site = request.getfixturevalue(request.param)
+    return found

@@ -22,7 +22,7 @@ from real_engines.processes import ExporterProcess
 from real_engines.sglang_runs import LABELLED, MIXED, PARALLEL, Run
 from real_engines.sglang_server import SglangServer, interpreter
 from real_engines.tiny_model import make_model
-from sidestep_adapters.recording.format import Call, Writer, read
+from sidestep_adapters.recording.format import Writer, read
 from sidestep_adapters.recording.recorder import Tee
 
 RUNS = {"sglang": MIXED, "sglang_dp": PARALLEL, "sglang_labels": LABELLED}
@@ -69,7 +69,7 @@ async def record(name: str, run: Run, home: Path) -> None:
         recording.join()
     writer = Writer(home / "cut.rec")
     for entry in read(recorded):
-        if not isinstance(entry, Call) and entry.at <= end:
+        if entry.at <= end:
             writer.write(entry)
     writer.close()
     cut = (home / "cut.rec").read_bytes()

@@ -1,23 +1,16 @@
 """A plugin of SGLang with which a test can wedge a scheduler as it likes.
 
-Each wedge lasts as long as a file of its name exists in the folder ``$WEDGES``. SGLang finds the
-plugin by an entry point.
+SGLang finds it by an entry point.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from wedges import hold_gil, is_set, make_interruptible, sleep_while_set, wait_for_lock
+
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-HELD_SECONDS = 40
-"""Seconds for which the GIL is held, unless a signal interrupts the C call that holds it."""
 
 
 def plugin() -> None:
@@ -36,41 +29,7 @@ def plugin() -> None:
     }
     for name, hook in hooks.items():
         HookRegistry.register(SCHEDULER + name, hook, HookType.AROUND)
-    # The handler does nothing: a signal that has one interrupts a C call.
-    signal.signal(signal.SIGUSR1, lambda *_: None)
-
-
-def is_set(wedge: str) -> bool:
-    """Return whether the test has asked for this wedge."""
-    return (Path(os.environ["WEDGES"]) / wedge).exists()
-
-
-def sleep_while_set(wedge: str) -> None:
-    """Sleep until the test releases this wedge."""
-    while is_set(wedge):
-        time.sleep(0.02)
-
-
-def wait_for_lock(wedge: str) -> None:
-    """Wait for a lock that another thread holds until the test releases this wedge."""
-    lock, is_held = threading.Lock(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            is_held.set()
-            sleep_while_set(wedge)
-
-    if is_set(wedge):
-        threading.Thread(target=hold, daemon=True).start()
-        is_held.wait()
-        with lock:
-            pass
-
-
-def hold_gil(wedge: str) -> None:
-    """Call a C function that sleeps and keeps the GIL."""
-    if is_set(wedge):
-        ctypes.PyDLL(None).sleep(HELD_SECONDS)
+    make_interruptible()
 
 
 def _run_batch(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,20 +1,16 @@
-"""`sidestep doctor` beside real engines: no errors where all is well, and faults as they really look."""
+"""`sidestep doctor` beside real engines: no errors where all is well, and pages as they really look."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from command_line import sidestep
-from exporters import until
 from real_engines.load import Ask, Client
 from real_engines.processes import ExporterProcess, Server
-from real_engines.sites import TAP, SglangSite, VllmSite
-from sidestep_tools.doctor.environment import processes
-from sidestep_tools.doctor.environment.check import check_process
+from real_engines.sites import TAP, Site
 
 pytestmark = pytest.mark.engine
 
@@ -24,15 +20,6 @@ async def codes(*arguments: str) -> dict[str, str]:
     done = await asyncio.to_thread(sidestep, "doctor", "--json", *arguments)
     assert done.stderr == ""
     return {each["code"]: each["severity"] for each in json.loads(done.stdout)["findings"]}
-
-
-async def of_process(server: Server) -> set[str]:
-    """Return the codes of a server's process; a wrapper may have started it."""
-    own = Path(f"/proc/{server.pid}")
-    await until(own.exists, what="the process")
-    (process,) = (each for each in processes.find() if each.pid == server.pid)
-    found = await asyncio.to_thread(lambda: list(check_process(process)))
-    return {each.code for each in found}
 
 
 async def of_pages(server: Server, exporter: ExporterProcess) -> set[str]:
@@ -45,36 +32,28 @@ async def of_pages(server: Server, exporter: ExporterProcess) -> set[str]:
     )
 
 
-async def test_vllm(vllm: VllmSite) -> None:
-    """With plugin and tap; both pages are there, of which one should be scraped."""
-    server = vllm.server([*TAP, "--shutdown-timeout", "30"], command=True)
-    async with vllm.with_exporter(server) as exporter:
-        assert await of_process(server) == {"SD012"}
+@pytest.mark.parametrize(
+    ("site", "flags"),
+    [("vllm", [*TAP, "--shutdown-timeout", "30"]), ("sglang", [])],
+    indirect=["site"],
+)
+async def test_an_engine_with_the_plugin(site: Site, flags: list[str]) -> None:
+    """Nothing is wrong; both pages are there, of which one should be scraped."""
+    server = site.server(flags)
+    async with site.with_exporter(server) as exporter:
         assert await of_pages(server, exporter) == {"SD210", "SD211"}
-        found = await codes(exporter.url, "--endpoint", vllm.endpoint)
+        found = await codes(exporter.url, "--endpoint", site.endpoint)
     assert "error" not in found.values()
 
 
-async def test_sglang(sglang: SglangSite) -> None:
-    """With the plugin."""
-    server = sglang.server()
-    async with sglang.with_exporter(server) as exporter:
-        assert await of_process(server) == {"SD012"}
-        assert await of_pages(server, exporter) == {"SD210", "SD211"}
-
-
-async def test_vllm_with_its_own_metrics_off(vllm: VllmSite) -> None:
-    """With `instead`, and --disable-log-stats, which the plugin overrules."""
-    instead = {"SIDESTEP_VLLM_MODE": "instead"}
-    server = vllm.server(["--disable-log-stats"], instead)
-    async with vllm.with_exporter(server) as exporter:
-        assert await of_process(server) == {"SD024"}
-        assert await of_pages(server, exporter) == {"SD207", "SD211"}
-
-
-async def test_sglang_with_its_own_metrics_off(sglang: SglangSite) -> None:
+@pytest.mark.parametrize(
+    ("site", "flags"),
+    # The plugin overrules --disable-log-stats.
+    [("vllm", ["--disable-log-stats"]), ("sglang", [])],
+    indirect=["site"],
+)
+async def test_an_engine_with_its_own_metrics_off(site: Site, flags: list[str]) -> None:
     """With `instead`."""
-    server = sglang.server(environ={"SIDESTEP_SGLANG_MODE": "instead"})
-    async with sglang.with_exporter(server) as exporter:
-        assert await of_process(server) == set()
+    server = site.server(flags, {site.mode: "instead"})
+    async with site.with_exporter(server) as exporter:
         assert await of_pages(server, exporter) == {"SD207", "SD211"}

@@ -14,7 +14,7 @@ import pytest
 from exporters import Start, until
 from pages import parse
 from real_engines.llama_server import FOLDER, LlamaProcess, llama_process
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.exposition.text_page import render
 
 pytestmark = pytest.mark.engine

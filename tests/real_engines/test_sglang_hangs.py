@@ -23,15 +23,16 @@ import pytest
 import pytest_asyncio
 
 from exporters import until
-from real_engines.comparison import labels_of, parse, value
 from real_engines.hangs import (
     FOUND_WITHIN,
     OK_WITHIN,
     STAYS,
     Requests,
     Wedge,
+    assert_shown,
     is_stalled,
     is_well,
+    long_prefills,
     no_alarm,
 )
 from real_engines.health_watch import HealthWatch
@@ -122,24 +123,6 @@ def states_of(bench: Bench, since: float = 0.0) -> Counter[str]:
     return bench.watch.states(SCHEDULER, since) + bench.watch.states(TOKENIZER, since)
 
 
-async def assert_shown(watch: HealthWatch, wedge: SglangWedge) -> str:
-    """Assert that probes and metrics show the stalled engine; return its stack, if any."""
-    status, body = await watch.get(f"/-/engines/{wedge.engine}")
-    assert (503, "stalled", wedge.reason) == (status, body["state"], body["reason"])
-    status, _ = await watch.get("/-/engines")
-    assert status == 503
-    _, text = await watch.get("/metrics")
-    page = parse(text)
-    states = {
-        labels["state"]
-        for labels in labels_of(page, "sidestep_engine_state")
-        if labels["engine"] == wedge.engine and value(page, "sidestep_engine_state", **labels)
-    }
-    assert states == {"stalled"}
-    status, stack = await watch.get(f"/api/v1/engines/{wedge.engine}/stack")
-    return stack if status == 200 else ""
-
-
 async def test_an_idle_engine_is_well(bench: Bench) -> None:
     """Neither its start with a warm-up nor a minute of idleness is a hang."""
     began_at = time.monotonic()
@@ -154,14 +137,11 @@ async def test_long_prefills_are_no_hang(bench: Bench) -> None:
     """Steps of 8k tokens among short ones, also among those of other requests, are not overdue."""
     since = time.monotonic()
     async with Client(bench.server.base) as client:
-        times = []
-        for prompt in (LONG_PROMPT, 40, 300, LONG_PROMPT, LONG_PROMPT // 4, LONG_PROMPT):
-            others = [Ask(client.text(40), 100) for _ in range(3)]
-            answers = await client.ask_all([Ask(client.text(prompt), 20), *others])
-            assert {200} == {answer.status for answer in answers}
-            times.append(round(max(answer.longest_gap for answer in answers), 1))
+        gaps = await long_prefills(
+            client, lambda prompt, tokens: Ask(client.text(prompt), tokens), LONG_PROMPT
+        )
 
-    assert no_alarm(states_of(bench, since), f"long prefills, with gaps of {times} s")
+    assert no_alarm(states_of(bench, since), f"long prefills, with gaps of {gaps} s")
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -211,7 +191,7 @@ async def test_a_wedge_is_found(wedge: SglangWedge, bench: Bench) -> None:
             if not wedge.is_running:
                 requests.begin(*asks)
             seen = await watch.found(wedge.engine, is_stalled, FOUND_WITHIN, wedge.name)
-            stack = await assert_shown(watch, wedge)
+            stack = await assert_shown(watch, wedge.engine, wedge.reason, engine=wedge.engine)
             await watch.more(wedge.engine, STAYS)
             stayed = watch.states(wedge.engine, seen.at)
             others = watch.states(SCHEDULER if wedge.engine == TOKENIZER else TOKENIZER, began_at)
@@ -242,7 +222,7 @@ async def test_a_tokenizer_without_a_scheduler_is_found(bench: Bench) -> None:
         began_at = time.monotonic()
         requests.begin(Ask(client.text(40), 100))
         seen = await bench.watch.found(TOKENIZER, is_stalled, FOUND_WITHIN, "stalled")
-        await assert_shown(bench.watch, wedge)
+        await assert_shown(bench.watch, wedge.engine, wedge.reason, engine=wedge.engine)
     # It would wait for the requests' answers first.
     bench.server.kill()
     print(f"\nexit: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above

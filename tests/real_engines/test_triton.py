@@ -17,7 +17,7 @@ from real_engines.processes import ExporterProcess
 from real_engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
 from real_engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from real_engines.triton_server import Place, TritonServer, exporter_of
-from sidestep.engines.triton.fields import EXTENSION
+from triton_fields import documented_fields
 
 pytestmark = pytest.mark.engine
 
@@ -47,13 +47,13 @@ print(json.dumps(list(paths(service_pb2.ModelStatistics.DESCRIPTOR))))
 
 
 def test_every_field_of_the_extension_is_listed(triton_python: Path) -> None:
-    """The list behind docs/triton-fields.md is that of Triton's own client."""
+    """The fields of docs/triton-fields.md are those of Triton's own client."""
     done = subprocess.run(
         [triton_python, "-c", LIST_FIELDS], capture_output=True, text=True, check=True
     )
     listed = {path.replace(".value.", ".") for path in json.loads(done.stdout)}
 
-    assert listed == set(EXTENSION)
+    assert listed == documented_fields().keys()
 
 
 async def refused(exporter: ExporterProcess) -> Page:
@@ -120,13 +120,11 @@ async def test_its_own_page_and_its_statistics_have_the_load(
 
 
 async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path) -> None:
-    """Over HTTP or gRPC, with its own page or without, from any exporter: all agree."""
+    """With its own page or without, from any exporter: all agree."""
     place = Place.chosen(triton_python, home)
     targets = {
         "http": place.base,
         "http-page": f"{place.base},metrics={place.page}",
-        "grpc": place.grpc_target,
-        "grpc-page": f"{place.grpc_target},metrics={place.page}",
     }
     found: dict[str, Found] = {}
     pages: dict[str, Page] = {}
@@ -159,20 +157,11 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
     """Without counters on its own page, and with its statistics closed, all is counted."""
     place = Place.chosen(triton_python, home)
     ((key, secret),) = KEY.items()
-    closed = f"statistics,metadata,model-config:{key}={secret}"
     arguments = [
         "--metrics-config=counter_latencies=false",
-        f"--http-restricted-api={closed}",
-        f"--grpc-restricted-protocol={closed}",
+        f"--http-restricted-api=statistics,metadata,model-config:{key}={secret}",
     ]
-    targets = {
-        "http": f"{place.base},header.{key}={secret}",
-        "grpc": f"{place.grpc_target},header.triton-grpc-protocol-{key}={secret}",
-        "http-outside": place.base,
-        "grpc-outside": place.grpc_target,
-    }
-    pages: dict[str, Page] = {}
-    found: dict[str, Found] = {}
+    targets = {"inside": f"{place.base},header.{key}={secret}", "outside": place.base}
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(
             TritonServer(place, ["batched", "queued"], arguments, KEY)
@@ -183,21 +172,17 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
         answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         answers += await client.ask_in_turn(Ask("queued") for _ in range(3))
         native = parse(await server.page())
-        for name in ("http", "grpc"):
-            pages[name], found[name] = await settled(server, exporters[name], native=False)
-        for name in ("http-outside", "grpc-outside"):
-            pages[name] = await refused(exporters[name])
+        inside, found = await settled(server, exporters["inside"], native=False)
+        outside = await refused(exporters["outside"])
 
     assert value(native, SUCCESS) == 0
-    assert {"http": [], "grpc": []} == found
-    for name in ("http", "grpc"):
-        assert answered(pages[name]) == succeeded(answers)
-        assert value(pages[name], SUCCESS, **TAGS) == succeeded(answers)["queued", "1"]
-    for name in ("http-outside", "grpc-outside"):
-        assert state(pages[name]) == "down"
-        assert "restricted" in exporters[name].output
-        assert answered(pages[name]) == {}
-        assert value(pages[name], POLLS) == value(pages[name], POLLS, outcome="restricted")
+    assert found == []
+    assert answered(inside) == succeeded(answers)
+    assert value(inside, SUCCESS, **TAGS) == succeeded(answers)["queued", "1"]
+    assert state(outside) == "down"
+    assert "restricted" in exporters["outside"].output
+    assert answered(outside) == {}
+    assert value(outside, POLLS) == value(outside, POLLS, outcome="restricted")
 
 
 async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path) -> None:
@@ -205,50 +190,43 @@ async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path
     place = Place.chosen(triton_python, home)
     models = ["batched", "cached"]
     arguments = ["--model-namespacing=true", "--allow-metrics=false"]
-    pages: dict[str, Page] = {}
-    found: dict[str, Found] = {}
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(TritonServer(place, models, arguments))
         await server.started()
-        targets = {"http": place.base, "grpc": place.grpc_target}
-        exporters = await started(stack, home, targets)
+        (exporter,) = (await started(stack, home, {"http": place.base})).values()
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         answers += await client.ask_in_turn(Ask("cached", version="1") for _ in range(3))
-        for name, exporter in exporters.items():
-            pages[name], found[name] = await settled(server, exporter, *models, native=False)
+        page, found = await settled(server, exporter, *models, native=False)
 
-    assert {"http": [], "grpc": []} == found
-    for page in pages.values():
-        assert state(page) == "up"
-        assert answered(page) == succeeded(answers)
+    assert found == []
+    assert state(page) == "up"
+    assert answered(page) == succeeded(answers)
 
 
 async def test_a_version_is_polled_alone(triton_python: Path, home: Path) -> None:
     """Only named versions are exposed; one that the server does not have is no error."""
     place = Place.chosen(triton_python, home)
     names = "model=cached/3,model=cached/2,model=nobody/1,model=batched"
-    targets = {"http": f"{place.base},{names}", "grpc": f"{place.grpc_target},{names}"}
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(TritonServer(place, ["batched", "cached"]))
         await server.started()
-        exporters = await started(stack, home, targets)
+        (exporter,) = (await started(stack, home, {"http": f"{place.base},{names}"})).values()
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_in_turn(Ask("cached", version=version) for version in "1333")
         answers += await client.ask_all(Ask("batched") for _ in range(5))
         expected = succeeded(answer for answer in answers if answer.ask.version != "1")
-        for exporter in exporters.values():
-            page = Page()
+        page = Page()
 
-            async def is_counted(exporter: ExporterProcess = exporter) -> bool:
-                nonlocal page
-                page = parse(await exporter.page())
-                return answered(page) == expected
+        async def is_counted() -> bool:
+            nonlocal page
+            page = parse(await exporter.page())
+            return answered(page) == expected
 
-            await until(is_counted, 60, "the requests of named versions")
-            shown = {(labels["model"], labels["version"]) for labels in labels_of(page, SUCCESS)}
-            assert shown == {("batched", "1"), ("cached", "3")}
-            assert value(page, POLLS) == value(page, POLLS, outcome="ok")
+        await until(is_counted, 60, "the requests of named versions")
+        shown = {(labels["model"], labels["version"]) for labels in labels_of(page, SUCCESS)}
+        assert shown == {("batched", "1"), ("cached", "3")}
+        assert value(page, POLLS) == value(page, POLLS, outcome="ok")
 
 
 async def test_a_long_execution_counts_when_it_ends(triton_python: Path, home: Path) -> None:

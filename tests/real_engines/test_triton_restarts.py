@@ -180,13 +180,12 @@ async def test_what_ends_after_an_unload_is_lost(triton_python: Path, home: Path
     run.sampler.check()
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_ends_and_kills_lose_nothing(protocol: str, triton_python: Path, home: Path) -> None:
+@pytest.mark.parametrize("has_page", [False, True])
+async def test_ends_and_kills_lose_nothing(has_page: bool, triton_python: Path, home: Path) -> None:
     """Totals continue, whichever side has ended, gracefully or not."""
     place = Place.chosen(triton_python, home)
     # One of them with Triton's own page, which is absent and restarts at 0 as well.
-    passed = f"{place.grpc_target},metrics={place.page}"
-    target = place.base if protocol == "http" else passed
+    target = f"{place.base},metrics={place.page}" if has_page else place.base
     async with running(place, target, home) as run:
         await reached(run.exporter, "down")
         codes = []
@@ -225,8 +224,6 @@ async def test_polls_do_not_delay_its_end(triton_python: Path, home: Path) -> No
         "unpolled": "",
         "http": place.base,
         "http-page": place.base + page,
-        "grpc": place.grpc_target,
-        "grpc-page": place.grpc_target + page,
     }
     took: dict[str, Ended] = {}
     for name, target in targets.items():

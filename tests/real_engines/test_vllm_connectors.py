@@ -19,7 +19,7 @@ pytest.importorskip("vllm", reason="no vLLM in this environment")
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalog import buckets
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.vllm.connectors import families

@@ -34,7 +34,7 @@ from real_engines.sites import (
     VllmSite,
     without_streams,
 )
-from sidestep.engines.vllm.core_rows import STATES
+from sidestep.engines.vllm.own_rows import STATES
 
 pytestmark = pytest.mark.engine
 

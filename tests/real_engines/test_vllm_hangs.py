@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,22 +22,23 @@ import pytest
 import pytest_asyncio
 
 from exporters import until
-from real_engines.comparison import labels_of, parse, value
 from real_engines.hangs import (
     FOUND_WITHIN,
     OK_WITHIN,
     STAYS,
     Requests,
     Wedge,
+    assert_shown,
     is_stalled,
     is_well,
+    long_prefills,
     no_alarm,
 )
 from real_engines.health_watch import HealthWatch
 from real_engines.load import Ask, Client
 from real_engines.processes import VllmServer
 from real_engines.sites import TAP, VllmSite
-from sidestep_adapters.publisher.event_loop import CALM
+from sidestep_adapters.vllm.front_end_progress import CALM
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -171,27 +173,6 @@ async def assert_answers(engine: Engine, client: Client) -> None:
     assert (200, ["length"]) == (answer.status, answer.reasons)
 
 
-async def assert_shown(watch: HealthWatch, engine: Engine, reason: str) -> str:
-    """Assert that probes and metrics show that the engine is stalled; return its stack, if any."""
-    status, body = await watch.get(f"/-/engines/{engine.identity}")
-    assert (503, "stalled", reason) == (status, body["state"], body["reason"])
-    status, _ = await watch.get("/-/engines")
-    assert status == 503
-    _, text = await watch.get("/metrics")
-    page = parse(text)
-    states = {
-        labels["state"]: value(page, "sidestep_engine_state", **labels)
-        for labels in labels_of(page, "sidestep_engine_state")
-        if labels["model_name"] == engine.name
-    }
-    assert {name for name, number in states.items() if number} == {"stalled"}
-    assert {0.0, 1.0} == set(states.values())
-    seconds = labels_of(page, "sidestep_engine_stalled_seconds")
-    assert [reason] == [each["reason"] for each in seconds if each["model_name"] == engine.name]
-    status, stack = await watch.get(f"/api/v1/engines/{engine.identity}/stack")
-    return stack if status == 200 else ""
-
-
 async def test_an_engine_that_starts_is_well(calm: Engine, bench: Bench) -> None:
     """Its start, with the warm-up of the model, is no hang."""
     await bench.watch.found(calm.identity, is_well, 30, "well")
@@ -218,7 +199,7 @@ async def test_a_wedge_is_found(wedge: VllmWedge, wedged: Engine, bench: Bench) 
             is_late = is_young or wedge.reason == "no_output"
             limit = FOUND_WITHIN if is_late else FOUND_WITHIN_LATER
             seen = await watch.found(engine.identity, is_stalled, limit, wedge.name)
-            stack = await assert_shown(watch, engine, wedge.reason)
+            stack = await assert_shown(watch, engine.identity, wedge.reason, model_name=engine.name)
             await watch.more(engine.identity, STAYS)
             stayed = watch.states(engine.identity, seen.at)
         released_at = time.monotonic()
@@ -250,7 +231,7 @@ async def test_without_a_tap_a_stopped_core_is_found(bench: Bench) -> None:
         with wedge.applied(engine.server, bench.wedges):
             began_at = time.monotonic()
             seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
-            await assert_shown(watch, engine, seen.reason)
+            await assert_shown(watch, engine.identity, seen.reason, model_name=engine.name)
         await watch.found(engine.identity, is_well, OK_WITHIN, "well")
         since = time.monotonic()
         for tokens in (LONG_PROMPT, 40, 300, LONG_PROMPT):
@@ -284,7 +265,7 @@ async def test_one_of_two_api_servers_whose_loop_stands_is_found(
         requests.begin(held)
         seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
         status, body = await watch.get(f"/-/engines/{engine.identity}")
-        stack = await assert_shown(watch, engine, "front_end")
+        stack = await assert_shown(watch, engine.identity, "front_end", model_name=engine.name)
         await assert_answers(engine, client)
         wedge.unlink()
         released_at = time.monotonic()
@@ -313,14 +294,9 @@ async def test_long_prefills_are_no_hang(calm: Engine, bench: Bench) -> None:
     """Steps of 16k tokens among short ones, also among those of other requests, are not overdue."""
     engine, since = calm, time.monotonic()
     async with Client(engine.server.base) as client:
-        times = []
-        for prompt in (LONG_PROMPT, 40, 300, LONG_PROMPT, LONG_PROMPT // 4, LONG_PROMPT):
-            others = [engine.ask(client, 40, 100) for _ in range(3)]
-            answers = await client.ask_all([engine.ask(client, prompt, 20), *others])
-            assert {200} == {answer.status for answer in answers}
-            times.append(round(max(answer.longest_gap for answer in answers), 1))
+        gaps = await long_prefills(client, partial(engine.ask, client), LONG_PROMPT)
     assert no_alarm(
-        bench.watch.states(engine.identity, since), f"long prefills, with gaps of {times} s"
+        bench.watch.states(engine.identity, since), f"long prefills, with gaps of {gaps} s"
     )
 
 
@@ -400,7 +376,9 @@ async def test_another_exporter_finds_the_wedge(wedged: Engine, bench: Bench) ->
             watch.exporter = await second.started()
             began_at = time.monotonic()
             seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
-            frames = await assert_shown(watch, engine, wedge.reason)
+            frames = await assert_shown(
+                watch, engine.identity, wedge.reason, model_name=engine.name
+            )
         await watch.found(engine.identity, is_well, OK_WITHIN, "well")
     print(f"\nafter a restart: {seen.reason} {seen.at - began_at:.1f} s")  # noqa: T201 - as above
     assert seen.reason == wedge.reason

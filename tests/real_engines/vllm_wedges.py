@@ -1,64 +1,23 @@
 """A vLLM scheduler with a tap, in whose core a test can wedge what it likes.
 
-Each wedge lasts as long as a file of its name exists in the folder ``$WEDGES``. vLLM imports this
-module by ``--scheduler-cls vllm_wedges.WedgedScheduler``.
+vLLM imports this module by ``--scheduler-cls vllm_wedges.WedgedScheduler``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.engine.core import EngineCoreProc
+from wedges import (
+    hold_gil,
+    is_set,
+    make_interruptible,
+    sleep_while_set,
+    spin_while_set,
+    wait_for_lock,
+)
 
 from sidestep_adapters.vllm.scheduler import SidestepScheduler, _chosen, tapped
-
-HELD_SECONDS = 40
-"""Seconds for which the GIL is held, unless a signal interrupts the C call that holds it."""
-
-
-def is_set(wedge: str) -> bool:
-    """Return whether the test has asked for this wedge."""
-    return (Path(os.environ["WEDGES"]) / wedge).exists()
-
-
-def sleep_while_set(wedge: str) -> None:
-    """Sleep until the test releases this wedge."""
-    while is_set(wedge):
-        time.sleep(0.02)
-
-
-def spin_while_set(wedge: str) -> None:
-    """Compute until the test releases this wedge, and hand over the GIL only when asked to."""
-    while is_set(wedge):
-        sum(range(10_000))
-
-
-def wait_for_lock(wedge: str) -> None:
-    """Wait for a lock that another thread holds until the test releases this wedge."""
-    lock, is_held = threading.Lock(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            is_held.set()
-            sleep_while_set(wedge)
-
-    if is_set(wedge):
-        threading.Thread(target=hold, daemon=True).start()
-        is_held.wait()
-        with lock:
-            pass
-
-
-def hold_gil(wedge: str) -> None:
-    """Call a C function that sleeps and keeps the GIL."""
-    if is_set(wedge):
-        ctypes.PyDLL(None).sleep(HELD_SECONDS)
 
 
 def below_the_tap(scheduler: Any) -> Any:
@@ -125,7 +84,6 @@ class WedgedScheduler(SidestepScheduler):
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Return an instance of it."""
         wedge_threads()
-        # The handler does nothing: a signal that has one interrupts a C call.
-        signal.signal(signal.SIGUSR1, lambda *_: None)
+        make_interruptible()
         scheduler = above_the_tap(tapped(below_the_tap(_chosen(vllm_config))))
         return scheduler(vllm_config, *args, **kwargs)

@@ -29,7 +29,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import EngineRequests, RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.front_end import HOLD_SECONDS
@@ -111,7 +111,7 @@ class Recorded:
     """An intake with a core and a front end, and the records of its requests."""
 
     def __init__(self) -> None:
-        self.queue = RecordQueue("file", "", SelfMetrics())
+        self.queue = RecordOutput("file", "", SelfMetrics())
         self.fed = Fed(slo=SLO)
         self.attach(self.fed)
         self.fed.send_hello("core", info(CORE))
@@ -120,7 +120,7 @@ class Recorded:
     def attach(self, fed: Fed) -> None:
         """Make records of the requests of another intake."""
         log = RequestLog([self.queue], SelfMetrics())
-        fed.intake.registry.request_sink = lambda engine: EngineRequests(log, None, engine)
+        fed.intake.registry.tracking.request_sink = lambda engine: EngineRequests(log, None, engine)
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Return the records by the numbers of their requests."""

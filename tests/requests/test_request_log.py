@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,11 @@ from hypothesis import given
 
 from calls import counted
 from command_line import ENVIRON, one_line, sidestep
-from exporter_processes import process
-from exporters import Start, recorded_run, until
+from exporters import Start, recorded_run
 from pages import get, parse
 from records_of import ENGINE, recorded
+from replays import replay
 from schedulers import WALL, Scheduler, actions
-from sidestep.app import Exporter
-from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -38,27 +34,19 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
-from sidestep.requests.record_queue import RecordQueue
+from sidestep.requests.record_output import RecordOutput
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import EndedRequest
-from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
 
-LOST = "sidestep_request_records_lost"
 STOP = FINISH_REASONS.index("stop")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the records in a file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-async def play(exporter: Exporter, name: str = "core_aborts") -> None:
-    """Replay a recorded run of a tapped vLLM."""
-    player = Replay(recorded_run(name), exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
 
 
 @given(actions)
@@ -117,14 +105,6 @@ def test_dropped_events_are_not_a_death() -> None:
     assert (kept.records, kept.lost) == ([], 3)
 
 
-def test_a_refused_request() -> None:
-    """A refused request has neither queue nor output."""
-    refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
-    (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
-    assert (record.reason, record.refused) == ("refused", "prompt_too_long")
-    assert (record.ttft_seconds, record.prompt_tokens) == (None, 9000)
-
-
 def test_identity() -> None:
     """The trace context is taken apart."""
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -147,7 +127,7 @@ async def test_a_recorded_run_of_a_real_engine(start: Start, tmp_path: Path) -> 
     """As many lines as requests of each reason on the page; latencies add up to the page's."""
     log = tmp_path / "requests.jsonl"
     async with start(requests_log=str(log)) as exporter:
-        await play(exporter)
+        await replay(exporter, "core_aborts")
         page = parse(await get(exporter.url))
     found = lines(log)
     reasons = Counter(record["reason"] for record in found)
@@ -175,7 +155,7 @@ async def test_goodput(start: Start, tmp_path: Path) -> None:
     slo = ("ttft=30ms", "e2e=2s", "inter_token=50ms")
     flags = {"tenants_by": "priority", "tenants_max": "1"}
     async with start(requests_log=str(log), slo=slo, **flags) as exporter:
-        await play(exporter)
+        await replay(exporter, "core_aborts")
         page = parse(await get(exporter.url))
     good = [
         record
@@ -206,12 +186,12 @@ async def test_conditions_and_shares(start: Start, tmp_path: Path) -> None:
     """Only requests that match have a line, and of those a share."""
     log = tmp_path / "requests.jsonl"
     async with start(requests_log=str(log), requests_log_if="reason = abort") as exporter:
-        await play(exporter)
+        await replay(exporter, "core_aborts")
     aborted = lines(log)
     assert {record["reason"] for record in aborted} == {"abort"}
     log.unlink()
     async with start(requests_log=str(log), requests_log_share="0.0") as exporter:
-        await play(exporter)
+        await replay(exporter, "core_aborts")
     assert lines(log) == []
 
 
@@ -244,7 +224,7 @@ def test_a_file_that_cannot_be_opened_is_a_usage_error() -> None:
 async def test_a_full_disk_costs_nothing_but_counted_records(start: Start) -> None:
     """Ingest goes on; what waits is bounded, and written once there is space."""
     async with start(requests_log="/dev/full") as exporter:
-        await play(exporter)
+        await replay(exporter, "core_aborts")
         page = parse(await get(exporter.url))
         pending = page["sidestep_request_records_pending"].samples.popitem()[1]
         assert pending == page["sidestep_request_records"].samples.popitem()[1] > 0
@@ -267,51 +247,12 @@ async def test_standard_output(tmp_path: Path) -> None:
     assert "abort" in reasons
 
 
-@pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    """Return an engine's publisher."""
-    made = Publisher(f"ipc://{tmp_path}/i.ipc", "s", [ENGINE])
-    yield made
-    made.close(0.1)
-
-
-async def test_kills_lose_no_record(tmp_path: Path, publisher: Publisher) -> None:
-    """Records may be written twice; then they have the same key."""
-    log, number = tmp_path / "requests.jsonl", 0
-    for _ in range(4):
-        async with process(tmp_path, "--requests.log", log) as (exporter, _):
-            for _ in range(30):
-                for _ in range(10):
-                    number += 1
-                    publisher.push(RequestEvents(0, number, 1, simple(number, float(number))))
-                await asyncio.sleep(0.01)
-            exporter.kill()
-    async with process(tmp_path, "--requests.log", log) as (_, url):
-        await until(lambda: publisher.drained)
-        page = await get(url)
-        await until(lambda: len({r["key"] for r in whole_lines(log)}) == number)
-    assert not re.search(rf"^{LOST}_total.* [1-9]", page, re.MULTILINE)
-    counts = Counter(record["key"] for record in whole_lines(log))
-    assert counts.keys() == {f"e/1/{n}" for n in range(1, number + 1)}
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file whose writer was killed: a cut line was written again."""
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
 def test_a_record_is_made_and_queued_in_few_calls() -> None:
     """A call takes about 0.1 us."""
     metrics = SelfMetrics()
-    queues = [RecordQueue(output, "", metrics) for output in ("file", "traces", "logs")]
+    queues = [RecordOutput(output, "", metrics) for output in ("file", "traces", "logs")]
     log = RequestLog(queues, metrics)
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    registry = Registry(DIALECTS.layouts())
     engine = registry.register(ENGINE)
     trace = Identity("cmpl-1", trace=f"00-{'a' * 32}-{'b' * 16}-01")
     state = Request(1.0, arrival=WALL, queued=1.0, scheduled=1.1, first=1.2, last=2.2, tokens=9,

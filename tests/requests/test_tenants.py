@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import one_line, sidestep
-from exporters import Start, recorded_run
+from exporters import Start
 from pages import get, parse
 from promtool import assert_query, needs_promtool
+from replays import replay
 from schedulers import Scheduler, actions
 from sidestep.catalog.prices import Price, Prices
 from sidestep.engines.apply import Applier
@@ -27,15 +26,14 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import Accounting, Registry, Tracking
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, HeavyHitters, Tenants
-from sidestep_adapters.recording.replay import Replay
 
 ENGINE = EngineInfo(
     "e",
@@ -69,10 +67,10 @@ class Bench:
         self.tenants = Tenants(by, limit, always)
         self.registry = Registry(
             DIALECTS.layouts(),
-            {},
-            tenants=self.tenants,
-            request_sink=lambda engine: EngineRequests(None, self.tenants, engine),
-            prices=Prices([PRICE]),
+            tracking=Tracking(
+                request_sink=lambda engine: EngineRequests(None, self.tenants, engine)
+            ),
+            accounting=Accounting(self.tenants, Prices([PRICE])),
         )
         self.tenants.replaced = self.registry.hide_tenant
         self.applier = Applier(self.registry)
@@ -135,55 +133,14 @@ def test_sums_equal_totals_after_every_item(
             before[name] = now
 
 
-def test_counts_of_a_shown_tenant_are_exact() -> None:
-    """They equal those of an exporter that sees this tenant alone."""
-    chosen = [("ask", n, 1) for n in range(8)] + [("schedule", 0, 0), ("step", 0, 1)] * 20
-    events = with_tenants(Scheduler().run(chosen), ["a", "b"])
-    bench = Bench()
-    bench.apply(*events)
-    requests = bench.children("requests")
-    queued = Counter(e.identity.salt for e in events if isinstance(e, Queued) and e.identity)
-    ended = queued - Counter(["a"])  # the last request is still in the queue
-    assert {name: requests[name] for name in "ab"} == dict(ended)
-    assert requests[OTHER] == 0
-
-
-def test_a_tenant_that_is_replaced_counts_for_others() -> None:
-    """Its series end, and a tenant with more requests has series from 0 on."""
-    bench = Bench(limit=1)
-    chosen = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
-    for event in with_tenants(Scheduler().run(chosen * 8), ["a", "b", "b", "b", "b", "b", "b"]):
-        bench.apply(event)
-    requests = bench.children("requests")
-    assert requests.keys() == {"b", OTHER}
-    assert 0 < requests["b"] < 6
-    assert requests[OTHER] >= 2
-
-
-def test_a_million_tenants() -> None:
-    """Memory and series are bounded, and the heavy ones are shown although they came late."""
-    random_numbers = random.Random(1)
-    tenants = Tenants("cache-salt", 10)
-    gone: list[str] = []
-    tenants.replaced = gone.append
-    for number in range(1_000_000):
-        heavy = number > 100_000 and random_numbers.random() < 0.2
-        name = f"heavy{number % 5}" if heavy else f"t{number}"
-        tenants.tenant(Identity("", "", name), "")
-    shown = set(tenants._shown)
-    assert {f"heavy{n}" for n in range(5)} <= shown
-    assert len(shown) == 10
-    assert len(tenants._requests._counts) <= 100
-    assert len(gone) < 1000
-
-
 @given(st.lists(st.sampled_from("abcdefghij"), max_size=300), st.integers(1, 8))
 def test_the_error_of_the_sketch(names: list[str], counters: int) -> None:
-    """A count is never too high, and too low by the stated bound at most."""
+    """A count is never too high, too low by the stated bound at most, and memory is bounded."""
     sketch = HeavyHitters(counters)
     found = dict.fromkeys(names, 0)
     for name in names:
         found[name] = sketch.add(name)
+        assert len(sketch._counts) <= counters
     for name, true in Counter(names).items():
         kept = sketch._counts.get(name, 0)
         assert kept <= true
@@ -222,27 +179,28 @@ def test_tenants_that_are_always_shown() -> None:
 
 
 def test_folded_items_count_for_others() -> None:
-    """A sender folds without knowing tenants; the sums are equal all the same."""
+    """A sender folds without knowing tenants; sums and costs are equal all the same."""
     chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
     events = with_tenants(Scheduler().run(chosen), ["a"])
-    bench, folder = Bench(), ItemFolder()
+    whole, bench, folder = Bench(), Bench(), ItemFolder()
+    whole.apply(*events)
     bench.apply(*events[:10])
     for event in events[10:]:
         assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
     for frame in folder.seal().frames:
         for raw in frame:
-            bench.applier.add_record(bench.engine, decode_record(msgspec.Raw(raw)))
+            bench.applier.add_totals(bench.engine, decode_totals(msgspec.Raw(raw)))
     assert_sums(bench.engine)
     assert bench.children("generation_tokens")[OTHER] > 0
+    cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
+    assert bench.engine.values[cost] == whole.engine.values[cost] != 0
 
 
 async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> None:
     """A recorded run of a real engine by adapter; the shown tenants survive a restart."""
     settings = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
     async with start(**settings) as exporter:
-        run = recorded_run("core_lora")
-        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, "core_lora")
         before = parse(await get(exporter.url))
     async with start(**settings) as exporter:
         after = parse(await get(exporter.url))
@@ -270,32 +228,16 @@ def test_a_change_of_price() -> None:
     third = len(events) // 3
     bench.apply(*events[:third])
     first = bench.children("cost")
-    bench.registry.prices = Prices()
+    bench.registry.accounting.change_prices(Prices())
     bench.apply(*events[third : 2 * third])
     assert bench.children("cost") == first
-    bench.registry.prices = Prices([Price("*", 1, 1, 1)])
+    bench.registry.accounting.change_prices(Prices([Price("*", 1, 1, 1)]))
     bench.apply(*events[2 * third :])
     added = sum(bench.children("cost").values()) - sum(first.values())
     assert 0 < added < 1000
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
-
-
-def test_folded_items_cost_as_much() -> None:
-    """A record that a sender folded has the same tokens."""
-    chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
-    events = Scheduler().run(chosen)
-    whole, folded, folder = Bench(), Bench(), ItemFolder()
-    whole.apply(*events)
-    for event in events:
-        assert folder.fold(encode_item(RequestEvents(0, 0.0, 1, [event])), [ENGINE])
-    for frame in folder.seal().frames:
-        for raw in frame:
-            folded.applier.add_record(folded.engine, decode_record(msgspec.Raw(raw)))
-    assert_sums(folded.engine)
-    cost = whole.engine.layout.find("sidestep_cost_total").slots[0]
-    assert folded.engine.values[cost] == whole.engine.values[cost] != 0
 
 
 def test_cost_of_engines_without_the_tap() -> None:
@@ -338,9 +280,7 @@ async def test_other_settings_after_a_restart(
     settings: dict[str, object] = {"tenants_by": "adapter", "state_dir": str(tmp_path / "state")}
     family = "sidestep_tenant_generation_tokens"
     async with start(**settings) as exporter:
-        run = recorded_run("core_lora")
-        player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, "core_lora")
         before = parse(await get(exporter.url))[family].samples
     async with start(**settings | now) as exporter:
         page = parse(await get(exporter.url))

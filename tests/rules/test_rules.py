@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, run
 from rulefiles import (
     RECORDED,
@@ -49,7 +50,7 @@ COUNTED = {*slo.LATENCIES, slo.AVAILABILITY}
 WINDOWS = ("1h", "6h", "1d", "3d")
 
 
-@pytest.fixture(params=PROMTOOLS)
+@pytest.fixture(params=VERSIONS)
 def promtool(request: pytest.FixtureRequest) -> str:
     """Return the promtool of a major version that is installed."""
     found = PROMTOOLS[request.param]

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import DATA
@@ -16,6 +16,7 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
+from sidestep.metrics.engine import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     Finished,
@@ -192,7 +193,7 @@ def test_changed_bounds_restart_the_histogram() -> None:
     fed = Fed()
     fed.feed(steps("core"))
     other = Fed(boot=2)
-    other.intake.registry.overrides = {"inter_token_latency": (0.5, 1.0)}
+    other.intake.registry.series = SeriesSettings({"inter_token_latency": (0.5, 1.0)})
     restore(other.intake, fed.snapshot(), 0.0)
     (engine,) = other.intake.registry.engines.values()
     names = [row.name for row in engine.layout.histograms]
@@ -258,7 +259,6 @@ def test_damage_is_detected(tmp_path: Path) -> None:
     directory.release()
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_invalid_pieces_restore_nothing(data: st.DataObject) -> None:
     """The checksum may be correct, as in a file of another release."""

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import pytest
 
 from intakes import Fed, steps
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, Part
 from sidestep.metrics.merge import restore_engine
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.totals_codec import SAVED_PARTS, decode_totals, encode_totals, totals_of
+from sidestep.protocol.engine_totals import (
+    Buckets,
+    Child,
+    EngineTotals,
+    Head,
+    Hits,
+    NativeBuckets,
+    OpenTotals,
+    Totals,
+)
 from sidestep.protocol.messages import EngineInfo, Heartbeat
-from sidestep.protocol.records import Record, Totals
 from sidestep.protocol.stream import Stream, StreamState
-from sidestep.snapshot.capture import SavedStream, _saved_stream, _stream
+from sidestep.requests.request_log import RequestLog
+from sidestep.snapshot.capture import (
+    Piece,
+    SavedEngine,
+    SavedFederatedEngine,
+    SavedProcess,
+    SavedRecords,
+    SavedStream,
+    _saved_stream,
+    _stream,
+)
+from sidestep.snapshot.contents import CONTENTS, FURTHER, Held
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.requests.front_end import FrontEndState
+from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
+from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.parallel_samples import SampleGroups
 
 FROM_RUNS = {"scalars", "histograms", "keyed", "open", "hits", "seen", "polled"}
 """Fields that recorded runs fill."""
@@ -23,7 +49,7 @@ NUMBERS = {
 }  # fmt: skip
 OF_FOLDED_ITEMS = {"limited", "cut_off", "blocks"}
 """Fields of records that senders fold; a snapshot has them elsewhere."""
-GUIDE = "docs/architecture.md, `what a snapshot holds`, has the places of a field that outlives the process"
+GUIDE = "see 'Add a field that outlives the exporter's process' in CONTRIBUTING.md"
 
 STREAM: dict[str, Any] = {
     "id": "s", "incarnation": 5, "seq": 6, "dropped": 7, "errors": 8, "folded": 9,
@@ -31,11 +57,11 @@ STREAM: dict[str, Any] = {
     "replica": 2, "server": "k", "process": "p",
     "state": StreamState.CLOSED,
 }  # fmt: skip
-OF_THE_PROCESS = {
-    "peer", "durable", "seen_at", "silent", "unanswered", "duplicates", "acked", "acked_at", "received",
-    "caught_up",
-}  # fmt: skip
-"""Fields of a stream that begin anew with the exporter's process or with the next Hello."""
+STRUCTS = (
+    Buckets, Child, FrontEndState, GroupState, Head, Hits, NativeBuckets, OpenTotals, RequestsState,
+    SavedEngine, SavedProcess, SavedRecords, SavedStream, Totals, TrackerState,
+)  # fmt: skip
+"""The wire structs of a snapshot."""
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +73,12 @@ def engines() -> list[Engine]:
     return [*fed.intake.registry.engines.values()]
 
 
-def saved(engine: Engine) -> Record:
+def saved(engine: Engine) -> EngineTotals:
     """Return the record of an engine in a snapshot."""
-    return decode_record(encode_record(engine, totals_of(engine)))
+    return decode_totals(encode_totals(engine, totals_of(engine)))
 
 
-def restored(record: Record) -> Totals:
+def restored(record: EngineTotals) -> Totals:
     """Return the totals after a restart, a minute after the engine's first items."""
     registry = Fed(rate=1.0).intake.registry
     registry.wall = lambda: 60.0
@@ -83,12 +109,56 @@ def test_numbers_of_an_engine_survive(field: str, engines: list[Engine]) -> None
 
 def test_every_field_of_a_stream_survives() -> None:
     """Unless it is of the process."""
-    fields = {field.name for field in dataclasses.fields(Stream)}
-    assert fields == STREAM.keys() | OF_THE_PROCESS, GUIDE
-    assert {*SavedStream.__struct_fields__} == (STREAM.keys() - {"state"}) | {
-        "open",
-        "retired_seqs",
-    }
+    (held,) = (held for held in CONTENTS if held.state is Stream)
+    assert STREAM.keys() == held.saved.keys()
     stream = Stream(**STREAM)
     found = _stream(_saved_stream(stream))
     assert {name: getattr(found, name) for name in STREAM} == STREAM
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[type, object]:
+    """Return an object of each class of state that has no list of its fields."""
+    intake = Fed().intake
+    tracker = RequestTracker()
+    engine = intake.registry.register(EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}))
+    parts = [part() for part in Part.__subclasses__()]
+    made = [engine, *parts, intake, intake.receiver, intake.registry, intake.metrics, tracker, tracker.requests, tracker.samples,
+            tracker.outputs, tracker.front_ends, SampleGroups(), RequestLog([], SelfMetrics())]  # fmt: skip
+    return {type(each): each for each in made}
+
+
+def fields(state: type, objects: Mapping[type, object]) -> set[str]:
+    """Return the fields of a class of state."""
+    if dataclasses.is_dataclass(state):
+        return {field.name for field in dataclasses.fields(state)}
+    return {*vars(objects[state])} if state in objects else {*vars(state)["__slots__"]}
+
+
+@pytest.mark.parametrize("held", CONTENTS, ids=lambda held: held.state.__name__)
+def test_the_list_has_every_field_of_a_class(held: Held, objects: dict[type, object]) -> None:
+    """A new field is in a snapshot, or begins anew."""
+    assert fields(held.state, objects) == held.saved.keys() | {*held.anew.split()}, GUIDE
+    assert held.saved.keys().isdisjoint(held.anew.split())
+
+
+def test_the_list_has_every_field_of_a_snapshot() -> None:
+    """A new field of a struct is of a field of the state."""
+    names = {struct.__name__: struct.__struct_fields__ for struct in STRUCTS}
+    places = {place for held in CONTENTS for text in held.saved.values() for place in text.split()}
+    places |= {*FURTHER.split()}
+    whole = {place for place in places if "." not in place}
+    assert whole <= names.keys()
+    every = {f"{name}.{field}" for name, found in names.items() for field in found}
+
+    assert every == places - whole, GUIDE
+    assert {*get_args(Piece)} - {SavedFederatedEngine} <= {*STRUCTS}
+
+
+def test_the_list_has_every_part_of_an_engine() -> None:
+    """Those with saved fields of their own are the ones that write and read totals."""
+    parts = {held.state: held for held in CONTENTS if issubclass(held.state, Part)}
+    assert {*Part.__subclasses__()} == parts.keys(), GUIDE
+    saved = {kind for kind in parts if kind.save is not Part.save}
+    assert saved == {*SAVED_PARTS}
+    assert all(parts[kind].saved for kind in saved)

@@ -250,7 +250,7 @@ class Shown:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.registry = Registry({"sglang": compile_layout(DIALECTS["sglang"])}, {})
+        self.registry = Registry({"sglang": compile_layout(DIALECTS["sglang"])})
         self.applier = Applier(self.registry)
 
     def take(self) -> list[Item]:

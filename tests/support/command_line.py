@@ -1,15 +1,21 @@
-"""The ``sidestep`` command as a process."""
+"""The ``sidestep`` command in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
 
 ENVIRON = {
     **{key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")},
@@ -18,16 +24,86 @@ ENVIRON = {
 """Variables of a process that is stopped at once, since nothing scrapes it afterwards."""
 
 
+SERVER = """
+import json, os, sys, traceback
+import sidestep.app.exporter, sidestep.app.cli, sidestep_tools.commands
+import sidestep_tools.doctor.command, sidestep_tools.whatif.command
+
+def run(order):
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in enumerate(order["files"], 1):
+        os.dup2(os.open(name, os.O_WRONLY), number)
+    os.chdir(order["directory"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    try:
+        sidestep.app.cli.main(order["arguments"])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = run(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process that has imported the commands, and runs each in a fork of itself."""
+
+
+class Commands:
+    """Commands that run one after the other, without the start of an interpreter for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str, str]:
+        """Run a command to its end; return its exit code and its output."""
+        with self._lock, tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder, name) for name in ("stdout", "stderr")]
+            for file in files:
+                file.touch()
+            order = {
+                "arguments": arguments, "environ": dict(environ), "directory": str(Path.cwd()),
+                "files": [*map(str, files)],
+            }  # fmt: skip
+            pipes = self._pipes()
+            pipes[0].write(f"{json.dumps(order)}\n")
+            pipes[0].flush()
+            code = int(pipes[1].readline())
+            stdout, stderr = (file.read_text() for file in files)
+        return code, stdout, stderr
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        """Return the input and the output of the server, which starts with the first command."""
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=ENVIRON,
+            )
+            atexit.register(self._server.kill)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        return self._server.stdin, self._server.stdout
+
+
+COMMANDS = Commands()
+
+
 def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "sidestep", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**ENVIRON, **environ},
-    )
+    words = [*map(str, arguments)]
+    return subprocess.CompletedProcess(words, *COMMANDS.run(words, {**ENVIRON, **environ}))
 
 
 @contextlib.asynccontextmanager

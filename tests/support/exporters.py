@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from sidestep.app import Exporter
-from sidestep.demo import recording
+from sidestep.app.demo import recording
+from sidestep.app.exporter import Exporter
 
 DATA = Path(__file__).parents[1] / "data"
 MAIN_RUN = recording("vllm-0.32.jsonl.gz")

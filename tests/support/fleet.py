@@ -24,7 +24,7 @@ from publishers import Publisher
 from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep

@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from sidestep.catalog.model import Sampled
+from sidestep.catalog.row import Sampled
 from sidestep.engines.dialects import DIALECTS
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, VALUE_LIMIT
 from sidestep.protocol.self_described import Family

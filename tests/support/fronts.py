@@ -17,7 +17,7 @@ import bcrypt
 import trustme
 from aiohttp import web
 
-from sidestep.http.limits import Limits
+from sidestep.http.connection import Limits
 from sidestep.http.server import HttpServer
 from sidestep.telemetry.self_metrics import SelfMetrics
 
@@ -58,6 +58,12 @@ class Site:
     metrics: SelfMetrics
     port: int
     file: Path
+
+    @property
+    def connections(self) -> float:
+        """Return the number of open connections."""
+        ((_, samples),) = self.metrics.samples({"sidestep_http_connections"})
+        return samples[0][1]
 
     def denied(self, reason: str) -> float:
         """Return how many requests were denied for ``reason``."""

@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -29,16 +30,18 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
-from sidestep.metrics.registry import MAX_ENGINES, Registry
+from sidestep.metrics.recent_steps import RecentSteps
+from sidestep.metrics.registry import MAX_ENGINES, Registry, Tracking
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.progress import MAX_FRAMES
-from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
+from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS, Receiver
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family", "not_printable",
@@ -67,10 +70,13 @@ class World:
 
     def __init__(self, *, boot: int = 1, scale: bool = False) -> None:
         registry = Registry(
-            layouts, {}, Rules(capacity=CAPACITY), Sampling(1.0, scale=scale, capacity=CAPACITY)
+            layouts,
+            tracking=Tracking(
+                RequestSettings(capacity=CAPACITY), Sampling(1.0, scale=scale, capacity=CAPACITY)
+            ),
         )
         self.intake = Intake(
-            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
+            Applier(registry), Receiver(boot), SelfMetrics(), clock=lambda: 0.0, wall=lambda: 1.0
         )
         self.own = OwnRegistry(self.intake.metrics)
         self.now = 0.0
@@ -147,8 +153,8 @@ class World:
             assert all(frame.isprintable() for frame in health.stack)
         known = {stream.id for stream in streams.values()}
         self.advance(1.0)
-        for engine in registry.engines.values():
-            assert engine.health._reports.keys() <= known
+        for followed in self.intake.health._followed.values():
+            assert followed.tracker._reports.keys() <= known
 
     def check_bounds(self) -> None:
         """Assert that state is within its limits, and that quotas agree with it."""
@@ -171,7 +177,8 @@ class World:
         assert held == registry.quota.families.keys()
         for engine in everyone:
             _check_engine(engine)
-        lives = [engine.requests for engine in everyone if engine.requests is not None]
+        found = [engine.part(Trackers).requests for engine in everyone]
+        lives = [tracker for tracker in found if tracker is not None]
         places = registry.sample_groups.capacity
         assert places.engines == len(lives)
         assert places.used == sum(len(tracker.requests.live) for tracker in lives)
@@ -235,14 +242,15 @@ def _check_engine(engine: Engine) -> None:
     for family in engine.open_families.values():
         assert len(family.children) <= MAX_OPEN_VALUES + 1
     assert engine.exposed_paths <= engine.layout.optional_paths
-    for window in engine.hit_windows:
+    steps, trackers = engine.part(RecentSteps), engine.part(Trackers)
+    for window in steps.hit_windows:
         assert len(window.entries) <= 1001
         assert window.requests >= 0
-    assert engine.held_tokens >= 0
-    if engine.blocks is not None:
-        assert engine.blocks.tracked <= CAPACITY
-    if engine.requests is not None:
-        requests = engine.requests.requests
+    assert steps.held_tokens >= 0
+    if trackers.blocks is not None:
+        assert trackers.blocks.tracked <= CAPACITY
+    if trackers.requests is not None:
+        requests = trackers.requests.requests
         assert max(len(requests.live), len(requests.given_up)) <= CAPACITY
         assert requests.prefilling <= requests.live.keys()
         assert requests.preempted.keys() <= requests.live.keys()

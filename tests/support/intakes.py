@@ -9,13 +9,14 @@ import msgspec
 
 from exporters import recorded_run
 from sidestep.catalog.slo import Objective, Objectives
+from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, SeriesSettings
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.registry import TOTALS_EXPIRE_SECONDS, Registry
+from sidestep.metrics.registry import TOTALS_EXPIRE_SECONDS, Registry, Tracking
 from sidestep.protocol.claims import SILENT_AFTER
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
@@ -28,10 +29,10 @@ from sidestep.protocol.messages import (
     Settings,
     encode,
 )
+from sidestep.protocol.receiver import Receiver
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.kv_blocks.tracker import Sampling
 from sidestep_adapters.recording.format import Items, StreamStart, read
 
 CORE_RUNS = ("core", "core_aborts", "core_lora", "core_dp")
@@ -68,12 +69,12 @@ class Fed:
     ) -> None:
         self.now = now
         layouts = DIALECTS.layouts(legacy=legacy, common=common)
-        objectives = Objectives(slo)
-        registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
+        series = SeriesSettings(native=native, objectives=Objectives(slo))
+        registry = Registry(layouts, series, Tracking(sampling=Sampling(rate)))
         self.intake = Intake(
-            registry,
+            Applier(registry),
+            Receiver(boot),
             SelfMetrics(),
-            boot=boot,
             clock=lambda: self.now,
             wall=lambda: wall + self.now - now,
         )
@@ -176,7 +177,7 @@ class Fed:
         self, pieces: Iterable[bytes], *, slo: Iterable[Objective] = (), into: Fed | None = None
     ) -> Fed:
         """Return another process that restored a snapshot, with all streams opened again."""
-        other = into or Fed(boot=2, native=self.intake.registry.native, slo=slo)
+        other = into or Fed(boot=2, native=self.intake.registry.series.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         other.replaced = set(self.replaced)
@@ -213,5 +214,5 @@ def samples(page: str) -> dict[str, float]:
 def discard(registry: Registry, engine: Engine) -> None:
     """Delete ``engine``, as after a day of silence."""
     registry.retire(engine)
-    engine.seen_at = -TOTALS_EXPIRE_SECONDS
+    engine.feeds.seen_at = -TOTALS_EXPIRE_SECONDS
     registry.expire(0.0)

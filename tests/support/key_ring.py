@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from socket_peers import Peer, connect
 
 

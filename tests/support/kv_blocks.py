@@ -19,8 +19,7 @@ from sidestep.protocol.block_events import (
     CacheChange,
     CacheEvents,
 )
-from sidestep.tracking.kv_blocks.sampling import Observation
-from sidestep.tracking.kv_blocks.tracker import BlockObservations
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, Observation
 
 Event = tuple[int, int, float]
 """Kind, block, stamp."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import polled
@@ -15,6 +17,7 @@ from polled import Polled
 
 JSON = "application/json; charset=utf-8"
 PROCESS = "Process-Start-Time-Unix"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found"}
 
 
@@ -109,3 +112,13 @@ async def llama_server(**answers: bytes) -> AsyncIterator[LlamaServer]:
         yield server
     finally:
         await server.http.stop()
+
+
+def left_out() -> set[str]:
+    """Return the families of the page that the document lists as not exposed."""
+    section = DOCUMENT.read_text().partition("Not exposed, and why:\n\n")[2].partition("\n\n")[0]
+    return {
+        name
+        for line in section.splitlines()
+        for name in re.findall(r"`(llamacpp:\w+)`", line.removeprefix("| ").partition(" | ")[0])
+    }

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sidestep.config.settings import SETTINGS, Config, read
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.iteration_stats import IterationStats

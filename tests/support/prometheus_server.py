@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from ports import free_port
@@ -25,6 +26,8 @@ BINARIES = {
     "3": shutil.which("prometheus", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
 }
 """Prometheus of Debian, and of a later Debian (``make tools``), by major version."""
+VERSIONS = [pytest.param("2", marks=pytest.mark.long), "3"]
+"""Parameters of tests: ``make test`` runs the newest, ``make test-all`` both."""
 AGENT = {"2": "--enable-feature=agent", "3": "--agent"}
 """Flag of agent mode."""
 PATIENCE = 60.0

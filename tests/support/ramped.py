@@ -10,7 +10,7 @@ from itertools import count
 from exporters import until
 from peers import publisher
 from ramps import Look, Mix, Model, Simulation
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.metrics.computed_gauges import scalar

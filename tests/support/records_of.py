@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from schedulers import WALL
-from sidestep.catalog.slo import Objectives
 from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import Registry, Tracking
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, RequestEvents
 from sidestep.requests.record import RequestRecord, make_record
@@ -41,9 +40,8 @@ class Kept:
 
 def recorded(events: Iterable[Event], *cuts: RequestEvents) -> Kept:
     """Return the records of requests with these events, and then the items ``cuts``."""
-    registry = Registry(DIALECTS.layouts(), {}, objectives=Objectives())
+    registry = Registry(DIALECTS.layouts(), tracking=Tracking(request_sink=lambda _: kept))
     kept = Kept(registry)
-    registry.request_sink = lambda _: kept
     tracker = registry.requests_of(kept.engine)
     for item in (RequestEvents(0, 0.0, 1, [*events]), *cuts):
         tracker.apply(item)
@@ -57,6 +55,6 @@ def made_record(
     request = Request(0.0, pauses=((5.0, 1.0),))
     for name, time in times.items():
         setattr(request, name, time)
-    kept = Kept(Registry(DIALECTS.layouts(), {}, objectives=Objectives()))
+    kept = Kept(Registry(DIALECTS.layouts()))
     kept.end(EndedRequest(1, 1, request, reason, stamp, wall))
     return kept.records[0]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import CORE, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.progress import Progress

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
 from trtllm_page import made_families

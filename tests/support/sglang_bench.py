@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, *infos: EngineInfo, **options: bool) -> None:
         layouts = DIALECTS.layouts(**options)
-        self.registry = Registry(layouts, {})
+        self.registry = Registry(layouts)
         self.applier = Applier(self.registry)
         for info in infos or (SCHEDULER,):
             self.registry.register(info)

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.computed_gauges import scalar

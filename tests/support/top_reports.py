@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sidestep.exposition.live.rows import EngineRow, Percentiles
+from sidestep.exposition.live.answers import EngineRow, Percentiles
 from sidestep_tools.top.report import Report, TargetReport, report
 
 URL = "http://10.0.0.1:9400"

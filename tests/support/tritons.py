@@ -100,7 +100,6 @@ class Triton(Polled):
         models: Ready models by name and version.
         configs: Configurations by model name; other models have an empty one.
         namespaced: Whether it runs with ``--model-namespacing``.
-        extensions: Extensions that the server's metadata lists.
         instead: Replacements of an answer, by path.
         asked: Requests by path.
     """
@@ -110,7 +109,6 @@ class Triton(Polled):
         self.models: dict[tuple[str, str], Model] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.namespaced = False
-        self.extensions = ["model_repository", "statistics", "trace"]
         self.instead: dict[str, Says] = {}
         self.asked: Counter[str] = Counter()
 
@@ -136,8 +134,6 @@ class Triton(Polled):
         parts = path.partition("?")[0].removeprefix("/v2").split("/")[1:]
         found: object
         match method, parts:
-            case "GET", []:
-                found = {"name": "fake", "version": "2.51.0", "extensions": self.extensions}
             case "GET", ["models", "stats"]:
                 if self.namespaced:
                     return error(

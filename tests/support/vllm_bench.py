@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, *, legacy: bool = False) -> None:
         layouts = DIALECTS.layouts(legacy=legacy)
-        self.registry = Registry(layouts, {})
+        self.registry = Registry(layouts)
         self.applier = Applier(self.registry)
         self.engines: dict[str, Engine] = {}
 

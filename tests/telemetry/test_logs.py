@@ -85,6 +85,20 @@ def test_an_error_has_the_traceback_of_an_exception(caplog: pytest.LogCaptureFix
     assert "ValueError: y" in caplog.text
 
 
+def test_fields_do_not_replace_members_of_the_line() -> None:
+    """A reader can rely on the level of every line."""
+    program = (
+        "import logging; from sidestep.telemetry.logs import set_up; set_up('info', 'json');"
+        "logging.getLogger('sidestep').info('x', extra={'fields': {'level': 'ok', 'more': 1}})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    line = json.loads(done.stderr)
+
+    assert (line["level"], line["msg"], line["more"]) == ("info", "x", 1)
+
+
 def test_adapters_log_in_the_format_of_the_exporter() -> None:
     """Format and level apply to both packages."""
     program = (

@@ -11,9 +11,8 @@ from textual.pilot import Pilot
 
 from exporters import until
 from sidestep_tools.top.app import TopApp
-from sidestep_tools.top.details import DetailsScreen
-from sidestep_tools.top.help import HelpScreen
 from sidestep_tools.top.report import TargetReport
+from sidestep_tools.top.screens import DetailsScreen, HelpScreen
 from sidestep_tools.top.table import EngineTable
 from top_reports import DOWN, URL, Reports, engine
 
@@ -154,7 +153,7 @@ async def test_sort() -> None:
 
 
 async def test_click() -> None:
-    """A click on a heading sorts by it, a second one reverses; one on a line moves the cursor."""
+    """A click on a heading sorts by it, and a second one reverses; a click on a line opens it."""
     async with view(Reports(*map(engine, range(4)))) as screen:
         y = next(y for y, line in enumerate(screen.lines) if "WAIT" in line)
         x = screen.lines[y].index("WAIT")
@@ -166,6 +165,8 @@ async def test_click() -> None:
         assert screen.engines == ["pod-0", "pod-1", "pod-2", "pod-3"]
         await screen.pilot.click(offset=(4, y + 3))
         await screen.pilot.pause()
+        assert isinstance(screen.app.screen, DetailsScreen)
+        await screen.press("escape")
         assert "pod-2" in screen.chosen
 
 
@@ -278,19 +279,19 @@ async def test_cursor_survives() -> None:
     source = Reports(*map(engine, range(256)))
     async with view(source) as screen:
         await screen.press("pagedown", "pagedown", "up")
-        chosen, top = screen.chosen.split()[1], screen.table.scroll_offset.y
+        chosen, top = screen.chosen.split()[1], screen.table.lines.scroll_offset.y
         assert top > 0
         source.targets = [
             TargetReport(url=URL, engines=[engine(n, running=float(n % 7)) for n in range(256)])
         ]
         await screen.poll()
         assert screen.chosen.split()[1] == chosen
-        assert screen.table.scroll_offset.y == top
+        assert screen.table.lines.scroll_offset.y == top
         while screen.app.order.key != "running":
             await screen.press("s")
         assert screen.chosen.split()[1] == chosen
         await screen.press("G")
-        assert screen.table.position == 255
+        assert screen.table.lines.highlighted == 255
         assert screen.engines[-1] in screen.chosen
         source.targets = [TargetReport(url=URL, engines=[engine(n) for n in range(3)])]
         await screen.poll()
@@ -298,14 +299,15 @@ async def test_cursor_survives() -> None:
         assert "pod-0" in screen.chosen
 
 
-async def test_only_changed_lines_are_drawn() -> None:
-    """An update draws no more lines than are on the screen, and keeps those that did not change."""
-    source = Reports(*map(engine, range(256)))
-    async with view(source) as screen:
-        before = dict(screen.table._drawn)
-        assert len(before) == screen.table.size.height
+async def test_a_scrolled_table_stays() -> None:
+    """A table that was scrolled away from its cursor does not return to it with a poll."""
+    async with view(Reports(*map(engine, range(256)))) as screen:
+        screen.table.lines.scroll_to(y=100, animate=False, immediate=True)
         await screen.poll()
-        assert screen.table._drawn == before
+        assert screen.table.lines.scroll_offset.y == 100
+        assert "pod-100" in screen.engines
+        await screen.press("down")
+        assert "pod-1" in screen.chosen
 
 
 async def test_help() -> None:

@@ -10,16 +10,14 @@ from sidestep_tools.top.columns import (
     COLUMNS,
     Entry,
     Order,
-    bar,
     entries,
     fit,
     level,
     matches,
     ordered,
 )
-from sidestep_tools.top.history import History, totals
+from sidestep_tools.top.history import History, sparkline, totals
 from sidestep_tools.top.report import TargetReport, report
-from sidestep_tools.top.sparkline import sparkline
 from top_reports import DOWN, URL, engine
 
 LONG = "vllm-llama-7d9f6c7b9-x3k4p-in-a-long-namespace"
@@ -91,15 +89,6 @@ def test_fit(name: str) -> None:
         assert all(len(text) <= cells for text, cells in texts)
 
 
-def test_wide() -> None:
-    """A wide terminal shows all columns and whole names."""
-    rows = [engine(1, engine=LONG[:40])]
-    found = listed(TargetReport(url=URL, engines=rows))
-    columns = {column.key: cells for column, cells in fit(250, found)}
-    assert columns.keys() == {column.key for column in COLUMNS}
-    assert columns["engine"] == 40
-
-
 @pytest.mark.parametrize(
     ("usage", "found"),
     [
@@ -115,15 +104,6 @@ def test_levels(usage: float | None, found: str | None) -> None:
     """The KV cache warns from 65 % and is critical from 85 %."""
     kv = next(column for column in COLUMNS if column.key == "kv")
     assert level(kv, engine(1, kv_cache_usage=usage)) == found
-
-
-def test_bar() -> None:
-    """A bar has a number beside it, and gives way to it where there is no room."""
-    assert bar(0.5, 11) == "━━━───  50%"
-    assert bar(1.2, 11) == "━━━━━━ 120%"
-    assert bar(0.0, 11) == "──────   0%"
-    assert bar(0.5, 7) == "50%"
-    assert bar(None, 11) == "--"
 
 
 def test_matches() -> None:

@@ -21,8 +21,8 @@ from ports import free_port
 from reporting_processes import process
 from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.increases import MAX_READINGS, Increases
-from sidestep.exposition.live.rows import EngineRow
 from sidestep.metrics.quantile import histogram_quantile
 from sidestep_tools.top.report import TargetReport
 from sidestep_tools.top.targets import Target, Targets
@@ -206,16 +206,7 @@ def test_numbers_cover_a_minute() -> None:
     quick = Increases()
     for at in range(4 * MAX_READINGS):
         quick.add(reading(at), at / 1000)
-    assert len(quick._counted) == MAX_READINGS
-
-
-def test_the_first_reading_has_no_rates() -> None:
-    """What was counted before is not of the last minute."""
-    found = Increases()
-    found.add(reading(7, (7.0, 7.0)), 0.0)
-    row = found.row("id", "e", "m")
-
-    assert (row.generation_tokens_per_second, row.ttft) == (None, None)
+    assert len(quick._samples) == MAX_READINGS
 
 
 async def failing(url: str) -> TargetReport:

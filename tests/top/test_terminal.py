@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exporters import MAIN_RUN, Start, until
-from sidestep_adapters.recording.replay import Replay
+from replays import replay
 from terminals import TMUX, Terminal, terminal
 
 pytestmark = pytest.mark.skipif(
@@ -91,8 +91,7 @@ async def test_closed_terminal(shell: Terminal) -> None:
 async def test_command(shell: Terminal, start: Start) -> None:
     """The command shows the engine of a real exporter, and says why when the exporter is gone."""
     async with start() as exporter:
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN)
         url = exporter.url.removesuffix("/metrics")
         await shell.run(f"python -m sidestep top {url}; echo exit code $?")
         await shell.shows("sidestep top · 1 engine")

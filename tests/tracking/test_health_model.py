@@ -25,14 +25,14 @@ seeds = st.integers(0, 2**32)
 RUN = settings(phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 
 
-@settings(RUN, max_examples=30)
+@settings(RUN, max_examples=12)
 @given(seeds)
 def test_a_legal_run_is_never_stalled(seed: int) -> None:
     """Twenty minutes of any legal engine and load are without a stall."""
     assert not legal_run(seed)
 
 
-@settings(RUN, max_examples=20)
+@settings(RUN, max_examples=10)
 @given(seeds, st.booleans())
 @pytest.mark.parametrize("wedge", WEDGES)
 def test_a_wedge_is_a_stall_in_time(wedge: str, seed: int, is_warm: bool) -> None:
@@ -41,7 +41,10 @@ def test_a_wedge_is_a_stall_in_time(wedge: str, seed: int, is_warm: bool) -> Non
     assert run.fault is None, run
 
 
-@pytest.mark.parametrize("profile", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "profile",
+    [pytest.param(GPU, id="gpu"), pytest.param(CPU, id="cpu", marks=pytest.mark.long)],
+)
 def test_a_day_has_no_stall(profile: Profile) -> None:
     """A day of bursts, long prompts, idle hours, restarts and sleep has no stall."""
     random = Random(1)

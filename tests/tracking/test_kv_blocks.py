@@ -52,8 +52,12 @@ from sidestep.protocol.block_events import (
 from sidestep.protocol.limits import MAX_LABELS
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.physical import SLICE, PhysicalBlocks
-from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
-from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
+from sidestep.tracking.kv_blocks.tracker import (
+    BlockObservations,
+    CachedObservations,
+    Observation,
+    Sampling,
+)
 
 UNBOUNDED = 1 << 40
 

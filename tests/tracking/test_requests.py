@@ -37,16 +37,16 @@ from sidestep.tracking.requests.parallel_samples import (
     PEER_TIMEOUT,
     SampleGroups,
 )
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.requests.settings import RequestSettings
 
 STOP, LENGTH = 0, 1
 
 
 def play(
-    events: Sequence[Event], cuts: Sequence[int] = (), *, rules: Rules | None = None
+    events: Sequence[Event], cuts: Sequence[int] = (), *, settings: RequestSettings | None = None
 ) -> list[Outcomes]:
     """Return the outcomes of ``events``, sent as items that end at ``cuts``."""
-    tracker = RequestTracker(rules)
+    tracker = RequestTracker(settings)
     ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
     starts = [0, *ends[:-1]]
     return [
@@ -109,8 +109,8 @@ nonsense = st.one_of(
 
 @given(
     events=st.lists(nonsense, max_size=40),
-    rules=st.builds(
-        Rules,
+    settings=st.builds(
+        RequestSettings,
         st.sampled_from(["first", "last"]),
         st.sampled_from(["output", "token"]),
         capacity=st.integers(1, 5),
@@ -119,15 +119,15 @@ nonsense = st.one_of(
     cuts=st.lists(st.integers(0, 40), max_size=4),
 )
 def test_arbitrary_events_have_no_impossible_outcome(
-    events: list[Event], rules: Rules, cuts: list[int]
+    events: list[Event], settings: RequestSettings, cuts: list[int]
 ) -> None:
     """No interval is negative or observed twice; limits hold, and no count is negative."""
-    tracker = RequestTracker(rules)
+    tracker = RequestTracker(settings)
     outcomes = []
     for event in events:
         outcomes.append(tracker.apply(RequestEvents(0, 0.0, 1, [event])))
         requests = tracker.requests
-        assert len(requests.live) <= rules.capacity
+        assert len(requests.live) <= settings.capacity
         assert requests.waiting_tokens >= 0
         assert requests.preempted.keys() <= requests.live.keys()
         assert all(count > 0 for count in requests.adapters.values())
@@ -153,7 +153,7 @@ def test_arbitrary_events_have_no_impossible_outcome(
         r for o in outcomes for r in o.iteration.finished_requests if r.queued_time is not None
     ]
     assert len(times) <= queued
-    assert found(outcomes) == found(play(events, cuts, rules=rules))
+    assert found(outcomes) == found(play(events, cuts, settings=settings))
 
 
 def test_a_preemption_lengthens_decode_and_not_the_queue_time() -> None:
@@ -198,7 +198,7 @@ def test_a_setting_chooses_which_scheduling_ends_the_queue(
         end(1, 23.0),
     ]
 
-    (outcome,) = play(events, rules=Rules(scheduled=rule))
+    (outcome,) = play(events, settings=RequestSettings(scheduled=rule))
 
     (request,) = outcome.iteration.finished_requests
     assert (queue, prefill, 3.0) == (
@@ -221,7 +221,7 @@ def test_a_setting_chooses_how_a_gap_before_several_tokens_counts(
         end(1, 5.0),
     ]
 
-    (outcome,) = outcomes = play(events, rules=Rules(latency=rule))
+    (outcome,) = outcomes = play(events, settings=RequestSettings(latency=rule))
 
     assert latencies == found(outcomes).between
     (request,) = outcome.iteration.finished_requests
@@ -661,7 +661,7 @@ def test_requests_over_the_limit_count_once() -> None:
         end(2, 4.0, generation_tokens=2),
     ]
 
-    (outcome,) = play(events, rules=Rules(capacity=1))
+    (outcome,) = play(events, settings=RequestSettings(capacity=1))
 
     assert {"capacity": 1} == outcome.untracked
     assert outcome.iteration.num_generation_tokens == 4
@@ -678,7 +678,7 @@ def test_a_request_that_never_ends_expires() -> None:
         Queued(3, 102.0, WALL, 1),
         Scheduled(1, 103.0),
     ]
-    tracker = RequestTracker(Rules(max_age=100.0))
+    tracker = RequestTracker(RequestSettings(max_age=100.0))
 
     outcome = tracker.apply(RequestEvents(0, 0.0, 1, events))
 

@@ -13,9 +13,9 @@ import pytest
 
 from naive_reuse import compare, compare_stack
 from reuse_streams import exact, zipf
-from sidestep.tracking.kv_blocks import hit_curve, lru_stack, reuse
+from sidestep.tracking.kv_blocks import hit_ratio_curve, lru_stack, reuse
 
-MODULES = (lru_stack, hit_curve, reuse)
+MODULES = (lru_stack, hit_ratio_curve, reuse)
 COUNT = "self.curve.count(lookup.blocks - lookup.found, lookup.found)"
 ABOVE = "        above = self._held_counted\n"
 MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
@@ -51,16 +51,16 @@ MUTANTS: Mapping[str, tuple[ModuleType, str, str]] = {
         "self._leave_least()",
     ),
     "a hit has the distances of misses": (
-        hit_curve,
+        hit_ratio_curve,
         "lookups = self._by_result[hit]\n",
         "lookups = self._by_result[False]\n",
     ),
     "hot lookups count twice": (
-        hit_curve,
+        hit_ratio_curve,
         "self.total - sum(self.hot.values())",
         "self.total",
     ),
-    "the sample stands for nothing": (hit_curve, "hot + rest * _share(sampled, size)", "hot"),
+    "the sample stands for nothing": (hit_ratio_curve, "hot + rest * _share(sampled, size)", "hot"),
 }
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kv_blocks import Change, cache_item, cleared, removed, stored, total
 from reuse_streams import zipf
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
-from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
+from sidestep.tracking.kv_blocks.tracker import Observation, Sampling
 
 TRACE = Path(__file__).parents[3] / "shared" / "reference" / "traces" / "conversation.jsonl.gz"
 LRU = dict[int, None]

@@ -10,9 +10,7 @@ import pytest
 import zmq
 from fuzz import zmtp_peer as raw
 
-from ports import free_port
-from sidestep.transport.connection_monitor import ConnectionMonitor, Socket
-from sidestep.transport.dealer import connect_monitored
+from sidestep.transport.client_socket import ConnectionMonitor, Socket, dealer
 
 PATIENCE = 20.0
 
@@ -24,49 +22,27 @@ def context() -> Iterator[zmq.Context[Socket]]:
         yield made
 
 
+def connect(context: zmq.Context[Socket], endpoint: str) -> tuple[Socket, ConnectionMonitor]:
+    """Connect a socket that is monitored."""
+    socket = dealer(context, None)
+    monitor = ConnectionMonitor(socket, endpoint)
+    socket.connect(endpoint)
+    return socket, monitor
+
+
 def until(monitor: ConnectionMonitor, condition: Callable[[], object]) -> None:
     """Read ``monitor`` until ``condition`` holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
-        monitor.read()
+        list(monitor.events())
         time.sleep(0.005)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "problem"),
-    [
-        ("ipc://{path}/none", "No such file or directory: is it running, and is the socket's "),
-        ("ipc://{path}/dead", "Connection refused: is it running?"),
-        ("tcp://127.0.0.1:{port}", "Connection refused: is it running?"),
-        ("tcp://none.invalid:1", "the host's name is not known: check it"),
-    ],
-)
-def test_why_there_is_no_connection(
-    endpoint: str, problem: str, context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    """Libzmq itself does not say; the reason holds while it tries again."""
-    raw.listen(tmp_path / "dead").close()
-    target = endpoint.format(path=tmp_path, port=free_port())
-    socket, monitor = connect_monitored(context, target)
-    until(monitor, lambda: monitor.problem)
-    found = set()
-    for _ in range(50):
-        monitor.read()
-        found.add(monitor.problem)
-        time.sleep(0.01)
-    monitor.close()
-    socket.close(linger=0)
-
-    assert len(found) == 1
-    assert found.pop().startswith(problem)
-    assert not monitor.connected
 
 
 def test_a_connection_that_comes_and_goes(context: zmq.Context[Socket], tmp_path: Path) -> None:
     """A problem is gone with the next connection."""
     path = tmp_path / "i.ipc"
-    socket, monitor = connect_monitored(context, f"ipc://{path}")
+    socket, monitor = connect(context, f"ipc://{path}")
     until(monitor, lambda: monitor.problem)
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{path}")

@@ -13,12 +13,12 @@ from command_line import one_line, sidestep
 from exporters import MAIN_RUN, Start, until
 from key_ring import Ring
 from peers import count, generated, publisher
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.recording.recorder import Tee
 from socket_peers import Peer, batch, connect, step, tokens
@@ -46,33 +46,6 @@ async def refused(peer: Peer, message: Hello) -> str:
     return f"{answer.code}: {answer.detail}"
 
 
-async def test_an_authorized_key_is_accepted(ring: Ring, start: Start) -> None:
-    """Its items are counted, beside a local path without keys."""
-    good = ring.engine("good")
-    async with start(**ring.flags) as exporter:
-        async with ring.connect(exporter, good) as peer:
-            await peer.send_hello()
-            await peer.send(batch(1, step()))
-            await until(lambda: tokens(exporter) == 1)
-        async with connect(exporter.endpoints[1]) as local:
-            await local.send_hello("local", incarnation=2)
-
-        assert exporter.metrics.value(DENIED, "curve") == 0
-
-
-async def test_an_unauthorized_key_is_denied(
-    ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The denial is counted, and logged with the key."""
-    stranger = ring.engine("stranger", admitted=False)
-    async with start(**ring.flags) as exporter, ring.connect(exporter, stranger) as peer:
-        await peer.send(hello("s", "e"))
-        await until(lambda: exporter.metrics.value(DENIED, "curve") >= 1)
-
-        assert ring.text("stranger") in caplog.text
-        assert not exporter.intake.receiver.streams
-
-
 async def test_a_peer_without_a_key_cannot_connect(ring: Ring, start: Start) -> None:
     """Authorized peers are not affected."""
     good = ring.engine("good")
@@ -88,51 +61,17 @@ async def test_a_peer_without_a_key_cannot_connect(ring: Ring, start: Start) -> 
         assert exporter.metrics.value("sidestep_messages_total", "hello") == 20
 
 
-HANDSHAKES = (
-    "the handshake of a peer at {} fails: check its keys, which both ends need or neither",
-    "a peer ends its handshake at {}: it is a probe of the port, or an engine with wrong keys",
-)
-"""Which of the two it is depends on which end is faster."""
-
-
-@pytest.mark.parametrize("wrong", ["the exporter's key", "no exporter's key", "no engine's key"])
-async def test_a_handshake_that_fails_is_logged(
-    wrong: str,
-    ring: Ring,
-    start: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """At the exporter's end, once a minute; the engine's end has its own lines."""
-    log = "sidestep.transport.listener"
-    caplog.set_level("INFO", log)
-    if wrong != "no engine's key":
-        ring.environ(monkeypatch, ring.engine("a"))
-        _, other = keys.generate(ring.directory, "other")
-        monkeypatch.setenv(SERVER_KEY, str(other))
-    plain = {"ingest_endpoint": ("tcp://127.0.0.1:*",)}
-    async with start(**plain if wrong == "no exporter's key" else ring.flags) as exporter:
-        one = publisher(exporter.endpoints[0])
-        await until(lambda: any(record.name == log for record in caplog.records))
-        await until(lambda: bool(one.problem))
-        await asyncio.sleep(1.0)
-        await asyncio.to_thread(one.close, 0.1)
-        expected = {line.format(exporter.endpoints[0]) for line in HANDSHAKES}
-    found = [record.getMessage() for record in caplog.records if record.name == log]
-
-    assert len(set(found)) == len(found)
-    assert expected.issuperset(found)
-
-
 async def test_a_key_is_accepted_as_soon_as_its_file_appears(
     ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the directory is empty no peer is accepted, which is logged at start."""
+    """Until then it is denied, counted and logged; an empty directory is logged at start."""
     late = ring.engine("late", admitted=False)
     async with start(**ring.flags) as exporter, ring.connect(exporter, late) as peer:
         assert "no engine can connect" in caplog.text
         await peer.send(hello("s", "s0"))
         await until(lambda: exporter.metrics.value(DENIED, "curve") >= 1)
+        assert ring.text("late") in caplog.text
+        assert not exporter.intake.receiver.streams
         (ring.authorized / "late.pub").write_text((ring.directory / "late.pub").read_text())
         await until(lambda: "s" in exporter.intake.receiver.streams)
 
@@ -267,7 +206,7 @@ async def test_an_engine_that_gets_its_key_later_connects(
     async with start(**ring.flags) as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(count())
-        await until(lambda: "CURVE" in one.problem)
+        await until(lambda: "CURVE" in one._link.problem)
         ring.environ(monkeypatch, secret)
         await until(lambda: generated(exporter) == 1)
         await asyncio.to_thread(one.close)

@@ -17,14 +17,13 @@ import zmq
 
 from exporters import Start, until
 from peers import count, generated, publisher
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.access import Access, is_loopback
 from sidestep.transport.endpoint import Claim, claim, router
 from sidestep.transport.listener import IngestListener
-from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
-from sidestep.transport.watchdog import Watchdog
+from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep, Watchdog
 from socket_peers import connect
 
 ROOT = os.getuid() == 0
@@ -281,7 +280,7 @@ import sys, zmq
 from sidestep.transport.listener import IngestListener
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
-from sidestep.transport.watchdog import Watchdog
+from sidestep.transport.upkeep import Watchdog
 listener = IngestListener([sys.argv[1]])
 with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.linger = 0

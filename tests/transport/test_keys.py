@@ -17,9 +17,9 @@ from command_line import one_line, sidestep
 from key_ring import Ring
 from sidestep.errors import ConfigError, WireError
 from sidestep.transport import keys
-from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY, keys_for
+from sidestep.transport.access import INTERVAL, AuthorizedKeys
 from sidestep.transport.guard import LOCAL, MAX_NAMES, NameOwners
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY, keys_for
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import pytest
 from sidestep.errors import ConfigError
 from sidestep.requests.log_file import LogFile
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.path_owners import check_owners, open_file
 from sidestep.transport.plain_connection import PlainConnection
 from sidestep_adapters.recording.format import Writer
-from sidestep_tools.whatif.plot import writer
+from sidestep_tools.whatif.plot import write
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 STRANGER, EXPORTER = 1234, 65532
@@ -48,40 +48,23 @@ def link(path: Path, target: Path) -> None:
     os.lchown(path, STRANGER, STRANGER)
 
 
-def state(path: Path) -> None:
-    """Use it as the state directory."""
-    StateDirectory(path)
-
-
-def ingest(path: Path) -> None:
-    """Bind a socket in it."""
-    listener = IngestListener([f"ipc://{path}/i.ipc"])
-    listener.close(0)
-
-
-def log(path: Path) -> None:
-    """Write the log of requests into it."""
-    LogFile(path / "requests.jsonl", 1, 1)
-
-
-def recording(path: Path) -> None:
-    """Write a recording into it."""
-    Writer(path / "x.rec").close()
-
-
-def plot(path: Path) -> None:
-    """Write a picture into it."""
-    writer(path / "x.svg")([Point(1, 0.0, 0.0, 0.0), Point(2, 0.0, 0.0, 0.0)], "")
-
-
-USES = (state, ingest, log, recording, plot)
+POINTS = [Point(1, 0.0, 0.0, 0.0), Point(2, 0.0, 0.0, 0.0)]
+USES: dict[str, Callable[[Path], object]] = {
+    "state": StateDirectory,
+    "socket": lambda path: IngestListener([f"ipc://{path}/i.ipc"]).close(0),
+    "log": lambda path: LogFile(path / "requests.jsonl", 1, 1),
+    "recording": lambda path: Writer(path / "x.rec").close(),
+    "plot": lambda path: write(path / "x.svg", POINTS, ""),
+}
+"""Uses of a directory."""
+EVERY_USE = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 
 @pytest.mark.parametrize("below", ["", "further/down"])
 @pytest.mark.parametrize("prepared", [directory, link])
-@pytest.mark.parametrize("use", USES)
+@EVERY_USE
 def test_what_another_user_prepared_is_refused(
-    use: Callable[[Path], None],
+    use: Callable[[Path], object],
     prepared: Callable[[Path, Path], None],
     below: str,
     shared: Path,
@@ -101,9 +84,9 @@ def test_what_another_user_prepared_is_refused(
     assert found == []
 
 
-@pytest.mark.parametrize("use", USES)
+@EVERY_USE
 def test_root_may_follow_its_own_links(
-    use: Callable[[Path], None], shared: Path, tmp_path: Path
+    use: Callable[[Path], object], shared: Path, tmp_path: Path
 ) -> None:
     """As ``/var/run`` is one."""
     (tmp_path / "target").mkdir(mode=0o700)

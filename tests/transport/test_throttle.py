@@ -38,17 +38,6 @@ def test_the_limit_is_per_second() -> None:
     assert not throttle.ignores(b"p", 20.0)
 
 
-def test_other_peers_are_not_ignored() -> None:
-    """Each peer has its own count."""
-    throttle = Throttle()
-    full(throttle, b"p", 0.0)
-    full(throttle, b"q", 0.0)
-    throttle.count_invalid(b"p", 0.0)
-
-    assert throttle.ignores(b"p", 0.1)
-    assert not throttle.ignores(b"q", 0.1)
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 100)), max_size=300))
 def test_the_tables_are_bounded(events: list[tuple[int, float]]) -> None:
     """The oldest entry is evicted."""

@@ -20,8 +20,7 @@ from sidestep.protocol.messages import EngineInfo, Hello, Nack
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import raise_open_files, resident
-from sidestep.transport.upkeep import FLOODED, PAUSE, TRIM_INTERVAL, Upkeep
-from sidestep.transport.watchdog import MIB, Watchdog
+from sidestep.transport.upkeep import FLOODED, MIB, PAUSE, TRIM_INTERVAL, Upkeep, Watchdog
 from socket_peers import connect
 
 libc = ctypes.CDLL(None)

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from sidestep.transport.endpoint import require_keys, router
-from sidestep.transport.zap import Authenticator
+from sidestep.transport.listener import Authenticator
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidestep_tools.doctor.prometheus_api import Api
 from sidestep_tools.top.targets import Target
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError, fetch
@@ -24,11 +23,6 @@ async def ask_exporter(session: aiohttp.ClientSession, url: str) -> str:
     return (await fetch(session, f"{url}/metrics")).text
 
 
-async def ask_prometheus(session: aiohttp.ClientSession, url: str) -> object:
-    """Run a query."""
-    return await Api(session, url).query("up")
-
-
 async def ask_top(session: aiohttp.ClientSession, url: str) -> object:
     """Poll a target of ``sidestep top``."""
     found = await Target(url).poll(session)
@@ -37,7 +31,7 @@ async def ask_top(session: aiohttp.ClientSession, url: str) -> object:
     return found
 
 
-@pytest.mark.parametrize("client", [ask_exporter, ask_prometheus, ask_top])
+@pytest.mark.parametrize("client", [ask_exporter, ask_top])
 @pytest.mark.parametrize("location", ["http://{}/metrics", "https://{}/metrics", "//{}/metrics"])
 async def test_another_server_gets_no_headers(client: Client, location: str) -> None:
     """A redirect to another scheme, host or port is an error that names the address."""

@@ -74,12 +74,12 @@ class Bound:
 
 
 OWN = '__name__=~"sidestep_build_info|sidestep_engine_up"'
-"""Exporters, and the engines that others forward to them, with labels of their own."""
+"""Exporters, and their engines, which can have labels of their own."""
 CLUSTER = Variable("cluster", "Cluster", f"{{{OWN}}}")
 NAMESPACE = Variable("namespace", "Namespace", f'{{{OWN},cluster=~"$cluster"}}')
 POD = Variable("pod", "Pod", f'{{{OWN},cluster=~"$cluster",namespace=~"$namespace"}}')
 JOB = Variable("job", "Job", "sidestep_build_info", None)
-"""*All* lists exporters only: ``up`` and ``process_*`` belong to other targets, too."""
+"""*All* lists only exporters, because ``up`` and ``process_*`` belong to other targets, too."""
 INSTANCE = Variable("instance", "Instance", 'sidestep_build_info{job=~"$job"}', ".+")
 TARGET = (CLUSTER, NAMESPACE, POD, JOB, INSTANCE)
 """Variables of every dashboard: Prometheus gives the last two labels to every series."""

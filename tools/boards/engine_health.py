@@ -57,7 +57,7 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
             Panel(
                 title="State",
                 says=(
-                    "State of each engine over time. Stalled: it owes requests and makes no progress. "
+                    "State of each engine over time. Stalled: it has unfinished requests and makes no progress. "
                     "Unreachable: it is silent, without a goodbye."
                 ),
                 empty=reasons.STATES,

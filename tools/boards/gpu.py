@@ -14,7 +14,7 @@ EACH = (*SHARED, "Hostname", "gpu")
 NAME = "{{cluster}} {{namespace}} {{pod}} {{Hostname}} GPU {{gpu}}"
 NEEDS = (
     "Needs dcgm-exporter in the same Prometheus, in Kubernetes with the labels of the pod that uses the"
-    " GPU (`honorLabels: true`). Outside of Kubernetes all GPUs are shown, as nothing says whose they are."
+    " GPU (`honorLabels: true`). Outside of Kubernetes all GPUs are shown."
 )
 
 

@@ -212,7 +212,7 @@ OTHER_SIZES = (
         "Hit ratio by cache size",
         (
             "Share of the looked-up tokens that prefix caches of other sizes would find, in sizes of "
-            "the present one, and what was found in fact. Estimated from sampled blocks."
+            "the present one, estimated from sampled blocks; and the measured share."
         ),
         reasons.LOOKUPS,
         Query(mean(of("sidestep_kv_whatif_hit_ratio"), "capacity"), "{{capacity}}"),
@@ -250,7 +250,8 @@ OTHER_SIZES = (
         "Worth of routing by prefix",
         (
             "Share of the looked-up tokens that would be found if all engines of a model had one cache "
-            "of the same total size, as routing by prefix comes close to, and what was found in fact."
+            "of the same total size, which is the most that routing by prefix can reach; and the "
+            "measured share."
         ),
         reasons.SHARED_CACHE,
         Query(

@@ -127,7 +127,7 @@ class Panel:
         return target
 
     def _defaults(self) -> dict[str, Any]:
-        # Without limits a number has no color, as nothing says whether it is good.
+        # Without limits nothing says whether a number is good, so it has no color.
         base = "green" if self.limits else "blue" if self.kind == "bargauge" else "text"
         steps: list[dict[str, Any]] = [{"color": base, "value": None}]
         if self.limits:

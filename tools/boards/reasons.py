@@ -15,9 +15,7 @@ NO_TRAFFIC = "No request in this time, or no engine reports here."
 NO_VLLM_TRAFFIC = "No vLLM request in this time, or no vLLM engine reports here."
 NO_SGLANG_TRAFFIC = "No SGLang request in this time, or no SGLang engine reports here."
 NO_TRITON_TRAFFIC = "No Triton request in this time, or no Triton is polled here (docs/triton.md)."
-KV_METRICS = (
-    "vLLM samples blocks with --kv-cache-metrics, sidestep's tap without (docs/vllm-core.md)."
-)
+KV_METRICS = "Only with vLLM's --kv-cache-metrics, or with sidestep's tap (docs/vllm-core.md)."
 TAP = "Only with sidestep's tap in vLLM's core: --scheduler-cls (docs/vllm-core.md)."
 LOOKUPS = "Only with sidestep's tap in vLLM's core, or its plugin in SGLang (docs/kv-residency.md)."
 SHARED_CACHE = "Only with several engines of a model at one exporter (docs/kv-residency.md)."
@@ -41,15 +39,15 @@ CACHED = "No model here has a response cache: response_cache in its configuratio
 RESPONSES = (
     "No model here has statistics of single responses; decoupled ones do, from Triton 24.08 on."
 )
-BUSY = "Only of models that execute themselves, and only between two polls."
+BUSY = "Ensembles have none; other models have it after two polls."
 PENDING = "Only from Triton's own page: metrics= of --triton (docs/triton.md)."
 STATE = "Only with --state.dir: without it nothing outlives the exporter (docs/reliability.md)."
 NO_OBJECTIVES = "Only with --slo (docs/slo.md), or no request in this time."
 STREAMS = "No engine pushes to this exporter."
-STATES = "No engine is counted by an exporter here (docs/health.md)."
+STATES = "No engine sends to an exporter here (docs/health.md)."
 PROGRESS = "No engine here reports progress: it needs the plugin or the tap (docs/health.md)."
 NOT_STALLED = "No engine was stalled in this time."
-TENANTS = "Only with --tenants.by and sidestep's tap in the engine (docs/tenants.md)."
+TENANTS = "Only with --tenants.by, and vLLM's tap or SGLang's plugin (docs/tenants.md)."
 NO_TENANT_TRAFFIC = (
     "No request of a tenant in this time, or none is counted: --tenants.by (docs/tenants.md)."
 )

@@ -140,7 +140,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Typed:
-    """A variable into which the reader types."""
+    """A variable whose value the reader types."""
 
     name: str
     label: str
@@ -174,7 +174,7 @@ def _one_of(suffix: str) -> str:
 
 
 def _table(title: str, says: str, by: str, *conditions: str) -> Requests:
-    last = f" Of more than {LINES} it has the newest: raise the limit, or choose a shorter time."
+    last = f" If there are more than {LINES}, it has the newest: raise the limit, or choose a shorter time."
     return Requests(title=title, says=says + last, query=records(*conditions), by=by)
 
 

@@ -93,7 +93,7 @@ TILES = (
     ),
     tile(
         "Waiting LoRA requests",
-        "Waiting requests that use an adapter; complete only if the core is tapped.",
+        "Waiting requests that use an adapter; complete only with the tap.",
         reasons.LORA,
         total(of("sidestep_lora_requests", state="waiting")),
         width=4,

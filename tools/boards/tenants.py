@@ -41,7 +41,7 @@ QUEUED, COMPUTING = (
 PROCESSED = f"{rate(of('vllm:prompt_tokens_total', 'sglang:prompt_tokens_total'))} + {rate(of('vllm:generation_tokens_total', 'sglang:generation_tokens_total'))}"
 
 NOT_SHOWN = (
-    " *All others* is what the engines counted less the shown tenants, so it has no jump when a tenant"
+    " *All others* is the engines' total minus the shown tenants, so it does not jump when a tenant"
     " moves there."
 )
 
@@ -218,7 +218,7 @@ TIME = (
 
 TABLE = Panel(
     title="Tenants",
-    says="What each tenant uses now; the tenants that are not shown are in no row.",
+    says="Current usage of each shown tenant.",
     empty=reasons.NO_TENANT_TRAFFIC,
     kind="table",
     width=24,

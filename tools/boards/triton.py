@@ -198,7 +198,7 @@ BATCHING = (
     lines(
         "Memory",
         "Memory that backends reported for a model when they loaded it.",
-        "No backend here says what it took.",
+        "No backend here reports its memory.",
         Query(total(of("sidestep_triton_memory_bytes"), (*MODEL, "type")), f"{NAME} {{{{type}}}}"),
         unit="bytes",
     ),

@@ -1,7 +1,7 @@
 """Put the receiver of OTLP back into Debian's source of Prometheus: restore_receiver.py TREE ORIGINAL.
 
-Debian leaves it out, since not all of its libraries are packaged. Only the conversion of deltas needs
-those, and it stays out here too.
+Debian leaves it out, since it has not packaged all of its libraries. Only the conversion of deltas needs
+those libraries, and stays out here too.
 """
 
 import re
@@ -118,7 +118,7 @@ def restore_translator() -> None:
 
 
 def restore_handler() -> None:
-    """Take the functions that read and handle a request, without the conversion of deltas."""
+    """Copy the functions that read and handle a request, without the conversion of deltas."""
     codec = (ORIGINAL / STORAGE / "codec.go").read_text()
     decode = codec[codec.index("func DecodeOTLPWriteRequest(") :]
     decode = decode[: decode.index("\n}\n") + 3]
@@ -145,5 +145,5 @@ if __name__ == "__main__":
     restore_translator()
     restore_handler()
     restore_route()
-    # Service discovery but by files and HTTP takes most of the time to compile.
+    # Service discovery other than by files and HTTP takes most of the time to compile.
     (TREE / "plugins/plugins.go").unlink()

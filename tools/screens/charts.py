@@ -111,7 +111,7 @@ def lines(
 def timeline(
     panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
 ) -> str:
-    """Return a bar of states over time for each series, and how many are left out for lack of space."""
+    """Return a bar of states over time for each series, and the number of series without space."""
     (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
     states = {float(value): each for value, each in mapping["options"].items()}
     there = (height - LEGEND - BOTTOM - TOP) // STATE_ROW
@@ -144,7 +144,7 @@ def timeline(
 
 
 def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:
-    """Return lines at a panel's thresholds, if it shows them."""
+    """Return lines at the thresholds of a panel, if it shows them."""
     defaults = panel["fieldConfig"]["defaults"]
     if "thresholdsStyle" not in defaults["custom"]:
         return []

@@ -147,7 +147,7 @@ def threshold(panel: dict[str, Any], value: float) -> str:
 
 
 def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height: int) -> str:
-    """Return a table, and how many rows are left out where Grafana would scroll."""
+    """Return a table, and the number of rows that Grafana would scroll to."""
     if not found:
         return ""
     room = height // ROW - 1
@@ -180,7 +180,7 @@ def active(server: Prometheus, panel: dict[str, Any], span: Span) -> list[dict[s
 
 
 def alerts(found: Sequence[dict[str, str]], height: int) -> str:
-    """Return a line for each alert, and how many are left out."""
+    """Return a line for each alert, and the number of alerts without space."""
     if not found:
         return "<div class=none>No alerts matching filters</div>"
     room = height // ALERT

@@ -10,7 +10,7 @@ from itertools import chain
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLORS = 64
-"""Colors of the palette, those to keep included."""
+"""Number of colors of the palette, including those to keep."""
 DEPTHS = {2: 3, 6: 4}
 """Bytes of a pixel by PNG's color type; the fourth is opacity, which is not used here."""
 

@@ -1,1 +1,1 @@
-"""llama.cpp: polling of llama-server, without waking a sleeping model."""
+"""llama.cpp: its dialect, and polling of llama-server's page."""

@@ -1,7 +1,7 @@
-"""llama-server's API: a page for each model that is in memory, and what other paths add.
+"""llama-server's API: the metrics page of each model in memory, and the paths beside it.
 
-No request wakes a model that sleeps, or loads one. ``/slots`` would wake it, and keep it awake:
-it is asked only at once after a page that has shown requests in slots.
+No request loads a model, or wakes one that sleeps. ``/slots`` would wake it and keep it awake, so it
+is requested only right after a page that shows requests in slots.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
+from sidestep.config import parsing, scrape_targets
 from sidestep.config.engine_targets import EngineTarget
-from sidestep.engines.llamacpp.rows import ROWS
 from sidestep.errors import PollError
+from sidestep.ingest.local_stream import identity
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import STARTING
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.llamacpp.answers import JSON, ROUTER, Models, Props, Slot, Slots, decode
 from sidestep_adapters.llamacpp.model import DIALECT, ModelState
-from sidestep_adapters.polling.api import Kind, Poll, Update, flag, identity
+from sidestep_adapters.llamacpp.rows import ROWS
+from sidestep_adapters.polling.api import Kind, Poll, Update
+from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.polling.page_reader import PageReader
-from sidestep_adapters.scrape.http_client import Client
 
 TEXT = "text/plain"
 PROCESS_HEADER = "Process-Start-Time-Unix"
-"""Header of the page; another one after a restart, but no Unix time."""
+"""Header of the page that identifies the process; despite its name, it is no Unix time."""
 PROPS_SECONDS = 5.0
-"""Seconds after which an idle server is asked again if its model sleeps."""
+"""Seconds after which ``/props`` is read again, to learn whether the model sleeps."""
 SLOTS_WITHIN = 0.5
-"""Seconds after a request for a page in which ``/slots`` may be asked: a model sleeps after a second of
-idleness at the earliest."""
+"""Seconds after the request for a page within which ``/slots`` may be requested: a model does not fall
+asleep before it has been idle for a second."""
 MAX_SHORT_BYTES = 4 << 20
 CAUSES: Mapping[str, str] = {
     "http_501": "no_metrics",
     "http_503": "starting",
     "http_404": "wrong_path",
 }
-"""Causes of the HTTP client, and what llama-server means."""
+"""What llama-server means by a cause of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "no_metrics": "start llama-server with --metrics",
     "starting": "the server loads its model",
@@ -70,7 +72,9 @@ class LlamaApi:
         self._url = server.target.url
         self._name = server.target.name
         self._model = given.get("model", "")
-        self._asks_slots = flag("slots", given, default=True)
+        self._asks_slots = scrape_targets.parsed(
+            "slots", given, default=True, parse=parsing.boolean
+        )
         place = urlsplit(self._url)
         self._labels = {"engine": given.get("engine") or place.netloc + place.path}
         self._labels |= dict(server.target.labels)
@@ -100,7 +104,7 @@ class LlamaApi:
             return Poll([await self._poll_single()])
         except PollError as error:
             if error.cause == "unreachable":
-                # Another server may be started there.
+                # Another server may start at this address.
                 self._is_router = None
             elif error.cause == "starting" and self._single is not None:
                 return Poll([self._single.starting(STARTING)], error.without_frames())
@@ -163,7 +167,7 @@ class LlamaApi:
             try:
                 slots: list[Slot] = await self._json(f"/slots{query}", Slots)
             except PollError:
-                # Without it (--no-slots) the server has no tokens of requests.
+                # Without this path (--no-slots) the tokens of requests are not known.
                 self._asks_slots = False
             else:
                 model.set_used(sum(s.n_prompt_tokens for s in slots if s.is_processing))
@@ -188,7 +192,7 @@ class LlamaApi:
 
     async def _json(self, path: str, kind: type[T]) -> T:
         try:
-            chunks = await self._client.fetch(f"{self._url}{path}", JSON, (JSON,))
+            chunks = (await self._client.request(f"{self._url}{path}", JSON, (JSON,))).chunks
         except PollError as error:
             raise _translated(error) from None
         if sum(map(len, chunks)) > MAX_SHORT_BYTES:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sidestep.engines.llamacpp.rows import (
+from sidestep.engines.polled_page import PolledPage
+from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
+from sidestep.protocol.progress import ASLEEP, Progress
+from sidestep.protocol.self_described import Family, Sample
+from sidestep_adapters.llamacpp.answers import Props
+from sidestep_adapters.llamacpp.rows import (
     CONTEXT_SIZE,
     CONTEXT_TOKENS,
     CONTEXT_USAGE,
@@ -10,11 +15,6 @@ from sidestep.engines.llamacpp.rows import (
     STEPS,
     WAITING,
 )
-from sidestep.engines.polled_page import PolledPage
-from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
-from sidestep.protocol.progress import ASLEEP, Progress
-from sidestep.protocol.self_described import Family, Sample
-from sidestep_adapters.llamacpp.answers import Props
 from sidestep_adapters.polling.api import Update
 
 DIALECT = "llamacpp"
@@ -33,10 +33,10 @@ class ModelState:
         self._labels = labels
         self.props = Props()
         self.process = 0
-        """Identifies the process that had the last page; 0: none had one."""
+        """Identifies the process that served the last page; 0 before the first page."""
         self._families: list[Family] = []
         self._used: int | None = 0
-        """Tokens of the requests in slots; None where they are not known."""
+        """Tokens of the requests in slots; None if they are not known."""
         self._steps = 0
         self._stepped_at = 0.0
 
@@ -53,7 +53,7 @@ class ModelState:
         return int(self._number(RUNNING))
 
     def set_page(self, process: int, families: list[Family], now: float) -> None:
-        """Note a page, and when it was asked for."""
+        """Record a page, and when it was requested."""
         self._families = families
         steps, waits = int(self._number(STEPS)), self.running + self._number(WAITING)
         if steps != self._steps or process != self.process or not waits:
@@ -62,7 +62,7 @@ class ModelState:
         self._used = None if self.running else 0
 
     def set_used(self, tokens: int) -> None:
-        """Note the tokens of the requests in slots."""
+        """Record the tokens of the requests in slots."""
         self._used = tokens
 
     def update(self, now: float) -> Update:
@@ -71,19 +71,19 @@ class ModelState:
         return Update(self.info, [PolledPage(0, now, self.process, families)], self._progress(now))
 
     def gone(self, now: float) -> Update:
-        """Return the update that detaches the model, which the server no longer has in memory."""
+        """Return the update that detaches the model: the server no longer has it in memory."""
         return Update(self.info, [PolledPage(0, now, gone=True)], detach=True)
 
     def starting(self, condition: str) -> Update:
-        """Return the update of a model that answers nothing yet."""
+        """Return the update of a model that does not answer yet."""
         return Update(self.info, progress=Progress(0, condition=condition))
 
     def _progress(self, now: float) -> Progress:
         if self.props.is_sleeping:
             return Progress(0, self._steps, condition=ASLEEP)
         unfinished = self.running + int(self._number(WAITING))
-        # A batch of prompts may take a minute on a CPU, and the page does not have its size: the limit is that
-        # of requests that wait for something else than the engine.
+        # A batch of prompts may take a minute on a CPU, and its size is not on the page. So its age is reported
+        # as that of requests that wait for something outside the engine, which has a longer limit.
         age = max(now - self._stepped_at, 0.0) if unfinished else None
         return Progress(0, self._steps, unfinished, unfinished, waiting_age=age)
 

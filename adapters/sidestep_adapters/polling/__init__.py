@@ -1,1 +1,1 @@
-"""Polling of engines' servers: the source that all kinds share, and the reader of their pages."""
+"""Code that pollers share: an HTTP client, the state of a server, and the poller of ``--engine``."""

@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from sidestep.config import parsing
 from sidestep.config.engine_targets import EngineTarget
 from sidestep.engines.items import Item
 from sidestep.errors import PollError
-from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.progress import Progress
-
-
-def identity(dialect: str, *parts: str) -> str:
-    """Return the identity of a server's engine."""
-    name = "/".join((dialect, *parts))
-    if len(name) > MAX_LABEL_CHARS:
-        name = f"{dialect}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
-    return name
-
-
-def flag(name: str, given: Mapping[str, str], *, default: bool) -> bool:
-    """Return the value of an option that is true or false.
-
-    Raises:
-        ValueError: It is neither; completes an error line.
-    """
-    try:
-        return parsing.boolean(given[name]) if name in given else default
-    except ValueError as error:
-        raise ValueError(f"{name}= {error}") from None
 
 
 class Update(NamedTuple):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sidestep.catalog.model import Row, Sampled
+from sidestep.catalog.row import Row, Sampled
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_BOUNDS, VALUE_LIMIT, printable
@@ -18,13 +18,13 @@ SLICE_LINES = 50
 MAX_LINES = 8192
 MAX_BYTES = 1 << 20
 MAX_HEADS = 2 * MAX_LINES
-"""Most series that are recognised from the last page."""
+"""Maximum series whose places are remembered from earlier pages."""
 
 Key = tuple[str, ...]
 
 
 class _Series(NamedTuple):
-    """The place of a sample.
+    """The row of a sample, and its place in the row.
 
     Attributes:
         row: Row of the family.
@@ -118,7 +118,7 @@ class PageReader:
         bound = labels.pop("le", "")
         own = tuple(labels.pop(name, "") for name in row.own_labels)
         if labels or (part == "bucket" and not bound):
-            # A label that the row does not have: another release's, whose meaning is not known.
+            # The row lacks a label, which another release added: its meaning is not known.
             self.unknown.add(head.name)
             return None
         return _Series(row, own, part, float(bound or "inf"))
@@ -139,9 +139,9 @@ class _Page:
         self._histograms: dict[str, tuple[Row, dict[Key, _Histogram]]] = {}
 
     def add(self, series: _Series, value: float) -> None:
-        """Add a sample; a value that no page of ours could have is left out."""
+        """Add a sample, unless its value is out of range."""
         row = series.row
-        # A gauge that engines add up is an amount: below 0 it says that there is none, as -1 does.
+        # A gauge that is summed over engines is an amount; a negative one, such as -1, means none.
         is_amount = row.kind != "gauge" or row.combine == "sum"
         if not abs(value) <= VALUE_LIMIT or (is_amount and value < 0):
             return
@@ -161,7 +161,7 @@ class _Page:
             numbers[series.own] = max(numbers.get(series.own, -math.inf), value)
 
     def families(self) -> list[Family]:
-        """Return the families: numbers, then histograms."""
+        """Return the families, counters and gauges before histograms."""
         numbers = [
             Family(
                 row.name,
@@ -176,7 +176,7 @@ class _Page:
 
 
 def _histogram_family(row: Row, children: Mapping[Key, _Histogram]) -> Family | None:
-    """Return the family; None if its children have not all the same bounds, or it exceeds a limit."""
+    """Return the family; None if its children differ in their bounds, or it exceeds a limit."""
     bounds = {tuple(sorted(child.buckets)) for child in children.values()}
     if len(bounds) != 1 or not (first := next(iter(bounds))) or not math.isinf(first[-1]):
         return None

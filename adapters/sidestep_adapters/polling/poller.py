@@ -1,4 +1,4 @@
-"""The source that polls one server of ``--engine`` while the exporter runs."""
+"""Polling of one server while the exporter runs, and the sources of ``--engine``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 
-from sidestep.errors import PollError, WireError
+from sidestep.config.engine_targets import EngineTarget
+from sidestep.config.settings import Config
+from sidestep.errors import ConfigError, PollError, WireError
+from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.polling.api import EngineApi, Poll, Update
-from sidestep_adapters.scrape.poll_task import PollTask
-from sidestep_adapters.scrape.server_state import OUTCOMES, UNREACHABLE, ServerState
+from sidestep_adapters.polling.api import EngineApi, Kind, Poll, Update
+from sidestep_adapters.polling.state import OUTCOMES, STATES, UNREACHABLE, ServerState
 
 log = logging.getLogger("sidestep.engine")
+
+GROUP = "sidestep.server_kinds"
+"""Entry point group of kinds of servers, each an ``api.Kind``."""
 
 PREFIX = "sidestep_engine_poll"
 """Prefix of the metrics about polls."""
@@ -28,14 +34,103 @@ ADVICE: Mapping[str, str] = {
     "unreadable": "every poll reads the file again",
     "http_401": "set the server's key: header.Authorization=Bearer @/FILE",
     "http_403": "set the server's key: header.Authorization=Bearer @/FILE",
+    "": "check the URL and the kind of the server",
 }
-DEFAULT_ADVICE = "check the URL and the kind of the server"
+UPDATES_PER_WAKE = 32
+"""Number of updates after which some are applied: waking the source costs as much as an update."""
+SLICE = 0.0005
+"""Maximum seconds of one turn: running all other sources after each update costs more than it."""
 
 
-class EnginePoller:
-    """Polls one server; implements ``sidestep.ingest.source.Source``.
+class Poller:
+    """Polls one server at an interval; implements ``sidestep.ingest.plugins.Source``.
 
-    The updates of a poll wait for their turn, and the next poll waits until all are applied.
+    A subclass polls the server in ``poll``. The updates of a poll wait for their turn and are applied
+    in parts; the next poll waits until all are applied.
+
+    Args:
+        interval: Seconds from one poll to the next; polls that are missed because one took longer are
+            skipped.
+        disconnect: Closes the connection to the server; the next poll connects again.
+    """
+
+    def __init__(self, interval: float, disconnect: Callable[[], Awaitable[None]]) -> None:
+        self._interval = interval
+        self._disconnect = disconnect
+        self._pending: deque[Callable[[], None]] = deque()
+        self._is_applied = asyncio.Event()
+        """Set when all updates of the last poll are applied."""
+        self._task: asyncio.Task[None] | None = None
+        self._wake: Callable[[], None] = lambda: None
+
+    async def poll(self) -> float:
+        """Poll the server once; return the seconds until the next poll.
+
+        Failures are reported, not raised.
+        """
+        raise NotImplementedError
+
+    def queue(self, apply: Callable[[], None]) -> None:
+        """Call ``apply`` when it is the source's turn."""
+        self._pending.append(apply)
+        if len(self._pending) >= UPDATES_PER_WAKE:
+            self._wake()
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Start polling; the server may start later."""
+        self._wake = wake
+        self._task = asyncio.create_task(self._run(self._task))
+        # An exception is a bug: raising it here ends the process.
+        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+
+    def receive(self, now: float) -> bool:  # noqa: ARG002 - updates carry their own time
+        """Apply some updates; return whether there may be more."""
+        if not self._pending:
+            self._is_applied.set()
+            return False
+        until = time.perf_counter() + SLICE
+        while self._pending and time.perf_counter() < until:
+            self._pending.popleft()()
+        return True
+
+    def tick(self, now: float) -> None:
+        """Detect a slow server."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Discard the waiting updates, and start again."""
+        self.close()
+        self._pending.clear()
+        self.open(self._wake)
+
+    def close(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is closed."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def _run(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        try:
+            while True:
+                started = time.monotonic()
+                pause = await self.poll()
+                if self._pending:
+                    self._is_applied.clear()
+                    self._wake()
+                    await self._is_applied.wait()
+                await asyncio.sleep(max(started + pause - time.monotonic(), 0.0))
+        finally:
+            await self._disconnect()
+
+
+class EnginePoller(Poller):
+    """Polls one server of ``--engine``.
 
     Args:
         name: The server's name in labels and log lines.
@@ -56,89 +151,45 @@ class EnginePoller:
         metrics: SelfMetrics,
         advice: Mapping[str, str],
     ) -> None:
+        super().__init__(interval, api.close)
         self.name = name
-        self._interval = interval
         self._api = api
         self._feed = feed
         self._metrics = metrics
         self._lines = RateLimitedLog(log)
-        known = {**ADVICE, **advice}
         self.state = ServerState(
-            feed,
-            name,
-            interval,
-            self._lines,
-            advice=lambda cause: known.get(cause, DEFAULT_ADVICE),
-            export=self._count,
+            feed, name, interval, self._lines, advice={**ADVICE, **advice}, export=self._count
         )
-        self._pending: deque[Callable[[], None]] = deque()
-        self._is_applied = asyncio.Event()
         self._bound: dict[str, EngineInfo] = {}
         """Engines by identity, as the feed knows them."""
-        self._task = PollTask()
-        self._wake: Callable[[], None] = lambda: None
         for outcome in OUTCOMES:
             metrics.add(f"{PREFIX}s_total", 0, name, outcome)
-
-    def open(self, wake: Callable[[], None]) -> None:
-        """Start polling; the server may start later."""
-        self._wake = wake
-        self._is_applied = asyncio.Event()
-        self._task.start(self._run())
-
-    def receive(self, now: float) -> bool:  # noqa: ARG002 - updates carry their own time
-        """Apply one update; return whether there may be more."""
-        if self._pending:
-            self._pending.popleft()()
-        if not self._pending:
-            self._is_applied.set()
-        return bool(self._pending)
 
     def tick(self, now: float) -> None:
         """Detect a slow server."""
         self.state.expire(now)
 
-    def cut(self) -> None:
-        """Discard the waiting updates."""
-        self._pending.clear()
-        self._is_applied.set()
-
-    def close(self) -> None:
-        """Stop polling."""
-        self._task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Wait until the connection is closed."""
-        await self._task.wait()
-
-    async def _run(self) -> None:
+    async def poll(self) -> float:
+        """Poll the server once, and queue the updates."""
+        started = time.monotonic()
+        self.state.started(started)
         try:
-            while True:
-                started = time.monotonic()
-                self.state.poll_started(started)
-                try:
-                    poll = await self._api.poll()
-                except PollError as error:
-                    poll = Poll((), error.without_frames())
-                self._queue(poll, started)
-                self._is_applied.clear()
-                self._wake()
-                await self._is_applied.wait()
-                # Polls that are missed because one took longer than an interval are skipped.
-                await asyncio.sleep(max(started + self._interval - time.monotonic(), 0.0))
-        finally:
-            await self._api.close()
-
-    def _queue(self, poll: Poll, started: float) -> None:
+            found = await self._api.poll()
+        except PollError as error:
+            found = Poll((), error.without_frames())
         now = time.monotonic()
-        if poll.updates or poll.failure is None:
-            self._pending.append(partial(self.state.statistics_received, now))
-        self._pending.extend(partial(self._apply, update, now) for update in poll.updates)
-        if poll.failure is not None:
-            self._pending.append(partial(self.state.failed, now, poll.failure))
+        if found.updates or found.failure is None:
+            self.queue(partial(self.state.statistics_received, now))
+        for update in found.updates:
+            self.queue(partial(self._apply, update, now))
+        if found.failure is not None:
+            self.queue(partial(self.state.poll_failed, now, found.failure))
         else:
             self._metrics.set(f"{PREFIX}_duration_seconds", now - started, self.name)
-            self._pending.append(partial(self.state.succeeded, now, _listed(poll)))
+            models = [update.info.labels.get("model_name", "") for update in found.updates]
+            text = f"models: {', '.join(models) or 'none'}"
+            self.queue(partial(self.state.succeeded, now, text))
+        return self._interval
 
     def _apply(self, update: Update, now: float) -> None:
         info = update.info
@@ -163,6 +214,37 @@ class EnginePoller:
             self._metrics.add(f"{PREFIX}s_total", 1, self.name, outcome)
 
 
-def _listed(poll: Poll) -> str:
-    models = [update.info.labels.get("model_name", "") for update in poll.updates]
-    return f"models: {', '.join(models) or 'none'}"
+def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:
+    """Return one poller for each ``--engine``.
+
+    Raises:
+        ConfigError: A kind, an option or a label is invalid, or a file cannot be read.
+    """
+    pollers = [_source(server, intake) for server in config.engine]
+    intake.metrics.read(
+        "sidestep_engine_poll_state",
+        lambda: [
+            ((each.name, state), float(each.state.state == state))
+            for each in pollers
+            for state in STATES
+        ],
+    )
+    return pollers
+
+
+def _source(server: EngineTarget, intake: Intake) -> EnginePoller:
+    name = f"{server.kind}={server.target.name}"
+    kinds = {point.name: point for point in entry_points(group=GROUP)}
+    if server.kind not in kinds:
+        known = " and ".join(sorted(kinds))
+        raise ConfigError(f"--engine: {server.kind!r} is no kind of server; known are {known}")
+    kind: Kind = kinds[server.kind].load()
+    try:
+        api = kind.api(server)
+        intake.registry.check(api.check())
+    except (ConfigError, ValueError, WireError) as error:
+        raise ConfigError(f"--engine {name}: {error}") from None
+    feed = ServerFeed(intake, f"engine {name}")
+    return EnginePoller(
+        name, server.target.interval, api, feed, metrics=intake.metrics, advice=kind.advice
+    )

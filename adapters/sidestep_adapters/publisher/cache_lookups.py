@@ -24,11 +24,11 @@ from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 HASH_BYTES = 8
 ALL = 1 << 8 * HASH_BYTES
 MAX_HOT = 4096
-"""About the most hot blocks; and the most blocks of a prompt among which they are looked for."""
+"""Approximate limit of hot blocks, and limit of a prompt's blocks that may be hot."""
 LEAST_SAMPLED = 1024
-"""Blocks of the cache that are in the sample at least: with fewer the curve is a guess."""
+"""Least blocks of the cache in the sample: with fewer, the curve is a guess."""
 STEP = 4
-"""Quotient of two least rates: replicas with nearly equal caches need equal rates to share a curve."""
+"""Ratio of two neighbouring rates; few rates, so that replicas with nearly equal caches share one."""
 
 
 class LookupEvents:
@@ -40,12 +40,9 @@ class LookupEvents:
         block_size: Tokens of a block.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
-        sampling: Returns the exporter's key and the share of blocks that it wants; without a key or
-            with a share of 0 nothing is sent.
+        sampling: Returns the exporter's key and the share of blocks that it wants. Nothing is sent
+            without a key, or for a share of 0.
         engine: Index of the engine in its stream.
-
-    Attributes:
-        block_size: The same as the argument.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class LookupEvents:
         self._hot.note(head)
         hot = sum(1 for _ in takewhile(self._hot.hot.__contains__, head))
         keys = [self._key_of(one) for one in hashes[:hot:HOT_STEP]]
-        # An engine may find a part of a block: as far as others are in no full block, they are left out.
+        # Tokens found in a part of a block do not count, unless they are in a full block.
         tokens = max(tokens - max(found - found_blocks * size, 0), len(hashes) * size)
         event = Lookup(request, stamp, tokens, len(hashes), found_blocks, hot, keys, kind=kind)
         places = self._places(hashes)
@@ -135,7 +132,7 @@ class LookupEvents:
     def released(self, request: int, stamp: float, hashes: Sequence[bytes]) -> None:
         """Add the end of a request, or its preemption; ``hashes`` are those of its full blocks.
 
-        Of the blocks since its lookup, an item's worth is sent.
+        Of the blocks added since its lookup, at most as many as an item holds are sent.
         """
         sent = self._sent.pop(request, None)
         if sent is None:
@@ -185,7 +182,7 @@ class LookupEvents:
         )
 
     def is_on(self) -> bool:
-        """Return whether the exporter wants lookups, after taking over what it wants now."""
+        """Return whether the exporter wants lookups, at the rate that it wants now."""
         key, rate = self._sampling()
         rate = max(rate, self._least_rate) if rate else 0.0
         if (key, rate) != (self._key, self._rate):

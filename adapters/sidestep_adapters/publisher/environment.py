@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sidestep import __version__
@@ -20,7 +21,6 @@ from sidestep_adapters.publisher.server_identity import serving_port
 log = logging.getLogger(__name__)
 
 MODES = ("beside", "instead")
-SWITCH = ("on", "off")
 MAX_PREFIX_CHARS = 160
 """Maximum characters of namespace and model in an identity."""
 
@@ -50,34 +50,21 @@ def usable_endpoint() -> bool:
     return bool(endpoint())
 
 
-def mode(variable: str) -> str:
-    """Return the value of ``variable``, ``beside`` or ``instead``.
-
-    An unknown value is logged and read as ``beside``.
-    """
-    chosen = os.environ.get(variable) or "beside"
-    if chosen not in MODES:
-        log.warning("%s=%s: must be one of %s; taking beside", variable, chosen, MODES)
-        return "beside"
+def choice(variable: str, options: Sequence[str]) -> str:
+    """Return the value of ``variable``; the first option if it has none, or an unknown one, which is logged."""
+    chosen = os.environ.get(variable) or options[0]
+    if chosen not in options:
+        allowed = ", ".join(options)
+        log.warning("%s=%s: must be one of %s; taking %s", variable, chosen, allowed, options[0])
+        return options[0]
     return chosen
-
-
-def stacks() -> bool:
-    """Return whether stacks of threads without progress are sent: unless ``SIDESTEP_STACKS`` is off.
-
-    An unknown value is logged and read as on.
-    """
-    chosen = os.environ.get("SIDESTEP_STACKS") or "on"
-    if chosen not in SWITCH:
-        log.warning("SIDESTEP_STACKS=%s: must be one of %s; taking on", chosen, SWITCH)
-    return chosen != "off"
 
 
 def namespace(*, with_port: bool = True) -> str:
     """Return the prefix that distinguishes this deployment's engines at a shared exporter.
 
-    The host's name, and the port if the server's command line names one: several servers of one
-    model may run on a host.
+    It is the host's name, with the port if the server's command line names one, since several servers
+    of one model may run on a host.
 
     Args:
         with_port: Whether all processes of the server have its command line.
@@ -110,8 +97,7 @@ def versions(engine: str) -> dict[str, dict[str, str]]:
 def set_up_log(engine: str) -> None:
     """Attach the log handlers of the logger ``engine`` to the logger of this package.
 
-    An engine's server may silence the root logger and configure its own logger only. The first
-    line logged is that of a ``PYTHONPATH`` which replaces the image's.
+    An engine's server may silence the root logger and configure its own logger only.
     """
     engine_log, own_log = logging.getLogger(engine), logging.getLogger("sidestep_adapters")
     if engine_log.handlers and not own_log.handlers:
@@ -124,10 +110,9 @@ def set_up_log(engine: str) -> None:
 
 @functools.cache
 def _log_own_path() -> None:
-    """Log, once, a PYTHONPATH that has only this package's directory.
+    """Log, once, that PYTHONPATH has only this package's directory.
 
-    It replaces that of the image, of which a process in the container sees nothing; so this cannot
-    be a warning for those images alone that have one.
+    It may have replaced a PYTHONPATH of the image, which a process in the container cannot see.
     """
     own = str(Path(__file__).parents[2])
     if list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))) == [own]:

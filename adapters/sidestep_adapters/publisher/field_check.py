@@ -1,4 +1,4 @@
-"""Fields that an engine's objects should have and lack, because its release renamed or removed them."""
+"""Fields that an engine's objects lack, because its release renamed or removed them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fields(NamedTuple):
         since: First release of a field that older supported releases do not have, by path.
         substitutes: By path, another field of the same object with the same content.
         unread: Paths of fields that are not the engine's, or that no metric needs.
-        implied: Those in ``since`` without which the default is right: their content is in others.
+        implied: Fields in ``since`` that may be missing silently: other fields have their content.
     """
 
     parts: Mapping[str, type[msgspec.Struct]]
@@ -46,12 +46,12 @@ class FieldCheck:
     Args:
         package: The engine's package, whose release is logged.
         fields: The fields that the adapter reads.
-        found: Called with info of an engine that names all missing fields, when there are further ones.
+        found: Called with the engine's info that names all missing fields, whenever more are found.
         is_owned: Returns whether the process sends the field at a path.
 
     Attributes:
-        missing: Fields that the release lacks, by path: ``MISSING``, or ``ABSENT`` where the release is
-            known to have none.
+        missing: Fields that the release lacks, by path: ``ABSENT`` if that is known of the release,
+            else ``MISSING``.
     """
 
     def __init__(

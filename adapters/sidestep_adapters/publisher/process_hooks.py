@@ -1,4 +1,4 @@
-"""Hooks that run when a process exits or forks."""
+"""Hooks that call an object's method when its process exits or forks, while the object exists."""
 
 from __future__ import annotations
 
@@ -7,44 +7,27 @@ import os
 import weakref
 from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
-from typing import Protocol
 
-
-class ForkAware(Protocol):
-    """An object that belongs to one process."""
-
-    def after_fork(self) -> None:
-        """Drop what a forked child, which is this process, inherited from its parent."""
-
-
-class Closable(Protocol):
-    """An object that is released when its process exits."""
-
-    def close(self) -> None:
-        """Release the object."""
-
-
-_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def call_after_fork(owner: ForkAware) -> None:
-    """Call ``owner.after_fork`` in forked children while ``owner`` exists."""
-    _fork_aware.add(owner)
+def call_after_fork(method: Callable[[], None]) -> None:
+    """Call ``method`` in forked children."""
+    os.register_at_fork(after_in_child=_weak(method))
 
 
-def close_at_exit(owner: Closable) -> None:
-    """Close ``owner`` when this process exits."""
-    atexit.register(_closer(owner))
+def call_at_exit(method: Callable[[], None]) -> None:
+    """Call ``method`` when this process exits."""
+    atexit.register(_weak(method))
 
 
-def close_at_child_exit(owner: Closable) -> None:
-    """Close ``owner`` when a child of multiprocessing exits.
+def call_at_child_exit(owner: object, method: Callable[[], None]) -> None:
+    """Call ``method`` of ``owner`` when this process exits, which is a child of multiprocessing.
 
     Such a child leaves through ``os._exit``, which skips atexit but runs the finalizers that were
     registered in the child.
     """
-    multiprocessing_util.Finalize(owner, _closer(owner), exitpriority=10)
+    multiprocessing_util.Finalize(owner, _weak(method), exitpriority=10)
 
 
 def keep_referenced(*parents: object) -> None:
@@ -52,21 +35,13 @@ def keep_referenced(*parents: object) -> None:
     _inherited.append(parents)
 
 
-def _closer(owner: Closable) -> Callable[[], None]:
-    """Return a function that closes ``owner`` if it still exists."""
-    reference = weakref.ref(owner)
+def _weak(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a bound method if its object still exists."""
+    reference = weakref.WeakMethod(method)
 
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.close()
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
 
-    return close
-
-
-def _after_fork() -> None:
-    for owner in list(_fork_aware):
-        owner.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return call

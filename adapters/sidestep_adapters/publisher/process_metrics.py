@@ -53,7 +53,7 @@ class ProcessTap:
         self._fds = Path(self._proc) / "fd"
         self._reset()
         if not pid:
-            process_hooks.call_after_fork(self)
+            process_hooks.call_after_fork(self.after_fork)
 
     def families(self) -> list[Family]:
         """Return the current resource usage.
@@ -71,8 +71,7 @@ class ProcessTap:
                 self._family("gauge", "python_info", [*PYTHON], [([*PYTHON.values()], 1)]),
             ]
         elif not families:
-            # The child has ended.
-            return []
+            return []  # The child has ended.
         families += self._descriptor_families()
         return [family for family in families if family.samples]
 
@@ -105,9 +104,9 @@ class ProcessTap:
         if self._pid:
             seconds = cpu / os.sysconf("SC_CLK_TCK")
             families.append(self._counters("cpu_seconds_total", [], [([], seconds)]))
-        if self._started is None:
-            self._started = _start_time(ticks)
-        if self._started is not None:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            # Measured once: two clocks are read one after the other.
+            self._started = self._started or time.time() - _age(ticks)
             families.append(self._gauge("start_time_seconds", self._started))
         return families
 
@@ -210,31 +209,16 @@ class WorkerTaps:
 def process_age() -> float | None:
     """Return the seconds since this process started; None where the system does not provide it."""
     try:
-        ticks = int(_stat_fields("/proc/self")[19])
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return max(since_boot - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+        return max(_age(int(_stat_fields("/proc/self")[19])), 0.0)
     except (AttributeError, OSError, ValueError, IndexError):
         return None
 
 
 def _stat_fields(proc: str) -> list[bytes]:
     # The program name, in parentheses, may contain spaces and parentheses.
-    return _content(f"{proc}/stat").rpartition(b")")[2].split()
+    return Path(proc, "stat").read_bytes().rpartition(b")")[2].split()
 
 
-def _content(path: str) -> bytes:
-    # A file object would make three more system calls.
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 4096)
-    finally:
-        os.close(file)
-
-
-def _start_time(ticks: int) -> float | None:
-    """Return the Unix time ``ticks`` after boot; the boot time in procfs has whole seconds only."""
-    try:
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")
-    except (AttributeError, OSError, ValueError):
-        return None
+def _age(ticks: int) -> float:
+    """Return the seconds since ``ticks`` after boot; the boot time in procfs has whole seconds only."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

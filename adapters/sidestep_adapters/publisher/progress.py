@@ -1,4 +1,4 @@
-"""The progress of engines as their process measures it, with the stack of a thread that makes none."""
+"""Progress of engines, measured in their process, with the stack of a thread that makes none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress, is_overdue
-from sidestep_adapters.publisher.environment import stacks
+from sidestep_adapters.publisher.environment import choice
 
 LATE = 2.5
-"""Seconds between two wakes of the publisher, at most 0.25 normally, from which on the process was
-stopped or starved in between, unless it has computed for half of them."""
+"""Seconds between two wakes of the publisher, normally 0.25 at most, that show that the process was
+stopped or starved, unless it computed for half of them."""
 STACK_INTERVAL = 5.0
 """Seconds between two samples of a stack."""
 MAX_FRAME_CHARS = 200
@@ -31,15 +31,16 @@ def _none() -> int:
 class Reading(NamedTuple):
     """Values that a process reads of one engine at a wake of the publisher; times are monotonic.
 
+    Attributes that are not listed are those of ``Progress``.
+
     Attributes:
-        unfinished: As in ``Progress``, like all that are not explained here.
         opened_at: When the oldest open step began; None: no step is open.
         ended_at: When the last step ended; 0: none has.
         output_at: When requests last got output; None: the process does not know.
         computed: Tokens computed since then.
         blocked: Counts blocked requests. Called only while progress is overdue, like the next one.
         request_tokens: Counts the tokens of all unfinished requests.
-        loop_asked_at: When the event loop was asked to run what it has not run yet; None: it has.
+        loop_asked_at: When the event loop was given a callback that it has not run; None: it has.
     """
 
     unfinished: int = 0
@@ -60,8 +61,8 @@ class Reading(NamedTuple):
 class ProgressMeter:
     """Measures the progress of one engine at each wake of the publisher, in its thread.
 
-    No age reaches back beyond a wake before which the process was stopped or starved. A thread that
-    computes without an end, and so delays the publisher, is no such cause.
+    After the process was stopped or starved, ages count from the next wake on. A thread that computes
+    without an end delays the publisher, too, but does not restart the ages.
 
     Args:
         engine: Index of the engine in the stream's Hello.
@@ -88,7 +89,7 @@ class ProgressMeter:
         self._computed = 0.0
         self._stack: list[str] = []
         self._sampled_at = -math.inf
-        self._has_stacks = stacks()
+        self._has_stacks = choice("SIDESTEP_STACKS", ("on", "off")) == "on"
 
     def measure(self, reading: Reading, now: float) -> Progress:
         """Return the progress at ``now``."""
@@ -166,7 +167,7 @@ def _text(frame: FrameType) -> str:
 
 
 def _count(number: int) -> int:
-    """Return a number of the engine's as a plain one in bounds: the exporter refuses any other frame."""
+    """Return an engine's number as an int within the limits of the wire."""
     return min(max(0, int(number)), COUNT_LIMIT)
 
 

@@ -25,17 +25,13 @@ from sidestep.protocol.sender import Sender, State
 from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.link import Link
 from sidestep_adapters.publisher import process_hooks
-from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue
+from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue, next_interval
 from sidestep_adapters.publisher.server_identity import process_name, server_key
 
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL = 0.05
 """Least seconds between two flushes."""
-MAX_INTERVALS = 5
-"""Most seconds between two flushes, in units of the least."""
-FLUSH_RECORDS = 64
-"""Records that a flush waits for, between the least and the most seconds."""
 CLOSE_TIMEOUT = 2.0
 """Maximum seconds that closing takes while the exporter answers."""
 CONNECT_TIMEOUT = 0.5
@@ -79,7 +75,6 @@ class Publisher:
         progress: Callable[[float], Sequence[Progress]] | None = None,
         flush_interval: float = FLUSH_INTERVAL,
     ) -> None:
-        self.errors = 0
         self._endpoint = endpoint
         self._stream = stream
         # A forked child belongs to the server of its parent.
@@ -91,13 +86,11 @@ class Publisher:
         self._flush_interval = flush_interval
         self._queue = ItemQueue(deferred, self.fail)
         self._periodic_at = self._measured_at = 0.0
-        self._last_session: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._warned_at = -WARNING_INTERVAL
-        self._closed = False
         self._start()
-        process_hooks.call_after_fork(self)
-        process_hooks.close_at_exit(self)
+        process_hooks.call_after_fork(self.after_fork)
+        process_hooks.call_at_exit(self.close)
 
     def push(self, item: Item | ItemFactory) -> None:
         """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
@@ -142,16 +135,8 @@ class Publisher:
         return self._sender.state is State.STREAMING
 
     @property
-    def problem(self) -> str:
-        """Return why there is no connection to the exporter; empty if no problem is known."""
-        return self._link.problem
-
-    @property
     def kv_sample_rate(self) -> float | None:
-        """Return the share of KV blocks to sample, as last received; ``None`` without one.
-
-        Cheap enough for every step: two attribute reads, no lock.
-        """
+        """Return the share of KV blocks to sample, as last received; ``None`` without one."""
         return self._sender.kv_sample_rate
 
     @property
@@ -169,21 +154,14 @@ class Publisher:
         """Return the number of items dropped so far."""
         return self._sender.dropped + self._queue.overflowed
 
-    @property
-    def folded(self) -> int:
-        """Return the number of items merged into totals so far, because the ring was full."""
-        return self._sender.folded
-
     def close(self, timeout: float = CLOSE_TIMEOUT, *, wait: bool = True) -> None:
         """Send what is queued, close the stream and stop, within ``timeout`` seconds.
 
-        Without ``wait`` the publisher thread does so while the caller continues. A further call only
-        waits for its end.
+        Without ``wait`` the publisher thread does so while the caller continues.
         """
         if self._thread is None:
             return
-        if not self._closed:
-            self._closed = True
+        if not self._stop.is_set():
             self._deadline = time.monotonic() + timeout
             self._stop.set()
         if wait:
@@ -198,6 +176,8 @@ class Publisher:
         self._queue.clear()
 
     def _start(self) -> None:
+        self.errors = 0
+        self._last_session: tuple[int | None, int] = (None, 0)
         incarnation = secrets.randbits(63)
         jitter = Random(incarnation)  # noqa: S311 - of reconnects
         self._folder = ItemFolder()
@@ -215,73 +195,66 @@ class Publisher:
         self._stop = threading.Event()
         self._description_changed = threading.Event()
         self._deadline = 0.0
-        thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
-        self._thread = thread
-        process_hooks.close_at_child_exit(self)
-        thread.start()
+        self._thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
+        process_hooks.call_at_child_exit(self, self.close)
+        self._thread.start()
 
     def _restart_after_fork(self) -> None:
         """Restart in a forked child that pushes for the first time, as a stream of its own."""
         self._stream = f"{self._stream}/{os.getpid()}"
-        self.errors = 0
         self._queue.reset()
-        self._last_session = (None, 0)
-        self._closed = False
         self._start()
 
     def _run(self) -> None:
-        link = self._link
-        self._prepare()
-        interval = self._flush_interval
+        self._attempt(lambda: self._folder.prepare(self._engines), "preparing to fold items failed")
+        shortest = interval = self._flush_interval
         while not self._stop.wait(interval) and not self.refused:
-            shortest = self._flush_interval
             # A handshake proceeds by one step at each flush.
             interval = (
                 next_interval(interval, len(self._queue), shortest) if self.connected else shortest
             )
-            try:
-                self._flush_once(link)
-            except (ConfigError, RunError) as error:
-                # Unusable keys or a lack of descriptors may be temporary: try again.
-                self._warn("nothing is sent: %s", error)
-            except Exception:  # noqa: BLE001 - no exception may reach the engine
-                self.fail("publishing failed")
+            if not self._attempt(self._flush, "publishing failed"):
                 self._sender.reopen = True
+        self._attempt(self._finish, "closing failed")
+        self._link.close()
+
+    def _attempt(self, step: Callable[[], object], failure: str) -> bool:
+        """Run ``step``; return whether it raised no unexpected exception: none may reach the engine."""
         try:
-            self._finish(link)
+            step()
         except (ConfigError, RunError) as error:
+            # Unusable keys or a lack of descriptors may be temporary: try again.
             self._warn("nothing is sent: %s", error)
-        except Exception:  # noqa: BLE001 - as above
-            self.fail("closing failed")
-        link.close()
+        except Exception:  # noqa: BLE001 - as the docstring says
+            self.fail(failure)
+            return False
+        return True
 
-    def _prepare(self) -> None:
-        try:
-            self._folder.prepare(self._engines)
-        except Exception:  # noqa: BLE001 - items that cannot be folded are counted as dropped
-            self.fail("preparing to fold items failed")
-
-    def _flush_once(self, link: Link) -> None:
-        """Run one flush: measure progress, connect, encode, send and receive."""
-        self._report_progress()
-        self._connect(link)
+    def _flush(self) -> None:
+        """Measure progress, connect, encode, send and receive."""
+        self._report_progress(time.monotonic())
+        self._connect()
         if self._periodic_items is not None and time.monotonic() >= self._periodic_at:
             self._periodic_at = time.monotonic() + 1.0
             self._queue.entries.append(self._periodic_items)
-        if not self._is_idle():
+        # An idle publisher costs almost nothing.
+        if (
+            self._queue
+            or self._description_changed.is_set()
+            or self._sender.errors != self.errors
+            or self._queue.overflowed
+            or not self._sender.idle(time.monotonic())
+        ):
             self._encode()
-            self._pump(link)
-        self._log_connection(time.monotonic())
-
-    def _log_connection(self, now: float) -> None:
-        """Log that the exporter is there or missing; a refusal has a line of its own."""
+            self._pump()
+        now, problem = time.monotonic(), self._link.problem
         if self.connected:
             self._peer_log.connected(now)
-        elif self._link.problem or not self._sender.complaint:
-            self._peer_log.absent(now, self._link.problem)
+        elif problem or not self._sender.complaint:
+            # A refusal has a line of its own.
+            self._peer_log.absent(now, problem)
 
-    def _report_progress(self) -> None:
-        now = time.monotonic()
+    def _report_progress(self, now: float) -> None:
         if self._progress is None or now < self._measured_at + PROGRESS_INTERVAL:
             return
         self._measured_at = now
@@ -293,29 +266,9 @@ class Publisher:
             progress = [Progress(index) for index in range(len(self._engines))]
         self._sender.report(progress)
 
-    def _abandon_stream(self) -> None:
-        """Log once that another process has the stream's name, and queue nothing any more."""
-        log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
-        self._queue.close()
-
-    def _is_idle(self) -> bool:
-        """Return whether this flush can be skipped; an idle publisher costs almost nothing."""
-        return (
-            not self._queue
-            and not self._description_changed.is_set()
-            and self._sender.errors == self.errors
-            and not self._queue.overflowed
-            and self._sender.idle(time.monotonic())
-        )
-
-    def _connect(self, link: Link) -> None:
-        """Keep the link connected; the sender repeats its Hello on a new connection.
-
-        Raises:
-            ConfigError: The endpoint or the keys cannot be used.
-            RunError: This process has no file descriptors left.
-        """
-        now = time.monotonic()
+    def _connect(self) -> None:
+        """Keep the link connected; the sender repeats its Hello on a new connection."""
+        link, now = self._link, time.monotonic()
         is_reconnected = link.advance(now)
         for _ in range(HANDSHAKE_STEPS):
             if not link.ready:
@@ -337,13 +290,10 @@ class Publisher:
             self._description_changed.clear()
             self._sender.describe(self._engines)
 
-    def _pump(self, link: Link) -> None:
-        """Send and receive until there is no progress in either direction, or the time is up.
-
-        A peer that answers without end must not keep the thread here, which encodes as well.
-        """
+    def _pump(self) -> None:
+        """Send and receive until there is no progress, or for so long that encoding has to go on."""
         self._send_description()
-        deadline = time.monotonic() + FLUSH_INTERVAL
+        link, deadline = self._link, time.monotonic() + FLUSH_INTERVAL
         has_progress = True
         while has_progress and (now := time.monotonic()) < deadline:
             has_progress = False
@@ -358,61 +308,40 @@ class Publisher:
                 has_progress = True
             if has_progress and frame is not None:
                 link.wait(deadline - now)
-        self._resend_state()
+        session = self._sender.boot, self._sender.seals
+        if session != self._last_session:
+            # Another exporter may lack what is sent only once; folded items have no requests in flight.
+            if self._last_session[0] is not None and self._current_state is not None:
+                self._queue.entries.append(self._current_state)
+            self._last_session = session
         if self._sender.complaint and not self.refused:
             self._warn(
                 "the exporter at %s refuses the stream: %s", self._endpoint, self._sender.complaint
             )
 
-    def _resend_state(self) -> None:
-        """Send the current state again to another exporter process, and after folding items.
-
-        Another exporter may not have received items that are sent only once. Folded items carry
-        no requests in flight; the exporter continues from these items.
-        """
-        session = self._sender.boot, self._sender.seals
-        if session != self._last_session:
-            if self._last_session[0] is not None and self._current_state is not None:
-                self._queue.entries.append(self._current_state)
-            self._last_session = session
-
-    def _finish(self, link: Link) -> None:
+    def _finish(self) -> None:
         """Drain until the deadline while the exporter answers, then send a Bye."""
         if self.refused:
-            self._abandon_stream()
+            log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
+            self._queue.close()
             return
         if self._periodic_items is not None:
             self._queue.entries.append(self._periodic_items)
         self._encode()
         connect_deadline = min(time.monotonic() + CONNECT_TIMEOUT, self._deadline)
         while time.monotonic() < (self._deadline if self.connected else connect_deadline):
-            self._connect(link)
-            self._pump(link)
+            self._connect()
+            self._pump()
             if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
-        if self.connected and link.send(self._sender.bye("closed")):
+        if self.connected and self._link.send(self._sender.bye("closed")):
             # The exporter's answer confirms the Bye.
-            link.wait(self._deadline - time.monotonic())
-            link.close(self._deadline - time.monotonic())
+            self._link.wait(self._deadline - time.monotonic())
+            self._link.close(self._deadline - time.monotonic())
 
     def _warn(self, text: str, *args: object, exc_info: bool = False) -> None:
         now = time.monotonic()
         if now - self._warned_at >= WARNING_INTERVAL:
             self._warned_at = now
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
-
-
-def next_interval(interval: float, records: int, shortest: float) -> float:
-    """Return the seconds until the next flush: as long as ``FLUSH_RECORDS`` take to be recorded.
-
-    Each wake of the publisher costs as much as several small records, and delays the records by
-    its interval.
-
-    Args:
-        interval: Seconds until this flush.
-        records: Records that were queued in them.
-        shortest: Least seconds between two flushes.
-    """
-    needed = interval * FLUSH_RECORDS / max(records, 1)
-    return min(max(needed, shortest), MAX_INTERVALS * shortest)

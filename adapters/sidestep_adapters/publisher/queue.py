@@ -19,7 +19,7 @@ QUEUE_ITEMS = 4096
 ENCODING = 2e-4, 5e-4
 """Seconds of encoding after which the publisher yields the interpreter, and how many it yields for.
 
-With half as many, encoding small steps takes half as long again: each slice begins with cold caches.
+Slices of half the length make the encoding of small steps 50 % slower: each starts with cold caches.
 """
 FOLDING = 1e-4, 1e-3
 """The same while items are folded, which takes tens of microseconds each."""
@@ -28,6 +28,11 @@ BACKLOG_SLICE = 1e-4
 """Least seconds of a slice for each ``BACKLOG`` queued items."""
 URGENT = 1024
 """Number of queued items from which the publisher yields without sleeping."""
+
+MAX_INTERVALS = 5
+"""Most seconds between two flushes, in units of the least."""
+FLUSH_RECORDS = 64
+"""Records that a flush waits for, between the least and the most seconds."""
 
 ItemFactory = Callable[[], Iterable[Item]]
 """A function that makes items in the publisher thread, from values that it owns."""
@@ -145,3 +150,18 @@ class ItemQueue:
         # Without an idle core, a yield lasts as long as other threads run.
         time.sleep(pause if behind < URGENT else 0)
         return time.perf_counter()
+
+
+def next_interval(interval: float, records: int, shortest: float) -> float:
+    """Return the seconds until the next flush: as long as ``FLUSH_RECORDS`` take to be recorded.
+
+    Each wake of the publisher costs as much as several small records, and delays the records by
+    its interval.
+
+    Args:
+        interval: Seconds until this flush.
+        records: Records that were queued in them.
+        shortest: Least seconds between two flushes.
+    """
+    needed = interval * FLUSH_RECORDS / max(records, 1)
+    return min(max(needed, shortest), MAX_INTERVALS * shortest)

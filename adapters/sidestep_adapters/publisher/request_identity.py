@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Mapping
 
 from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.request_events import Identity, id_prefix
-
-log = logging.getLogger(__name__)
+from sidestep_adapters.publisher.environment import choice
 
 NONE, HASH, FULL = MODES = ("none", "hash", "full")
 VARIABLE = "SIDESTEP_REQUEST_IDENTITY"
@@ -19,15 +17,6 @@ KEY_VARIABLE = "SIDESTEP_REQUEST_IDENTITY_KEY"
 DIGEST_BYTES = 12
 MAX_KEY_BYTES = 64
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-def identity_mode() -> str:
-    """Return ``SIDESTEP_REQUEST_IDENTITY``; an unknown value is logged and read as none."""
-    chosen = os.environ.get(VARIABLE) or NONE
-    if chosen not in MODES:
-        log.warning("%s=%s: must be one of %s; taking none", VARIABLE, chosen, ", ".join(MODES))
-        return NONE
-    return chosen
 
 
 class IdentityMaker:
@@ -59,14 +48,8 @@ class IdentityMaker:
             trace = ""
         if not self._hashes:
             return Identity(printable(request_id), "", printable(salt or ""), trace, priority)
-        prefix = id_prefix(request_id)
-        return Identity(
-            self._digest(request_id),
-            self._digest(prefix),
-            self._digest(salt or ""),
-            trace,
-            priority,
-        )
+        prefix, digest = id_prefix(request_id), self._digest
+        return Identity(digest(request_id), digest(prefix), digest(salt or ""), trace, priority)
 
     def _digest(self, text: str) -> str:
         if not text:
@@ -76,4 +59,4 @@ class IdentityMaker:
 
 def identity_maker() -> IdentityMaker:
     """Return the maker that the environment describes."""
-    return IdentityMaker(identity_mode(), os.environ.get(KEY_VARIABLE, ""))
+    return IdentityMaker(choice(VARIABLE, MODES), os.environ.get(KEY_VARIABLE, ""))

@@ -33,7 +33,7 @@ SEVERAL_TREES = frozenset(
         "use-ray",
     }
 )
-"""Options of engines whose processes may descend from several main processes, by vLLM and SGLang."""
+"""Options of vLLM and SGLang with which a server's processes may have several main processes."""
 _OPTION = re.compile(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*[\"']?([^\s\"'#]*)", re.MULTILINE)
 
 

@@ -1,10 +1,8 @@
-"""Recording formats: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
+"""The format of recordings that ``sidestep record`` makes.
 
-Sidestep's own format is a line of text, then records, each four bytes of length (big-endian) and
-that many bytes of msgpack: which engines a stream feeds (``StreamStart``) and what it sent
-(``Items``). The JSON-lines format has one object for each call of vLLM's stat logger: ``call``,
-``t_mono``, its arguments, and ``instance`` if several front-end processes share the file. Both
-may be compressed with gzip.
+A line of text, then records, each four bytes of length (big-endian) and that many bytes of msgpack:
+which engines a stream feeds (``StreamStart``) and what it sent (``Items``). A file may be compressed
+with gzip.
 """
 
 from __future__ import annotations
@@ -12,23 +10,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from sidestep.catalog.buckets import checked
 from sidestep.errors import ConfigError
-from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_FRAME_BYTES, printable
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 from sidestep.transport.path_owners import open_file
-from sidestep_adapters.vllm.description import Description, served_name
 
 MAGIC = b"sidestep recording 1\n"
 _LENGTH = struct.Struct(">I")
@@ -53,15 +46,6 @@ class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
     at: float
     stream: str
     items: list[msgspec.Raw]
-
-
-class Call(msgspec.Struct):
-    """A call of a stat logger: in process ``instance``, ``at`` seconds after the start."""
-
-    at: float
-    instance: str
-    name: str
-    fields: dict[str, Any]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -92,22 +76,14 @@ class Writer:
         self._file.close()
 
 
-def read(path: Path) -> Iterator[StreamStart | Items] | Iterator[Call]:
-    """Yield the records of a recording in either format.
+def read(path: Path) -> Iterator[StreamStart | Items]:
+    """Yield the records of a recording.
 
     Raises:
-        ConfigError: The file is unreadable or no recording; names the line or the offset.
+        ConfigError: The file is unreadable or no recording; names the offset.
     """
     with opened(path) as file:
-        first = file.readline(MAX_LINE)
-        if first == MAGIC:
-            yield from _read_frames(path, file)
-        elif first.lstrip()[:1] == b"{":
-            yield from _calls(path, lines(path, file, first))
-        else:
-            raise ConfigError(
-                f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls"
-            )
+        yield from records(path, file, file.readline(MAX_LINE))
 
 
 @contextlib.contextmanager
@@ -141,7 +117,16 @@ def lines(path: Path, file: BinaryIO, first: bytes = b"") -> Iterator[bytes]:
         line, number = file.readline(MAX_LINE), number + 1
 
 
-def _read_frames(path: Path, file: BinaryIO) -> Iterator[StreamStart | Items]:
+def records(path: Path, file: BinaryIO, first: bytes) -> Iterator[StreamStart | Items]:
+    """Yield the records of an open file, of which the line ``first`` was read.
+
+    Raises:
+        ConfigError: It is no recording, or damaged; names the offset.
+    """
+    if first != MAGIC:
+        raise ConfigError(
+            f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls"
+        )
     offset = len(MAGIC)
     while length := file.read(_LENGTH.size):
         size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else -1
@@ -156,82 +141,3 @@ def _read_frames(path: Path, file: BinaryIO) -> Iterator[StreamStart | Items]:
             raise ConfigError(f"{path}: damaged at byte {offset}: its time is {record.at}")
         yield record
         offset += _LENGTH.size + size
-
-
-def _calls(path: Path, found: Iterable[bytes]) -> Iterator[Call]:
-    start: float | None = None
-    for number, line in enumerate(found, start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            at = float(fields.pop("t_mono"))
-            name = str(fields.pop("call"))
-        except (
-            ArithmeticError,
-            AttributeError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            raise ConfigError(f"{path}: line {number} is no stat-logger call: {error!r}") from None
-        start = at if start is None else start
-        since = max(at - start, 0.0)
-        if not since <= MAX_SECONDS:
-            raise ConfigError(f"{path}: line {number} is no stat-logger call: its time is {at}")
-        yield Call(since, str(fields.pop("instance", "")), name, fields)
-
-
-def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
-    """Return the description of the front end that a recorded ``__init__`` call made.
-
-    The call does not have the environment, so it is unknown whether logits were checked for NaNs:
-    their counter is exposed, as with the check on.
-
-    Raises:
-        ConfigError: The call lacks a required field.
-    """
-    try:
-        observability = fields.get("observability") or {}
-        options = {
-            "nan_check": True,
-            "kv_cache_metrics": observability.get("kv_cache_metrics"),
-            "iteration_details": observability.get("enable_logging_iteration_details"),
-            "cudagraph": observability.get("cudagraph_metrics"),
-        }
-        custom = observability.get("custom_histogram_buckets") or {}
-        return Description(
-            model=served_name(fields["model"]),
-            max_model_len=int(fields["max_model_len"]),
-            engines=tuple(int(index) for index in fields["engine_indexes"]),
-            namespace=namespace,
-            api_server=api_server,
-            features=tuple(name for name, on in options.items() if on),
-            custom_buckets={str(name): checked(name, bounds) for name, bounds in custom.items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"an __init__ call of the recording lacks a field: {error!r}") from None
-
-
-def to_objects(value: Any) -> Any:
-    """Convert recorded JSON to the objects that vLLM passes: attributes instead of members."""
-    if isinstance(value, list):
-        return [to_objects(element) for element in value]
-    if not isinstance(value, dict):
-        return value
-    if "__type__" not in value:
-        return {key: to_objects(member) for key, member in value.items()}
-    members = {key: to_objects(member) for key, member in value.items() if key != "__type__"}
-    reason = members.get("finish_reason")
-    if isinstance(reason, str):
-        # An IntEnum in the engine, recorded by its name; an unknown one gets the last index.
-        known = reason.lower() in FINISH_REASONS
-        index = FINISH_REASONS.index(reason.lower()) if known else len(FINISH_REASONS)
-        members["finish_reason"] = index
-    return SimpleNamespace(**members)
-
-
-def engines_of(records: Sequence[StreamStart | Items]) -> dict[str, list[EngineInfo]]:
-    """Return the engines that each stream of a recording feeds at its end."""
-    return {record.stream: record.engines for record in records if isinstance(record, StreamStart)}

@@ -18,8 +18,8 @@ from sidestep.errors import RunError, WireError
 from sidestep.protocol.messages import FromExporter, decode_from_sender, encode
 from sidestep.protocol.receiver import Received, Receiver
 from sidestep.transport.access import Access
-from sidestep.transport.client_keys import keys_for
-from sidestep.transport.dealer import connect
+from sidestep.transport.client_socket import dealer
+from sidestep.transport.keys import keys_for
 from sidestep.transport.listener import IngestListener
 from sidestep_adapters.recording.format import Items, StreamStart, Writer
 
@@ -54,7 +54,7 @@ class Tee:
         self._started = time.monotonic()
         self._context = zmq.Context()
         self._upstream_sockets: dict[bytes, Socket] = {}
-        keys_for(upstream)
+        self._keys = keys_for(upstream)
         self._listener = IngestListener([endpoint], access)
         engine_socket = self._listener.socket
         assert engine_socket is not None
@@ -146,7 +146,8 @@ class Tee:
         """Return the connection to the exporter for the engine ``peer``."""
         upstream = self._upstream_sockets.get(peer)
         if upstream is None:
-            upstream = self._upstream_sockets[peer] = connect(self._context, self._upstream)
+            upstream = self._upstream_sockets[peer] = dealer(self._context, self._keys)
+            upstream.connect(self._upstream)
             self._poller.register(upstream, zmq.POLLIN)
         return upstream
 

@@ -1,1 +1,1 @@
-"""Polling of other exporters' pages."""
+"""Polling of other exporters' pages, with ``--scrape``."""

@@ -8,16 +8,17 @@ own page.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.catalog.model import Row, Sampled
+from sidestep.catalog.row import Row, Sampled
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
+from sidestep.engines.sglang.process_rows import PENDING, PROCESS
 from sidestep.engines.sglang.rows import DEAD
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import CORE, FRONT_END, EngineInfo
@@ -26,13 +27,15 @@ from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.lookups import LookupRecorder
-from sidestep_adapters.sglang.metric_stubs import MetricStub
-from sidestep_adapters.sglang.stats import RENAMED_FIELDS, StatsRecorder
+from sidestep_adapters.sglang.metric_stubs import SET, MetricStub
+from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
 UNRECORDED_FAMILIES = frozenset(
     {*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED_FIELDS)}
 )
+ENGINE_LABELS: Mapping[str, tuple[str, ...]] = {row.name: row.shared for row in (*PROCESS, PENDING)}
+"""Families that a process counts outside the collectors, and the labels that identify their engine."""
 FEATURES = {
     "enable_lora": "lora",
     "enable_hierarchical_cache": "hicache",
@@ -40,10 +43,7 @@ FEATURES = {
 }
 """Attributes of a scheduler's collector, and the catalogue's names of these features."""
 ROLES = {"scheduler": CORE, "tokenizer": FRONT_END}
-"""Roles of processes by those of their collectors."""
-
-Measure = Callable[[float], Progress | None]
-"""A function that measures one engine's progress at a monotonic time; None: it is not known."""
+"""Roles of processes, by the roles of their collectors."""
 
 
 class Process:
@@ -53,6 +53,16 @@ class Process:
         endpoint: The exporter's ingest endpoint.
         namespace: Prefix of all identities, see ``environment.namespace``.
         beside: Whether the collectors' own objects keep counting.
+
+    Attributes:
+        publisher: None before ``start``.
+        lookups: Recorder of the lookups of a scheduler whose replica's other ranks do not have one.
+        sources: Sources of recorded calls whose current state a restarted exporter needs.
+        readers: Functions that record values which SGLang does not report. They run about once a
+            second in the publisher thread.
+        measures: Functions that measure an engine's progress at a monotonic time, or return None if
+            they cannot. They run at each wake of the publisher thread.
+        wrapped_families: Families of collectors, which their stubs report.
     """
 
     def __init__(self, endpoint: str, namespace: str, *, beside: bool) -> None:
@@ -65,11 +75,10 @@ class Process:
         self._model = ""
         self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
-        self._sources: list[MetricSource] = []
-        self._readers: list[Callable[[], None]] = []
-        self._measures: list[Measure] = []
+        self.sources: list[MetricSource] = []
+        self.readers: list[Callable[[], None]] = []
+        self.measures: list[Callable[[float], Progress | None]] = []
         self.wrapped_families: set[str] = set()
-        """Families of collectors, which their stubs report."""
 
     def start(self, name: str, model: str = "") -> None:
         """Start publishing, as the process ``name`` of this deployment, unless it has started.
@@ -91,13 +100,6 @@ class Process:
             )
             self.deferred.fail = self.publisher.fail
 
-    def stats(self, collector: Any, role: str) -> StatsRecorder:
-        """Return the recorder of the stats of a scheduler's ``collector``."""
-        engine = self.engine(role, collector.labels, _features(collector))
-        source = StatsRecorder(self.deferred, engine, partial(self._describe_missing, engine))
-        self._sources.append(source)
-        return source
-
     def engine(
         self,
         role: str,
@@ -105,7 +107,7 @@ class Process:
         features: list[str] | None = None,
         bounds: Mapping[str, list[float]] | None = None,
     ) -> int:
-        """Return the index of the engine with these labels; empty labels belong to its children."""
+        """Return the index of the engine with these labels; empty ones are labels of its series."""
         own = _nonempty(labels)
         model = own.get("model_name", "")
         self._model = self._model or model
@@ -128,7 +130,7 @@ class Process:
                 self.publisher.describe(self._infos)
         return index
 
-    def _describe_missing(self, engine: int, fields: Mapping[str, dict[str, str]]) -> None:
+    def describe_missing(self, engine: int, fields: Mapping[str, dict[str, str]]) -> None:
         """Describe the fields that SGLang's release lacks, as ``FieldCheck`` finds them."""
         with self._lock:
             self._infos[engine].info = {**self._infos[engine].info, **fields}
@@ -155,32 +157,83 @@ class Process:
             fixed_labels=labels,
             beside=self.beside,
         )
-        self._sources.append(stub)
+        self.sources.append(stub)
         return stub
 
-    def add_reader(self, reader: Callable[[], None]) -> None:
-        """Run ``reader`` about once a second, in the publisher thread.
-
-        A reader records values that SGLang does not report.
-        """
-        self._readers.append(reader)
-
-    def add_measure(self, measure: Measure) -> None:
-        """Report what ``measure`` returns; it runs at each wake of the publisher, in its thread."""
-        self._measures.append(measure)
-
     def _progress(self, now: float) -> list[Progress]:
-        measured = [measure(now) for measure in self._measures]
+        measured = [measure(now) for measure in self.measures]
         return [progress for progress in measured if progress is not None]
 
     def _periodic_items(self) -> Iterator[Item]:
-        for reader in self._readers:
+        for reader in self.readers:
             reader()
         return iter(())
 
     def _current_state(self) -> list[Item]:
         now = time.monotonic()
-        return [item for source in self._sources for item in source.current_state(now)]
+        return [item for source in self.sources for item in source.current_state(now)]
+
+
+class ProcessFamilies:
+    """Reader of families that a process counts in prometheus_client's objects outside the collectors.
+
+    They are read through the registry, once the engine has imported it: counters and histograms
+    as increases since the previous reading.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._stubs: dict[tuple[str, ...], MetricStub] = {}
+        self._before: dict[tuple[str, ...], Any] = {}
+
+    def __call__(self) -> None:
+        """Read all families and record what changed."""
+        client = sys.modules.get("prometheus_client")
+        registry = getattr(client, "REGISTRY", None)
+        if registry is None:
+            return
+        known: dict[str, Any] = dict(registry._names_to_collectors)
+        for metric in {id(m): m for m in known.values() if is_metric(m)}.values():
+            name = family_name(metric)
+            if name in ENGINE_LABELS and name not in self._process.wrapped_families:
+                self._read(name, metric)
+
+    def _read(self, name: str, metric: Any) -> None:
+        children = list(metric._metrics.items()) if metric._labelnames else [((), metric)]
+        for values, child in children:
+            labels = dict(zip(metric._labelnames, values, strict=True))
+            stub = self._stub(name, metric, labels)
+            key = (name, *values)
+            if stub.kind == "gauge":
+                stub.record(labels, child._value.get(), SET)
+            elif stub.kind == "counter":
+                now = child._value.get()
+                before = self._before.get(key)
+                if now != before:
+                    stub.record(labels, now - (before or 0), 1)
+                    self._before[key] = now
+            else:
+                self._read_histogram(key, stub, labels, child)
+
+    def _stub(self, name: str, metric: Any, labels: dict[str, str]) -> MetricStub:
+        engine_labels = {label: labels[label] for label in ENGINE_LABELS[name]}
+        key = (name, *engine_labels.values())
+        found = self._stubs.get(key)
+        if found is None:
+            engine = self._process.engine("process", engine_labels, bounds=custom_bounds([metric]))
+            found = self._stubs[key] = self._process.stub(engine, metric, engine_labels)
+        return found
+
+    def _read_histogram(
+        self, key: tuple[str, ...], stub: MetricStub, labels: dict[str, str], child: Any
+    ) -> None:
+        counts = [int(bucket.get()) for bucket in child._buckets]
+        total = child._sum.get()
+        known, sum_before = self._before.get(key, ([0] * len(counts), 0.0))
+        if counts != known:
+            grown = [now - before for now, before in zip(counts, known, strict=True)]
+            stub.record(labels, (grown, total - sum_before), 1)
+            self._before[key] = counts, total
 
 
 def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:

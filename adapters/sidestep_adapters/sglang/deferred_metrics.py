@@ -6,10 +6,11 @@ Nothing here needs an engine or prometheus_client.
 
 from __future__ import annotations
 
+import abc
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from sidestep.engines.items import Item
 
@@ -17,7 +18,6 @@ Labels = Mapping[str, Any]
 Values = tuple[str, ...]
 Key = Labels | Values
 """All labels of a child, or its own label values as exposed."""
-Recorder = Callable[[Any, Any, int], None]
 
 MAX_QUEUED = 1 << 16
 """Maximum number of recorded calls that wait; a flush runs every 50 to 250 ms."""
@@ -32,10 +32,10 @@ class DeferredMetrics:
         queue: Recorded calls: source, key, value and weight.
         dropped: Calls dropped so far because the queue was full.
         limit: Maximum number of waiting calls; 0 after ``close``.
-        is_open: Whether the last call that was taken begins a group that has not ended: a source sets
-            it. The items of a group are made together.
-        is_full: Whether a source has as many calls as an item holds; it sets this.
-        fail: Called inside ``except`` with a description of the problem; ``Publisher.fail``.
+        is_open: A source sets it while the calls taken so far end inside a group, whose items are
+            made together.
+        is_full: A source sets it when it has as many calls as an item holds.
+        fail: ``Publisher.fail``, once there is a publisher.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class DeferredMetrics:
         self.limit = MAX_QUEUED
         self.is_open = self.is_full = False
         self._touched: dict[MetricSource, None] = {}
-        self.fail: Callable[[str], None] = _ignore
+        self.fail: Callable[[str], None] = lambda _: None
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -59,7 +59,7 @@ class DeferredMetrics:
         self.limit = 0
         self.clear()
 
-    def recorder(self, source: MetricSource) -> Recorder:
+    def recorder(self, source: MetricSource) -> Callable[[Any, Any, int], None]:
         """Return a function that records calls for ``source``; a closure, for the engine's loops."""
         queue = self.queue
         append = queue.append
@@ -83,7 +83,7 @@ class DeferredMetrics:
         while self.is_open and queue:
             self._take()
         if self.is_open:
-            # The engine's thread records the rest of the group just now.
+            # The engine's thread is recording the rest of the group.
             return []
         touched, self._touched = self._touched, {}
         now = time.monotonic()
@@ -104,24 +104,33 @@ class DeferredMetrics:
             self.fail("a value could not be read")
 
 
-def _ignore(problem: str) -> None:
-    """Ignore a problem until a publisher exists."""
-
-
-class MetricSource(Protocol):
+class MetricSource(abc.ABC):
     """A source of recorded calls; its methods run in the publisher thread.
 
+    Args:
+        deferred: Where the calls are recorded.
+        engine: Index of the engine in the stream.
+
     Attributes:
-        order: Sources of a lower order make their items first.
+        record: Records a call; see ``DeferredMetrics.recorder``.
     """
 
-    order: int
+    order = 1
+    """Sources of a lower order make their items first."""
 
+    def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
+        self._deferred = deferred
+        self._engine = engine
+        self.record = deferred.recorder(self)
+
+    @abc.abstractmethod
     def add(self, key: Any, value: Any, weight: int) -> None:
         """Add a recorded call to the next items."""
 
+    @abc.abstractmethod
     def items(self, now: float) -> list[Item]:
         """Return the items of the calls added since the previous call."""
 
-    def current_state(self, now: float) -> list[Item]:
+    def current_state(self, now: float) -> list[Item]:  # noqa: ARG002 - for sources with a state
         """Return the items that a restarted exporter needs again."""
+        return []

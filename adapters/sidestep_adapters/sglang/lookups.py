@@ -17,7 +17,7 @@ from sidestep.engines.items import Item
 from sidestep.protocol.cache_lookups import AGAIN, COUNTED
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 
 BLOCK_SIZE = 32
 """Tokens of a block, where SGLang's pages are smaller."""
@@ -29,22 +29,17 @@ BEGAN, RELEASED, CLEARED = range(3)
 _monotonic = time.monotonic
 
 
-class LookupRecorder:
-    """Recorder of the lookups of one scheduler; a source of ``DeferredMetrics``.
+class LookupRecorder(MetricSource):
+    """Recorder of the lookups of one scheduler.
 
-    Args:
-        deferred: Where lookups are recorded.
-        engine: Index of the scheduler's engine.
-        publisher: Returns the process's publisher; None before it has started.
+    ``publisher`` returns the process's publisher, or None before it has started.
     """
 
     order = 0
 
     def __init__(self, deferred: DeferredMetrics, engine: int, publisher: Any) -> None:
-        self._deferred = deferred
-        self._engine = engine
+        super().__init__(deferred, engine)
         self._publisher = publisher
-        self._record = deferred.recorder(self)
         self._is_usable: bool | None = None
         self._running: dict[str, int] = {}
         self._last = self._dropped = 0
@@ -65,7 +60,7 @@ class LookupRecorder:
             if req.rid not in running and getattr(req, "session", None) is None:
                 self._last = running[req.rid] = number = self._last + 1
                 found = getattr(req, "cached_tokens_device", req.prefix_len)
-                self._record(
+                self.record(
                     number,
                     (req, _monotonic(), len(req.output_ids), found, req.retracted_stain),
                     BEGAN,
@@ -75,13 +70,13 @@ class LookupRecorder:
         """Record that a request has given its memory back, on the scheduler's loop."""
         number = self._running.pop(getattr(req, "rid", ""), None)
         if number is not None:
-            self._record(number, (req, _monotonic(), len(req.output_ids)), RELEASED)
+            self.record(number, (req, _monotonic(), len(req.output_ids)), RELEASED)
 
     def cleared(self) -> None:
         """Record that the cache was emptied, on the scheduler's loop."""
         if self._events is not None:
             self._running.clear()
-            self._record(0, _monotonic(), CLEARED)
+            self.record(0, _monotonic(), CLEARED)
 
     def add(self, key: Any, value: Any, weight: int) -> None:
         """Add a recorded entry, in the publisher thread."""
@@ -117,11 +112,6 @@ class LookupRecorder:
             self._hashes.clear()
             events.restart()
         return [*events.items(now)]
-
-    def current_state(self, now: float) -> list[Item]:
-        """Return nothing: a restarted exporter begins with the next lookup."""
-        del now
-        return []
 
     def _hash(self, req: Any, output: int, hashes: list[bytes]) -> None:
         """Append the hashes of the request's full blocks that are not in ``hashes`` yet."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.engines.items import Item
 from sidestep.protocol.limits import (
     FLOPS_LIMIT,
@@ -25,6 +25,7 @@ from sidestep_adapters.sglang.deferred_metrics import (
     DeferredMetrics,
     Key,
     Labels,
+    MetricSource,
     Values,
 )
 
@@ -34,11 +35,11 @@ SET = 0
 """Weight of a recorded gauge value that replaces the gauge instead of adding to it."""
 
 
-class MetricStub:
+class MetricStub(MetricSource):
     """Stub of one metric family, in place of prometheus_client's object.
 
     Args:
-        deferred: Where calls are recorded.
+        deferred: See ``MetricSource``, as for ``engine``.
         name: Name of the family's samples.
         kind: Type of the family.
         engine: Index of the engine that has the series.
@@ -58,8 +59,6 @@ class MetricStub:
         inc, dec, set, observe: Methods of the child of a family without labels.
     """
 
-    order = 1
-
     def __init__(
         self,
         deferred: DeferredMetrics,
@@ -76,13 +75,12 @@ class MetricStub:
         fixed_labels: Labels | None = None,
         beside: bool = False,
     ) -> None:
-        self.record = deferred.recorder(self)
+        super().__init__(deferred, engine)
         self.name = name
         self.kind = kind
         self.own = tuple(own)
         self._native = native
         self._fixed_labels = dict(fixed_labels or {})
-        self._engine = engine
         self._labelnames = tuple(labelnames)
         self._help_text = help_text
         self._bounds = list(bounds)

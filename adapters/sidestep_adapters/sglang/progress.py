@@ -26,9 +26,9 @@ How long it took last says little: the prompt's blocks may have been cached.
 """
 CHARACTERS_PER_TOKEN = 4
 MAX_GAP = 0.25
-"""Most seconds of a wait for an answer that is due from which the exporter may learn.
+"""Most seconds that a wait for a due answer is reported to have lasted.
 
-Stalls that have ended would make it expect more of them.
+The exporter learns from these which waits are normal; stalls are not.
 """
 INPUT_METHOD = "process_input_requests"
 """Method of the scheduler that runs all requests, of clients and of operators."""
@@ -73,7 +73,7 @@ class SchedulerProgress:
         self._ended = 0
         """Number of the last step that has ended."""
         self._is_controlled = False
-        """True if the loop ran an operator's request at the last wake."""
+        """Whether the loop ran an operator's request at the last wake."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -145,7 +145,7 @@ class TokenizerProgress:
         self._due_at: float | None = None
         """When the next answer may have come from a slow engine; None: none is owed."""
         self._is_excused = False
-        """True if the scheduler runs an operator's request, as far as the tokenizer knows."""
+        """Whether the scheduler runs an operator's request, as far as the tokenizer knows."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -173,7 +173,7 @@ class TokenizerProgress:
             self._owed_since = self._due_at = None
         else:
             self._owed_since = now if self._owed_since is None else self._owed_since
-            # Prompts are prefilled in turn, so that an answer is at most as far as the longest one takes.
+            # Prompts are prefilled in turn: the next answer takes no longer than the longest prompt.
             prefill = min(max(map(_prompt_tokens, sent)) * SECONDS_PER_TOKEN, MAX_PREFILL)
             self._due_at = max(self._owed_since, self._answered_at) + prefill
         is_late = self._due_at is not None and now - self._due_at >= OVERDUE

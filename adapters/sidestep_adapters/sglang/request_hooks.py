@@ -18,10 +18,8 @@ MAX_FRAMES = 4
 """Callers that are searched: another plugin may have replaced a function, too."""
 UNREADABLE = "a request that ended could not be read"
 
-Fail = Callable[[str], None]
 
-
-def record_counted(recorder: RequestRecorder, collector: Any, fail: Fail) -> None:
+def record_counted(recorder: RequestRecorder, collector: Any) -> None:
     """Record the requests that ``collector`` counts as finished or as aborted."""
 
     def replace(name: str, read: Callable[[], Ended | Aborted | None]) -> None:
@@ -33,7 +31,7 @@ def record_counted(recorder: RequestRecorder, collector: Any, fail: Fail) -> Non
                 found = read()
                 is_open = found is not None and recorder.begin(found)
             except Exception:  # noqa: BLE001 - no exception may reach the engine
-                fail(UNREADABLE)
+                recorder.fail(UNREADABLE)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -46,9 +44,9 @@ def record_counted(recorder: RequestRecorder, collector: Any, fail: Fail) -> Non
     replace("observe_one_aborted_request", _aborted)
 
 
-def record_uncounted(recorder: RequestRecorder, manager: Any, fail: Fail) -> None:
+def record_uncounted(recorder: RequestRecorder, manager: Any) -> None:
     """Record the requests that no collector counts: those aborted before they ran, or refused."""
-    hooks = _Uncounted(recorder, manager, fail)
+    hooks = _Uncounted(recorder, manager)
     # The manager registers the former only after it has made its collector.
     manager._handle_abort_req = hooks.handle_abort
     manager._release_req_states_on_failure = hooks.release
@@ -57,10 +55,9 @@ def record_uncounted(recorder: RequestRecorder, manager: Any, fail: Fail) -> Non
 class _Uncounted:
     """Replacements of two functions of a tokenizer manager, which call these."""
 
-    def __init__(self, recorder: RequestRecorder, manager: Any, fail: Fail) -> None:
+    def __init__(self, recorder: RequestRecorder, manager: Any) -> None:
         self._recorder = recorder
         self._manager = manager
-        self._fail = fail
         self._handle_abort = manager._handle_abort_req
         self._release = manager._release_req_states_on_failure
 
@@ -69,7 +66,7 @@ class _Uncounted:
         try:
             state = self._manager.rid_to_state.get(aborted.rid)
         except Exception:  # noqa: BLE001 - no exception may reach the engine
-            self._fail(UNREADABLE)
+            self._recorder.fail(UNREADABLE)
             state = None
         result = self._handle_abort(aborted)
         if state is not None and state.finished:
@@ -87,7 +84,7 @@ class _Uncounted:
                 if not state.dispatched and known.get(rid) is state
             ]
         except Exception:  # noqa: BLE001 - as above
-            self._fail(UNREADABLE)
+            self._recorder.fail(UNREADABLE)
             unsent = []
         result = self._release(request_states)
         for state in unsent:
@@ -104,7 +101,7 @@ class _Uncounted:
                 if self._recorder.begin(ended):
                     self._recorder.end()
         except Exception:  # noqa: BLE001 - as above
-            self._fail(UNREADABLE)
+            self._recorder.fail(UNREADABLE)
 
 
 def _finished() -> Ended:

@@ -21,7 +21,7 @@ from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.request_events import MAX_REQUEST_LABELS, Identity
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.request_identity import IdentityMaker
-from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import MetricStub
 
 OWN_COUNTERS = (
@@ -34,13 +34,13 @@ OWN_COUNTERS = (
 """Attributes of the collector's counters to which those of tenants add up."""
 CACHE_SOURCES = ("device", "host", "storage")
 EXTERNAL = "storage"
-"""The source whose tokens another process has computed, or an earlier one."""
+"""The source with tokens that another process computed, or this one before a restart."""
 MAX_RECORDED = 32
 """Requests from which on an item is full: with the longest ids it stays below the limit of an item."""
 MAX_PROMPTS = 1024
-"""Prompts with parallel samples of which some have ended, and others have not."""
+"""Maximum of prompts of whose parallel samples only some have ended."""
 ROOM = 256
-"""Entries that the queue must still take when a request ends: its own counters come next."""
+"""Free entries that the queue must have when a request ends: calls of its counters follow."""
 
 _STATUSES = {int(status): status.name.lower() for status in HTTPStatus}
 BEGIN, END = range(2)
@@ -78,14 +78,10 @@ class Aborted(NamedTuple):
     asked: Any
 
 
-class RequestRecorder:
-    """Recorder of one tokenizer's requests that end; a source of ``DeferredMetrics``.
+class RequestRecorder(MetricSource):
+    """Recorder of one tokenizer's requests that end.
 
-    Args:
-        deferred: Where requests are recorded.
-        engine: Index of the tokenizer's engine.
-        stubs: Stubs of the tokenizer's collector, by attribute.
-        identities: What of a request's identity is sent.
+    ``stubs`` are those of the tokenizer's collector, by attribute.
     """
 
     order = 0
@@ -98,8 +94,7 @@ class RequestRecorder:
         stubs: Mapping[str, MetricStub],
         identities: IdentityMaker,
     ) -> None:
-        self._deferred = deferred
-        self._engine = engine
+        super().__init__(deferred, engine)
         self._counters = [stubs[name] for name in OWN_COUNTERS if name in stubs]
         self._identities = identities
         self._source = secrets.randbits(40)
@@ -108,6 +103,10 @@ class RequestRecorder:
         self._ended: list[SglangRequest] = []
         self._aborted: list[SglangAbort] = []
         self._samples: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
+
+    def fail(self, problem: str) -> None:
+        """Count a request that could not be recorded; called inside ``except``."""
+        self._deferred.fail(problem)
 
     def begin(self, recorded: Ended | Aborted) -> bool:
         """Record a request, on the tokenizer's loop; return whether ``end`` has to follow.
@@ -154,10 +153,6 @@ class RequestRecorder:
         )
         self._ended, self._aborted, self._counted_unseen = [], [], unseen
         return [item]
-
-    def current_state(self, now: float) -> list[Item]:  # noqa: ARG002 - as MetricSource
-        """Return nothing: requests are sent once they have ended."""
-        return []
 
     def _request(self, ended: Ended) -> SglangRequest:
         self._number += 1
@@ -308,8 +303,8 @@ def _cached(ended: Ended) -> tuple[int, int]:
 def _add_retractions(made: SglangRequest, times: Any, scheduler: Any) -> None:
     """Divide the time in the queue of a retracted request.
 
-    SGLang keeps the sum of its waits, and replaces the time of its first entry into the queue: the
-    first wait begins here when the tokenizer has sent the request, less than a millisecond before.
+    SGLang keeps the sum of the waits, but not when the first began. Here it begins when the tokenizer
+    sent the request, less than a millisecond earlier.
     """
     sent = getattr(times, "api_server_dispatch_finish_time", 0.0)
     waited = getattr(scheduler, "queue_duration_s", None)

@@ -11,20 +11,26 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
-from sidestep_adapters.publisher.environment import endpoint, mode, namespace, usable_endpoint
+from sidestep_adapters.publisher.environment import (
+    MODES,
+    choice,
+    endpoint,
+    namespace,
+    usable_endpoint,
+)
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
-from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
 from sidestep_adapters.sglang.request_hooks import record_counted, record_uncounted
 from sidestep_adapters.sglang.requests import RequestRecorder
-from sidestep_adapters.sglang.stats import StatsRecorder
+from sidestep_adapters.sglang.stats import QueueLengths, StatsRecorder
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +59,9 @@ def process() -> Process | None:
     """Return this process's ``Process``, made on first use; None without an endpoint."""
     global _process  # noqa: PLW0603 - one a process
     if _process is None and usable_endpoint():
-        beside = mode("SIDESTEP_SGLANG_MODE") == "beside"
+        beside = choice("SIDESTEP_SGLANG_MODE", MODES) == "beside"
         _process = Process(endpoint(), namespace(), beside=beside)
-        _process.add_reader(ProcessFamilies(_process))
+        _process.readers.append(ProcessFamilies(_process))
     return _process
 
 
@@ -127,18 +133,17 @@ class SchedulerTap:
 
     def __init__(self, process: Process, collector: Any) -> None:
         made = wrap(process, collector, "scheduler")
+        engine = process.engine("scheduler", collector.labels)
         self._process = process
-        self.stats: StatsRecorder = process.stats(collector, "scheduler")
+        missing = partial(process.describe_missing, engine)
+        self.stats = StatsRecorder(process.deferred, engine, missing)
+        process.sources.append(self.stats)
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
         # The ranks of a replica see the same requests.
         if _is_first_rank(collector.labels):
-            process.lookups = LookupRecorder(
-                process.deferred,
-                process.engine("scheduler", collector.labels),
-                lambda: process.publisher,
-            )
+            process.lookups = LookupRecorder(process.deferred, engine, lambda: process.publisher)
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )
@@ -189,7 +194,7 @@ class SchedulerTap:
         try:
             if self._queues is None:
                 self._queues = QueueLengths(reporter, self.stats)
-                self._process.add_reader(self._queues)
+                self._process.readers.append(self._queues)
             self._queues()
         except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
             self._process.deferred.fail("the queues' lengths could not be read")
@@ -239,24 +244,20 @@ def _report_progress(process: Process, collector: Any, role: str) -> None:
     try:
         owner = constructing(kind.method)
         if owner is not None:
-            process.add_measure(kind(owner, process.engine(role, collector.labels)))
+            process.measures.append(kind(owner, process.engine(role, collector.labels)))
     except Exception:
         log.exception("sidestep: the %s was not found; its progress is not reported", role)
 
 
 def _record_requests(process: Process, collector: Any, stubs: dict[str, MetricStub]) -> None:
     """Record the requests that end in the tokenizer."""
-    engine, deferred = process.engine("tokenizer", collector.labels), process.deferred
-    recorder = RequestRecorder(deferred, engine, stubs, identity_maker())
-
-    def fail(problem: str) -> None:
-        deferred.fail(problem)
-
+    engine = process.engine("tokenizer", collector.labels)
+    recorder = RequestRecorder(process.deferred, engine, stubs, identity_maker())
     try:
-        record_counted(recorder, collector, fail)
+        record_counted(recorder, collector)
         manager = constructing(TokenizerProgress.method)
         if manager is not None:
-            record_uncounted(recorder, manager, fail)
+            record_uncounted(recorder, manager)
     except AttributeError as error:
         log.warning(
             "sidestep: not all requests get records in this release of SGLang: %s", str(error)

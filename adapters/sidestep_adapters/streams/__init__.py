@@ -1,1 +1,1 @@
-"""Subscribers to the event streams that engines publish themselves."""
+"""Event streams that engines publish themselves: their dialect, and subscribers."""

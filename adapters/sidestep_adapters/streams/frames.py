@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from sidestep.transport.socket_options import options_for
+from sidestep.transport.peer_limits import options_for
 
 MAX_FRAMES = 5
 """Maximum frames of a message; a replay response has four."""

@@ -4,8 +4,8 @@ A payload is ``[ts, events, rank]``, or the same as a map. An event is a map wit
 ``type``, or an array that begins with it (SGLang before 0.5.23). Only the hashes, the medium and
 the group of an event are decoded; token ids are skipped.
 
-A hash is reduced to its last 64 bits, as vLLM does for integers. Caches of several groups of layers
-have the same hash once in each: the group is mixed in.
+A hash is reduced to its last 64 bits, as vLLM does for integers. Each group of layers has a cache of
+its own, and several may hold the same hash, so the number of the group is added to the hash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_EVENT_HASHES = 16384
 PIECE_EVENTS = 64
 PIECE_BYTES = 16 << 10
 PIECE_HASHES = 2048
-"""Limits of a piece that is decoded at once: a fraction of a millisecond, or two if all is invalid."""
+"""Limits of a piece that is decoded at once, in a fraction of a millisecond, or in two if it is invalid."""
 
 KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 _MASK = (1 << 64) - 1

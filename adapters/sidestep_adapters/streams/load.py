@@ -7,15 +7,15 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.streams.wire import LoadStat
 from sidestep.errors import WireError
 from sidestep.protocol.limits import Count
 from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.streams.wire import LoadStat
 
 Total = Annotated[int, Meta(ge=0, le=1 << 62)]
 MICROSECOND = 1e-6
 MAX_INCREASE = 1 << 40
-"""Maximum increase of a total between two records; a larger one is not believed."""
+"""Maximum increase of a total between two records; a larger one is ignored."""
 
 
 class Totals(NamedTuple):
@@ -26,7 +26,7 @@ class Totals(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """One record: its item, its rank, and its totals, which the item lacks."""
+    """One record: its item, its rank, and its totals, which are not in the item."""
 
     item: LoadStat
     rank: int | None

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from msgspec import Raw
 
-from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.errors import WireError
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams import forward_pass, kv_events, load
+from sidestep_adapters.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep_adapters.streams.sequence import Discontinuity
 
 LOST = Discontinuity(1, restarted=False, from_start=False)
 
 
-class Reader(Protocol):
-    """Reader of one stream.
+class Reader:
+    """Reader of one stream: decodes its messages and applies them to their engine.
 
     Attributes:
         feature: The feature that the stream gives its engines.
@@ -29,9 +29,10 @@ class Reader(Protocol):
     """
 
     feature: ClassVar[str]
-    resume_values: Sequence[int]
 
-    def __init__(self, feed: RankFeed) -> None: ...
+    def __init__(self, feed: RankFeed) -> None:
+        self.resume_values: Sequence[int] = ()
+        self._feed = feed
 
     def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
@@ -39,19 +40,19 @@ class Reader(Protocol):
         Raises:
             WireError: The message is invalid.
         """
+        raise NotImplementedError
 
     def on_discontinuity(self, found: Discontinuity) -> None:
         """Handle a break: the next message does not continue the previous one."""
 
 
-class KvEvents:
+class KvEvents(Reader):
     """Applies changes of prefix caches, a piece of a message at a time."""
 
-    feature: ClassVar[str] = KV_EVENTS
-    resume_values: Sequence[int] = ()
+    feature = KV_EVENTS
 
     def __init__(self, feed: RankFeed) -> None:
-        self._feed = feed
+        super().__init__(feed)
         self._source = 0
         """Increases with every discontinuity."""
         self._first_change: CacheChange | None = None
@@ -60,17 +61,13 @@ class KvEvents:
         """The source whose first change was applied, by engine."""
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Apply a message.
-
-        Raises:
-            WireError: The message is invalid; its changes are lost.
-        """
+        """See ``Reader``; the changes of an invalid message are lost."""
         try:
             batch = kv_events.decode(payload)
         except WireError:
             self.on_discontinuity(LOST)
             raise
-        engine = self._feed.engine(_label(self._feed, batch.rank))
+        engine = self._feed.engine(batch.rank)
         parts = kv_events.pieces(batch.events)
         if len(payload) <= kv_events.PIECE_BYTES and len(batch.events) <= kv_events.PIECE_EVENTS:
             for events in parts:
@@ -114,45 +111,30 @@ class KvEvents:
         self._feed.put(engine, CacheEvents(0, now, self._source, changes))
 
 
-class ForwardPasses:
-    """Applies forward-pass metrics."""
+class ForwardPasses(Reader):
+    """Applies forward-pass metrics, of which each record is independent."""
 
-    feature: ClassVar[str] = FORWARD_PASS
-    resume_values: Sequence[int] = ()
-
-    def __init__(self, feed: RankFeed) -> None:
-        self._feed = feed
+    feature = FORWARD_PASS
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Apply a record.
-
-        Raises:
-            WireError: The record is invalid.
-        """
+        """See ``Reader``."""
         record = forward_pass.decode(payload, now)
-        self._feed.put(self._feed.engine(_label(self._feed, record.rank)), record.item)
-
-    def on_discontinuity(self, found: Discontinuity) -> None:
-        """Do nothing: each record is independent."""
+        self._feed.put(self._feed.engine(record.rank), record.item)
 
 
-class Loads:
+class Loads(Reader):
     """Applies load records, and the increases of their totals."""
 
-    feature: ClassVar[str] = LOAD
+    feature = LOAD
 
     def __init__(self, feed: RankFeed) -> None:
-        self._feed = feed
-        self.resume_values: Sequence[int] = feed.mark[1:]
+        super().__init__(feed)
+        self.resume_values = feed.mark[1:]
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Apply a record.
-
-        Raises:
-            WireError: The record is invalid.
-        """
+        """See ``Reader``."""
         record = load.decode(payload, now)
-        engine = self._feed.engine(_label(self._feed, record.rank))
+        engine = self._feed.engine(record.rank)
         known = len(self.resume_values) == len(record.totals)
         load.add_increase(
             record.item, record.totals, load.Totals(*self.resume_values) if known else None
@@ -171,10 +153,6 @@ READERS: Mapping[str, type[Reader]] = {
     "forward-pass": ForwardPasses,
     "load": Loads,
 }
-
-
-def _label(feed: RankFeed, rank: int | None) -> str:
-    return str(feed.subscription.rank if rank is None else rank)
 
 
 def _parts(changes: list[CacheChange]) -> list[list[CacheChange]]:

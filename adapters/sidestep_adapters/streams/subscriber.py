@@ -1,22 +1,24 @@
-"""One subscription's sockets on the event loop: published messages and replays."""
+"""The sources of ``--subscribe``: the sockets of one subscription, for messages and replays."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import zmq
 
+from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, WireError
+from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.peer_log import PeerLog
-from sidestep.transport.connection_monitor import ConnectionMonitor
+from sidestep.transport.client_socket import ConnectionMonitor
 from sidestep_adapters.streams.frames import Frames, SharedContext, make_socket
-from sidestep_adapters.streams.readers import LOST, Reader
+from sidestep_adapters.streams.readers import LOST, READERS, Reader
 from sidestep_adapters.streams.sequence import (
     CHECKSUM_MASK,
     MAX_SEQ,
@@ -39,7 +41,7 @@ _PREFIX = "sidestep_subscription_"
 
 
 class Subscriber:
-    """Reads one stream; implements ``sidestep.ingest.source.Source``.
+    """Reads one stream; implements ``sidestep.ingest.plugins.Source``.
 
     Args:
         feed: The ingest side of the stream.
@@ -264,3 +266,26 @@ class Subscriber:
 
     def _count(self, name: str, more: int) -> None:
         self._feed.intake.metrics.add(f"{_PREFIX}{name}_total", more, self.subscription.name)
+
+
+def sources(config: Config, intake: Intake, _: object) -> Sequence[Subscriber]:
+    """Return one subscriber for each ``--subscribe``.
+
+    Raises:
+        ConfigError: The labels of a subscription cannot be an engine's.
+    """
+    context = SharedContext()
+    subscribers: list[Subscriber] = []
+    for subscription in config.subscribe:
+        reader = READERS[subscription.kind]
+        feed = RankFeed(intake, subscription, reader.feature)
+        try:
+            feed.check()
+        except WireError as error:
+            raise ConfigError(f"--subscribe {subscription.name}: {error}") from None
+        subscribers.append(Subscriber(feed, reader(feed), context))
+    intake.metrics.read(
+        "sidestep_subscription_connected",
+        lambda: [((each.subscription.name,), float(each.connected)) for each in subscribers],
+    )
+    return subscribers

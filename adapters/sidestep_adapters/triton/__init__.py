@@ -1,1 +1,1 @@
-"""Triton: polling of its statistics extension over HTTP and gRPC."""
+"""Triton: its dialect, and polling of its statistics extension."""

@@ -1,26 +1,28 @@
-"""Triton's API over HTTP."""
+"""Triton's HTTP API, as far as statistics need it, and advice about failed queries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
 from sidestep.config.scrape_targets import Target
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError
-from sidestep_adapters.scrape.http_client import Client
-from sidestep_adapters.triton import model_config as triton_config
-from sidestep_adapters.triton import statistics as triton_statistics
-from sidestep_adapters.triton.api import find_cause
-from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import ModelVersion
+from sidestep_adapters.polling.http_client import Client
+from sidestep_adapters.triton.model_config import (
+    ModelConfig,
+    decode_config,
+    decode_ready,
+)
+from sidestep_adapters.triton.statistics import split
 
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20
 """Maximum bytes of statistics: decoding blocks the event loop, a millisecond for each MiB."""
 MAX_SHORT_BYTES = 1 << 20
 """Maximum bytes of answers about one model, or of names only."""
+UNKNOWN_MODEL_PREFIX = "Request for unknown model: "
+"""Beginning of the answer to a query for all models from a server with ``--model-namespacing``."""
 CAUSES = (
     ("http_400", "", "unknown_model"),
     ("http_403", "", "restricted"),
@@ -28,13 +30,28 @@ CAUSES = (
     ("http_503", "not ready", "not_ready"),
     ("truncated", "", "bad_answer"),
 )
-"""Cause of the HTTP client, a part of its text, and the cause that Triton means."""
+"""Cause of the HTTP client, a part of its text, and the cause that Triton means; the first counts."""
+ADVICE: Mapping[str, str] = {
+    "unreachable": "check that Triton runs, has loaded its models and listens there",
+    "slow": "a model that is loaded over HTTP blocks Triton's HTTP port until it is loaded;"
+    " no counts are lost meanwhile",
+    "restricted": "set the header that the server expects, such as header.NAME=@/FILE",
+    "unsupported": "the server was built with TRITON_ENABLE_STATS=OFF, which leaves statistics out",
+    "not_ready": "the server is starting or stopping",
+    "unknown_model": "the server does not have the model",
+    "unreadable": "every poll reads the file again",
+    "http_401": "set the password, such as header.Authorization=@/FILE",
+    "": "check that the URL is that of Triton's own HTTP port, by default 8000",
+}
+"""What to do about a failed query, by its cause; empty: any other."""
 
 T = TypeVar("T")
 
 
-class HttpApi:
-    """Implements ``api.ServerApi`` over HTTP.
+class TritonApi:
+    """One server's API.
+
+    A query connects as needed, and may raise ``PollError``, whose cause is the poll's outcome.
 
     Args:
         target: The server's base URL without Triton's paths, its files and headers.
@@ -45,43 +62,36 @@ class HttpApi:
         self._url = target.url.rstrip("/")
 
     def check(self) -> None:
-        """See ``ServerApi``."""
+        """Read all files that queries need, once before the first query.
+
+        Raises:
+            ConfigError: A file cannot be read, or is invalid.
+        """
         self._client.check()
 
     async def close(self) -> None:
-        """See ``ServerApi``."""
+        """Close the connection."""
         await self._client.close()
 
-    async def extensions(self) -> Sequence[str]:
-        """See ``ServerApi``."""
-        return await self._query("/v2", triton_config.decode_extensions, max_bytes=MAX_SHORT_BYTES)
-
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
-        """See ``ServerApi``."""
-        of_model = f"/{_quoted(model)}" if model else ""
+        """Return the statistics of all models, of one, or of one of its versions.
+
+        Returns:
+            An undecoded piece for each ready version.
+        """
+        of_model = f"/{quote(model, safe='')}" if model else ""
         of_version = f"/versions/{version}" if version else ""
-        path = f"/v2/models{of_model}{of_version}/stats"
-        return await self._query(path, triton_statistics.split)
+        return await self._query(f"/v2/models{of_model}{of_version}/stats", split)
 
     async def ready(self) -> Sequence[str]:
-        """See ``ServerApi``."""
+        """Return the names of models that have a ready version."""
         path = "/v2/repository/index"
-        return await self._query(
-            path, triton_config.decode_ready, "POST", max_bytes=MAX_SHORT_BYTES
-        )
+        return await self._query(path, decode_ready, "POST", max_bytes=MAX_SHORT_BYTES)
 
     async def config(self, model: str) -> ModelConfig:
-        """See ``ServerApi``."""
-        path = f"/v2/models/{_quoted(model)}/config"
-        return await self._query(path, triton_config.decode_config, max_bytes=MAX_SHORT_BYTES)
-
-    def version_of(self, piece: bytes) -> ModelVersion:
-        """See ``ServerApi``."""
-        return triton_statistics.version_of(piece)
-
-    def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
-        """See ``ServerApi``."""
-        return triton_statistics.read(piece, has_cache=has_cache)
+        """Return the configuration of one model."""
+        path = f"/v2/models/{quote(model, safe='')}/config"
+        return await self._query(path, decode_config, max_bytes=MAX_SHORT_BYTES)
 
     async def _query(
         self,
@@ -91,14 +101,12 @@ class HttpApi:
         max_bytes: int = MAX_BODY_BYTES,
     ) -> T:
         try:
-            chunks = await self._client.fetch(self._url + path, JSON, (JSON,), method)
+            chunks = (await self._client.request(self._url + path, JSON, (JSON,), method)).chunks
         except PollError as error:
-            cause = find_cause(CAUSES, error.cause, str(error))
-            raise PollError(cause, str(error)) if cause else error from None
+            for cause, part, meant in CAUSES:
+                if error.cause == cause and part in str(error):
+                    raise PollError(meant, str(error)) from None
+            raise
         if sum(map(len, chunks)) > max_bytes:
             raise PollError("bad_answer", f"more than {max_bytes >> 20} MiB")
         return decode(b"".join(chunks))
-
-
-def _quoted(model: str) -> str:
-    return quote(model, safe="")

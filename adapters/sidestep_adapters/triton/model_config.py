@@ -1,19 +1,17 @@
-"""Decoding of Triton's metadata and model configurations, as far as metrics need them."""
+"""Decoding of Triton's model configurations, as far as metrics need them, and of its index of models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from sidestep.engines.triton.wire import Whole
 from sidestep.errors import PollError
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 from sidestep_adapters.triton.statistics import decode
+from sidestep_adapters.triton.wire import Whole
 
-STATISTICS = "statistics"
-"""Name of the statistics extension."""
 MAX_TAGS = 16
 MAX_INSTANCES = 1 << 40
 MAX_PART_BYTES = 32 << 10
@@ -38,7 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     executes: bool = True
 
 
-class Group(msgspec.Struct, gc=False):
+class _Group(msgspec.Struct, gc=False):
     """One entry of ``instance_group``."""
 
     kind: str = ""
@@ -58,19 +56,14 @@ class _Config(msgspec.Struct):
     response_cache: _Cache | None = None
 
 
-class _Server(msgspec.Struct):
-    extensions: list[str] = []
-
-
 class _Indexed(msgspec.Struct, gc=False):
     name: str
     state: str = ""
 
 
 _config = msgspec.json.Decoder(_Config)
-_groups = msgspec.json.Decoder(list[Group])
+_groups = msgspec.json.Decoder(list[_Group])
 _given = msgspec.json.Decoder(dict[str, str])
-_server = msgspec.json.Decoder(_Server)
 _index = msgspec.json.Decoder(list[_Indexed])
 
 
@@ -84,25 +77,9 @@ def decode_config(body: bytes) -> ModelConfig:
     groups = decode(_groups, _checked(found.instance_group))
     tags = decode(_given, _checked(found.metric_tags))
     has_cache = found.response_cache is not None and found.response_cache.enable
-    return make_config(found.platform, groups, tags, has_cache=has_cache)
-
-
-def make_config(
-    platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
-) -> ModelConfig:
-    """Return a configuration; an ensemble executes nothing itself."""
-    executes = platform != "ensemble"
+    executes = found.platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
-
-
-def decode_extensions(body: bytes) -> list[str]:
-    """Decode the answer to ``/v2``: the names of the server's extensions.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
-    return decode(_server, body).extensions
 
 
 def decode_ready(body: bytes) -> list[str]:
@@ -121,7 +98,7 @@ def _checked(part: msgspec.Raw) -> bytes:
     return raw
 
 
-def _instances(group: Group) -> int:
+def _instances(group: _Group) -> int:
     """Return the instances that execute requests; passive ones do not."""
     if group.passive:
         return 0

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import re
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from sidestep.config.triton_servers import ModelChoice
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX, ServerApi
-from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
+from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
+from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
 
 IN_FLIGHT = 8
 """Concurrent queries, where each model needs one."""
-NAMESPACED_FOR = 60.0
-"""Seconds after which a server that is queried model by model is queried for all models again."""
 CONFIG_SECONDS = 5.0
 """Maximum seconds for configurations of new models in one poll; the next poll continues."""
 MAX_MODEL_QUERIES = 4096
 """Maximum models that are queried one by one."""
 MAX_BYTES = 16 << 20
 """Maximum bytes of all statistics that are queried one by one."""
-ATTEMPTS = 3
-"""Polls without the configuration of a model after which it is exposed without one."""
 _INCONCLUSIVE = ("slow", "unreachable", "not_ready")
 """Outcomes that reveal nothing about the queried model."""
 
@@ -68,20 +63,15 @@ class Queries:
     """
 
     def __init__(
-        self, api: ServerApi, models: Sequence[ModelChoice], name: str, lines: RateLimitedLog
+        self, api: TritonApi, models: Sequence[ModelChoice], name: str, lines: RateLimitedLog
     ) -> None:
         self._api = api
         self._name = name
         self._lines = lines
         self._exact = [] if any(_is_pattern(choice.name) for choice in models) else _unique(models)
         self._patterns = [(re.compile(fnmatch.translate(c.name)), c.version) for c in models]
-        self._is_checked = False
-        """True after the server's extensions were checked on this connection."""
-        self._one_by_one = False
-        self._query_all_at = 0.0
-        """When to query for all models at once again."""
-        self._attempts: Counter[str] = Counter()
-        """Polls in which a model's configuration could not be read."""
+        self._has_namespaces = False
+        """True if the server returns statistics only model by model."""
 
     def wants(self, version: ModelVersion) -> bool:
         """Return whether a version of a model is selected."""
@@ -91,10 +81,8 @@ class Queries:
         )
 
     def reset(self) -> None:
-        """Forget the state of a connection: another process may answer from now on."""
-        self._is_checked = False
-        self._query_all_at = 0.0
-        self._attempts.clear()
+        """Query for all models at once again: another process may answer from now on."""
+        self._has_namespaces = False
 
     async def statistics(self) -> StatisticsAnswer:
         """Return the statistics of all selected models.
@@ -104,50 +92,30 @@ class Queries:
         """
         if self._exact:
             return await self._query_each(self._exact)
-        if self._one_by_one and time.monotonic() < self._query_all_at:
-            return await self._query_each(await self._ready())
-        try:
-            pieces = await self._api.statistics()
-        except PollError as error:
-            if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
-                raise
-            self._set_one_by_one(one_by_one=True)
-            return await self._query_each(await self._ready())
-        self._set_one_by_one(one_by_one=False)
-        return StatisticsAnswer(pieces, {})
-
-    async def check(self) -> None:
-        """Check once per connection that the server has the statistics extension.
-
-        Raises:
-            PollError: The server lacks it, or did not answer.
-        """
-        if self._is_checked:
-            return
-        try:
-            found = await self._api.extensions()
-        except PollError as error:
-            if error.cause in (*_INCONCLUSIVE, "bad_answer"):
-                raise
-            # Access to statistics may be allowed without access to this.
-        else:
-            if STATISTICS not in found:
-                raise PollError(
-                    "unsupported", f"the server does not name the extension {STATISTICS!r}"
-                )
-        self._is_checked = True
+        if not self._has_namespaces:
+            try:
+                return StatisticsAnswer(await self._api.statistics(), {})
+            except PollError as error:
+                if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
+                    raise
+            self._has_namespaces = True
+            self._lines.info(
+                "namespaces",
+                "%s: the server has --model-namespacing and cannot return all models at once:"
+                " models are queried one by one, and models that share a name are not available",
+                self._name,
+            )
+        return await self._query_each(await self._ready())
 
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
         """Return configurations of models; a missing one may be available in the next poll."""
         found: dict[str, ModelConfig] = {}
 
         async def get(name: str) -> None:
-            # Counted even if the query is cancelled.
-            self._attempts[name] += 1
             try:
                 found[name] = await self._api.config(name)
             except PollError as error:
-                if error.cause in _INCONCLUSIVE and self._attempts[name] < ATTEMPTS:
+                if error.cause in _INCONCLUSIVE:
                     return
                 found[name] = ModelConfig()
                 self._lines.warning(
@@ -159,15 +127,7 @@ class Queries:
                     error,
                 )
 
-        # Models with fewer attempts come first.
-        wanted = sorted(dict.fromkeys(names), key=self._attempts.__getitem__)
-        self._attempts = Counter({name: self._attempts[name] for name in wanted})
-        await _run_each(wanted, get, CONFIG_SECONDS)
-        for name in wanted:
-            if self._attempts[name] >= ATTEMPTS:
-                found.setdefault(name, ModelConfig())
-        for name in found:
-            del self._attempts[name]
+        await _run_each(dict.fromkeys(names), get, CONFIG_SECONDS)
         return found
 
     async def _ready(self) -> list[ModelChoice]:
@@ -211,19 +171,6 @@ class Queries:
             raise answer.failure
         return answer
 
-    def _set_one_by_one(self, *, one_by_one: bool) -> None:
-        if one_by_one != self._one_by_one:
-            self._lines.info(
-                f"one by one {one_by_one}",
-                "%s: the server has --model-namespacing and cannot return all models at once:"
-                " models are queried one by one, and models that share a name are not available"
-                if one_by_one
-                else "%s: the server returns all models at once again",
-                self._name,
-            )
-        self._one_by_one = one_by_one
-        self._query_all_at = time.monotonic() + NAMESPACED_FOR
-
 
 def _unique(choices: Sequence[ModelChoice]) -> list[ModelChoice]:
     """Return the choices without those that others include."""
@@ -239,23 +186,14 @@ def _is_pattern(model: str) -> bool:
 
 
 async def _run_each(
-    items: Sequence[T], get: Callable[[T], Awaitable[None]], seconds: float | None = None
+    items: Collection[T], get: Callable[[T], Awaitable[None]], seconds: float | None = None
 ) -> None:
     """Run ``get`` for each item, some concurrently; cancel the rest after ``seconds``."""
-    if not items:
-        return
-    waiting = iter(items)
+    free = asyncio.Semaphore(IN_FLIGHT)
 
-    async def work() -> None:
-        for item in waiting:
+    async def run(item: T) -> None:
+        async with free:
             await get(item)
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(IN_FLIGHT, len(items)))]
-    try:
-        done, _ = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for worker in done:
-            worker.result()
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*map(run, items)), seconds)

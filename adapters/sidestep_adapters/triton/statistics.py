@@ -1,4 +1,4 @@
-"""Decoding of Triton's statistics over HTTP, and their translation into wire structs.
+"""Decoding of Triton's statistics, and their translation into wire structs.
 
 Fields may be missing, come in any order, or be of a later release: 24.03 added
 ``response_stats`` and 23.06 ``memory_usage``.
@@ -7,12 +7,15 @@ Fields may be missing, come in any order, or be of a later release: 24.03 added
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.triton.wire import (
+from sidestep.errors import PollError, WireError
+from sidestep.protocol.limits import Identifier, Text, is_printable
+from sidestep.protocol.messages import DECODE_ERRORS
+from sidestep_adapters.triton.wire import (
     MAX_MEMORIES,
     MAX_SIZES,
     Batch,
@@ -23,14 +26,10 @@ from sidestep.engines.triton.wire import (
     Timed,
     Whole,
 )
-from sidestep.errors import PollError, WireError
-from sidestep.protocol.limits import Identifier, Text, is_printable
-from sidestep.protocol.messages import DECODE_ERRORS
 
-LARGEST = 2**64 - 1
-"""Maximum of Triton's 64-bit counters; the largest bound of msgspec is one bit shorter."""
 FIRST = "0"
 """Index of a request's first response; all later ones are combined."""
+T = TypeVar("T")
 
 
 class Duration(msgspec.Struct, gc=False, frozen=True):
@@ -106,11 +105,10 @@ class _Answer(msgspec.Struct):
     model_stats: list[msgspec.Raw]
 
 
-T = TypeVar("T")
-
 _answer = msgspec.json.Decoder(_Answer)
 _version = msgspec.json.Decoder(ModelVersion)
 _model = msgspec.json.Decoder(ModelStatistics)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -144,7 +142,11 @@ def version_of(raw: bytes) -> ModelVersion:
 
 
 def read(raw: bytes, *, has_cache: bool) -> ModelStats:
-    """Decode the statistics of one version; see ``translate`` for ``has_cache``.
+    """Decode the statistics of one version.
+
+    Args:
+        raw: One of those that ``split`` returns.
+        has_cache: Whether there are cache counters without any cache hit or miss.
 
     Raises:
         WireError: A number is negative, no integer or beyond 64 bits, a batch size occurs twice,
@@ -154,88 +156,41 @@ def read(raw: bytes, *, has_cache: bool) -> ModelStats:
         found = _model.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_item", str(error)) from None
-    responses = _responses(found.response_stats) if found.response_stats else None
-    return translate(found, responses, has_cache=has_cache)
-
-
-def translate(found: Any, responses: Responses | None, *, has_cache: bool) -> ModelStats:
-    """Translate statistics into wire structs.
-
-    Args:
-        found: ``ModelStatistics``, or a message with the same fields.
-        responses: The statistics of its responses.
-        has_cache: Whether there are cache counters without any cache hit or miss.
-
-    Raises:
-        WireError: A number is beyond 64 bits, a batch size occurs twice, or the name is not
-            printable.
-    """
     if not is_printable(found.name + found.version):
         raise WireError("bad_label", f"{found.name!r} is not printable")
-    batches = tuple(map(_batch, found.batch_stats))
-    if len({batch.batch_size for batch in batches}) < len(batches):
+    if len({batch.batch_size for batch in found.batch_stats}) < len(found.batch_stats):
         raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
-    return ModelStats(
-        _checked(found.last_inference),
-        _checked(found.inference_count),
-        _checked(found.execution_count),
+    made = ModelStats(
+        found.last_inference,
+        found.inference_count,
+        found.execution_count,
         _inferences(found.inference_stats, has_cache=has_cache),
-        batches,
-        responses,
-        tuple(Memory(m.type, m.id, _checked(m.byte_size)) for m in found.memory_usage),
+        tuple(map(_batch, found.batch_stats)),
+        _responses(found.response_stats) if found.response_stats else None,
+        tuple(Memory(m.type, m.id, m.byte_size) for m in found.memory_usage),
     )
+    try:
+        _encode(made)
+    except OverflowError:
+        raise WireError("bad_item", f"{found.name}: a number is beyond 64 bits") from None
+    return made
 
 
-def total(durations: Iterable[Any]) -> Timed:
-    """Return the sum of ``durations``.
-
-    Raises:
-        WireError: It is beyond 64 bits.
-    """
-    count = ns = 0
-    for each in durations:
-        count += each.count
-        ns += each.ns
-    return Timed(_checked(count), _checked(ns))
+def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
+    made = msgspec.convert(found, InferenceStats, from_attributes=True)
+    if has_cache or found.cache_hit.count or found.cache_miss.count:
+        return made
+    return msgspec.structs.replace(made, cache_hit=None, cache_miss=None)
 
 
-def _checked(number: int) -> int:
-    if number > LARGEST:
-        raise WireError("bad_item", f"{number} is beyond 64 bits")
-    return number
-
-
-def _timed(found: Any) -> Timed:
-    count, ns = found.count, found.ns
-    if count > LARGEST or ns > LARGEST:
-        raise WireError("bad_item", f"{max(count, ns)} is beyond 64 bits")
-    return Timed(count, ns)
-
-
-def _inferences(found: Any, *, has_cache: bool) -> InferenceStats:
-    hit, miss = _timed(found.cache_hit), _timed(found.cache_miss)
-    has_cache = has_cache or bool(hit.count or miss.count)
-    return InferenceStats(
-        _timed(found.success),
-        _timed(found.fail),
-        _timed(found.queue),
-        _timed(found.compute_input),
-        _timed(found.compute_infer),
-        _timed(found.compute_output),
-        hit if has_cache else None,
-        miss if has_cache else None,
-    )
-
-
-def _batch(found: Any) -> Batch:
+def _batch(found: BatchStatistics) -> Batch:
     # Triton writes the same count into all three.
-    infer = _timed(found.compute_infer)
     return Batch(
-        _checked(found.batch_size),
-        infer.count,
-        _timed(found.compute_input).ns,
-        infer.ns,
-        _timed(found.compute_output).ns,
+        found.batch_size,
+        found.compute_infer.count,
+        found.compute_input.ns,
+        found.compute_infer.ns,
+        found.compute_output.ns,
     )
 
 
@@ -244,13 +199,21 @@ def _responses(found: Mapping[str, ResponseStatistics]) -> Responses:
     first = found.get(FIRST, ResponseStatistics())
     later = [each for index, each in found.items() if index != FIRST]
     return Responses(
-        _timed(first.success),
-        total(each.success for each in later),
-        total(each.fail for each in found.values()),
-        total(each.empty_response for each in found.values()),
-        total(each.cancel for each in found.values()),
-        _timed(first.compute_infer),
-        _timed(first.compute_output),
-        total(each.compute_infer for each in later),
-        total(each.compute_output for each in later),
+        _sum([first.success]),
+        _sum(each.success for each in later),
+        _sum(each.fail for each in found.values()),
+        _sum(each.empty_response for each in found.values()),
+        _sum(each.cancel for each in found.values()),
+        _sum([first.compute_infer]),
+        _sum([first.compute_output]),
+        _sum(each.compute_infer for each in later),
+        _sum(each.compute_output for each in later),
     )
+
+
+def _sum(durations: Iterable[Duration]) -> Timed:
+    count = ns = 0
+    for each in durations:
+        count += each.count
+        ns += each.ns
+    return Timed(count, ns)

@@ -8,25 +8,39 @@ connectors need no parser: no class of vLLM exposes ``ec_connector_stats``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
-from sidestep.catalog.model import Kind, Row
-from sidestep.engines.vllm.connector_rows import TRANSFER_TYPES
-from sidestep.protocol.limits import MAX_FAMILIES
-from sidestep.protocol.self_described import Family
-from sidestep_adapters.vllm.connector_families import (
-    KNOWN,
-    Children,
-    Payload,
-    families_of,
-    label_values,
-    numbers_of,
-    records_of,
+from sidestep.catalog.row import Kind, Row
+from sidestep.engines.vllm.connector_rows import (
+    HF3FS,
+    HISPARSE,
+    MOONCAKE,
+    NIXL,
+    ROWS,
+    TRANSFER_TYPES,
     uncatalogued_row,
 )
+from sidestep.protocol.limits import (
+    MAX_FAMILIES,
+    MAX_LABEL_CHARS,
+    MAX_OBSERVATIONS,
+    VALUE_LIMIT,
+    is_printable,
+)
+from sidestep.protocol.self_described import Family, Sample
 
+Payload = Mapping[object, object]
+Children = dict[tuple[str, ...], list[float]]
+"""Reported values by own label values, in the order of the row's ``own_labels``."""
+
+_KNOWN: Final = {row.name: row for row in ROWS}
+_NUMBER: Final = (int, float)
+_LIST: Final = (list, tuple)
+"""Tuples for ``isinstance``, made once: it runs for each value."""
 PayloadParser = Callable[[Payload], Iterator[Family]]
+T = TypeVar("T")
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "counter": "counter",
@@ -109,24 +123,29 @@ def _find_parser(payload: Payload) -> PayloadParser | None:
     for part in payload.values():
         if isinstance(part, Mapping) and "submitted" in part:
             return _parse_umbp
-        if any("duration_seconds" in record for record in records_of(part)):
+        if any("duration_seconds" in record for record in _records_of(part)):
             return _parse_mooncake_store
     return None
 
 
-def _list_parser(table: Mapping[str, tuple[str, ...]]) -> PayloadParser:
+def _list_parser(prefix: str, rows: Iterable[Row], **keys: Sequence[str]) -> PayloadParser:
     """Return a parser for the format {key: [value, ...]}.
 
+    The lists of a counter contain increments, those of a gauge readings, of which the last counts.
+
     Args:
-        table: The payload's keys that feed each family. The lists of a counter contain
-            increments, those of a gauge readings, of which the last counts.
+        prefix: Prefix of the families' names.
+        rows: The families. A family's key is its name without prefix and ``_total``.
+        keys: The keys of families that are named otherwise, or have several; by name without prefix.
     """
+    names = {row.name.removeprefix(prefix): row for row in rows}
+    table = [(row, keys.get(name, [name.removesuffix("_total")])) for name, row in names.items()]
 
     def parser(payload: Payload) -> Iterator[Family]:
-        for name, keys in table.items():
-            values = [value for key in keys for value in numbers_of(payload.get(key))]
+        for row, own in table:
+            values = [value for key in own for value in _numbers_of(payload.get(key))]
             if values:
-                yield from families_of(KNOWN[name], {(): values})
+                yield from _families_of(row, {(): values})
 
     return parser
 
@@ -135,16 +154,16 @@ def _parse_mooncake_store(payload: Payload) -> Iterator[Family]:
     """Parse Mooncake's store: {operation: [record of one call, ...]}."""
     found: dict[str, Children] = {name: {} for name in _STORE_FIELDS}
     for operation, records in payload.items():
-        for record in records_of(records):
-            labels = label_values((operation, record.get("status")))
+        for record in _records_of(records):
+            labels = _label_values((operation, record.get("status")))
             if labels is None:
                 continue
             for name, field in _STORE_FIELDS.items():
                 # vLLM exposes all five series from the first call on, with zeros.
                 values = found[name].setdefault(labels, [])
-                values.extend(numbers_of(record.get(field)) if field else (1.0,))
+                values.extend(_numbers_of(record.get(field)) if field else (1.0,))
     for name, children in found.items():
-        yield from families_of(KNOWN[name], children)
+        yield from _families_of(_KNOWN[name], children)
 
 
 def _parse_umbp(payload: Payload) -> Iterator[Family]:
@@ -152,10 +171,10 @@ def _parse_umbp(payload: Payload) -> Iterator[Family]:
     for name, field in _UMBP_FIELDS.items():
         children: Children = {}
         for operation, outcomes in payload.items():
-            labels = label_values((operation,))
+            labels = _label_values((operation,))
             if labels is not None and isinstance(outcomes, Mapping):
-                children[labels] = numbers_of(outcomes.get(field))
-        yield from families_of(KNOWN[name], children)
+                children[labels] = _numbers_of(outcomes.get(field))
+        yield from _families_of(_KNOWN[name], children)
 
 
 def _parse_multi(payload: Payload) -> Iterator[Family]:
@@ -173,25 +192,25 @@ def _parse_self_described(payload: Payload) -> Iterator[Family]:
             if isinstance(name, str) and isinstance(values, Mapping):
                 yield from _described_family(name, types.get(name), values)
         for old, parts in _DEPRECATED_OFFLOAD.items():
-            row = KNOWN[old]
+            row = _KNOWN[old]
             of_kind = [data.get(part) if types.get(part) == row.kind else None for part in parts]
-            yield from families_of(row, _by_direction(of_kind))
-    info = KNOWN["vllm:kv_offload_config_info"]
-    yield from families_of(info, _label_sets(info, payload.get("info")))
+            yield from _families_of(row, _by_direction(of_kind))
+    info = _KNOWN["vllm:kv_offload_config_info"]
+    yield from _families_of(info, _label_sets(info, payload.get("info")))
 
 
 def _described_family(name: str, kind_name: object, values: Payload) -> Iterator[Family]:
     """Yield one family of the self-described format, which omits label names only."""
     kind = _KINDS.get(kind_name) if isinstance(kind_name, str) else None
     children = {
-        labels: numbers_of(value)
+        labels: _numbers_of(value)
         for key, value in values.items()
-        if isinstance(key, tuple) and (labels := label_values(key)) is not None
+        if isinstance(key, tuple) and (labels := _label_values(key)) is not None
     }
     if kind is None or not children:
         return
     exposed = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
-    row = KNOWN.get(exposed) or uncatalogued_row(exposed, kind, len(next(iter(children))))
+    row = _KNOWN.get(exposed) or uncatalogued_row(exposed, kind, len(next(iter(children))))
     if row is None or row.kind != kind:
         return
     own = row.own_labels
@@ -202,7 +221,7 @@ def _described_family(name: str, kind_name: object, values: Payload) -> Iterator
         fitting = {
             tuple(labels[at] for at in positions): found for labels, found in fitting.items()
         }
-    yield from families_of(row, fitting)
+    yield from _families_of(row, fitting)
 
 
 def _by_direction(parts: Iterable[object]) -> Children:
@@ -210,64 +229,96 @@ def _by_direction(parts: Iterable[object]) -> Children:
     children: Children = {}
     for direction, values in zip(TRANSFER_TYPES, parts, strict=True):
         if isinstance(values, Mapping) and () in values:
-            children[(direction,)] = numbers_of(values[()])
+            children[(direction,)] = _numbers_of(values[()])
     return children
 
 
 def _label_sets(row: Row, info: object) -> Children:
     """Return the children of an info metric; a missing label is empty."""
-    sets = ([facts.get(name, "") for name in row.own_labels] for facts in records_of(info))
-    return {labels: [1.0] for each in sets if (labels := label_values(each)) is not None}
+    sets = ([facts.get(name, "") for name in row.own_labels] for facts in _records_of(info))
+    return {labels: [1.0] for each in sets if (labels := _label_values(each)) is not None}
+
+
+def _families_of(row: Row, children: Children) -> Iterator[Family]:
+    """Yield the families of ``row``, in parts that fit the wire's limits."""
+    samples: list[Sample] = []
+    for labels, values in children.items():
+        if row.kind == "histogram":
+            samples += [Sample(list(labels), observations=part) for part in _parts(values)]
+        elif row.kind == "counter":
+            total = math.fsum(value for value in values if value > 0)
+            if total <= VALUE_LIMIT:
+                samples.append(Sample(list(labels), total))
+        elif values:
+            samples.append(Sample(list(labels), values[-1]))
+    if not samples:
+        return
+    own = list(row.own_labels)
+    for part in _parts(samples):
+        if row.name in _KNOWN:
+            yield Family(row.name, row.kind, own, part)
+        else:
+            yield Family(row.name, row.kind, own, part, row.help, list(row.bounds))
+
+
+def _parts(values: list[T]) -> Iterator[list[T]]:
+    """Yield ``values`` in lists within the wire's limit; one empty list if there are none."""
+    for start in range(0, max(len(values), 1), MAX_OBSERVATIONS):
+        yield values[start : start + MAX_OBSERVATIONS]
+
+
+def _numbers_of(value: object) -> list[float]:
+    """Return the numbers in ``value``, a number or a list, that the wire allows."""
+    values = value if isinstance(value, _LIST) else (value,)
+    return [
+        float(each)
+        for each in values
+        if isinstance(each, _NUMBER) and -VALUE_LIMIT <= each <= VALUE_LIMIT
+    ]
+
+
+def _records_of(value: object) -> Iterator[Payload]:
+    """Yield the mappings in ``value``, a mapping or a list."""
+    for each in value if isinstance(value, _LIST) else (value,):
+        if isinstance(each, Mapping):
+            yield each
+
+
+def _label_values(values: Iterable[object]) -> tuple[str, ...] | None:
+    """Return ``values`` as the label values that vLLM exposes; None if one is not allowed."""
+    texts = []
+    for value in values:
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, _NUMBER) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
+            text = str(value)
+        else:
+            return None
+        if len(text) > MAX_LABEL_CHARS or not is_printable(text):
+            return None
+        texts.append(text)
+    return tuple(texts)
 
 
 _NIXL: Final = _list_parser(
-    {
-        "vllm:nixl_xfer_time_seconds": ("transfer_duration",),
-        "vllm:nixl_post_time_seconds": ("post_duration",),
-        "vllm:nixl_bytes_transferred": ("bytes_transferred",),
-        "vllm:nixl_num_descriptors": ("num_descriptors",),
-        "vllm:nixl_num_failed_transfers_total": (
-            "num_failed_transfers",
-            "num_failed_handshakes",
-            "num_failed_notifications",
-        ),
-        "vllm:nixl_num_failed_notifications_total": ("num_failed_notifications",),
-        "vllm:nixl_num_kv_expired_reqs_total": ("num_kv_expired_reqs",),
-        "vllm:nixl_num_notifications_after_expiry_total": ("num_notifications_after_expiry",),
-    }
+    "vllm:nixl_",
+    NIXL,
+    xfer_time_seconds=["transfer_duration"],
+    post_time_seconds=["post_duration"],
+    num_failed_transfers_total=[
+        "num_failed_transfers",
+        "num_failed_handshakes",
+        "num_failed_notifications",
+    ],
 )
-_MOONCAKE: Final = _list_parser(
-    {
-        "vllm:mooncake_xfer_time_seconds": ("transfer_duration",),
-        "vllm:mooncake_bytes_transferred": ("bytes_transferred",),
-        "vllm:mooncake_num_descriptors": ("num_descriptors",),
-        "vllm:mooncake_num_failed_transfers_total": ("num_failed_transfers",),
-        "vllm:mooncake_num_failed_recvs_total": ("num_failed_recvs",),
-        "vllm:mooncake_num_kv_expired_reqs_total": ("num_kv_expired_reqs",),
-    }
-)
+_MOONCAKE: Final = _list_parser("vllm:mooncake_", MOONCAKE, xfer_time_seconds=["transfer_duration"])
 _HF3FS: Final = _list_parser(
-    {
-        "vllm:hf3fs_save_duration_seconds": ("save_duration",),
-        "vllm:hf3fs_load_duration_seconds": ("load_duration",),
-        "vllm:hf3fs_num_failed_save_total": ("num_failed_save",),
-        "vllm:hf3fs_num_failed_load_total": ("num_failed_load",),
-    }
+    "vllm:hf3fs_",
+    HF3FS,
+    save_duration_seconds=["save_duration"],
+    load_duration_seconds=["load_duration"],
 )
-_HISPARSE: Final = _list_parser(
-    {
-        "vllm:hisparse_cache_hits_total": ("cache_hits",),
-        "vllm:hisparse_cache_misses_total": ("cache_misses",),
-        "vllm:hisparse_host_to_device_bytes_total": ("host_to_device_bytes",),
-        "vllm:hisparse_host_cache_usage_perc": ("host_cache_usage_perc",),
-        "vllm:hisparse_pending_page_transfers": ("pending_page_transfers",),
-        "vllm:hisparse_host_block_lifetime_seconds": ("host_block_lifetime_seconds",),
-        "vllm:hisparse_host_block_idle_before_evict_seconds": (
-            "host_block_idle_before_evict_seconds",
-        ),
-        "vllm:hisparse_host_block_reuse_gap_seconds": ("host_block_reuse_gap_seconds",),
-    }
-)
+_HISPARSE: Final = _list_parser("vllm:hisparse_", HISPARSE)
 _CONNECTORS: Final[Mapping[str, tuple[PayloadParser, str]]] = {
     "NixlConnector": (_NIXL, "nixl"),
     "NixlPullConnector": (_NIXL, "nixl"),

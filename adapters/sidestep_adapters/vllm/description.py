@@ -132,7 +132,7 @@ def describe(
         model=served_name(model.served_model_name),
         max_model_len=model.max_model_len,
         engines=tuple(engines),
-        # Ray starts the cores, which have its command line.
+        # Cores that Ray starts have Ray's command line.
         namespace=namespace(with_port=getattr(parallel, "data_parallel_backend", "mp") != "ray"),
         api_server=_api_server(config),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),

@@ -19,7 +19,7 @@ class EndedSteps:
         self._longest, self._longest_tokens = 0.0, 0
 
     def add(self, started: float | None, ended: float, tokens: int, *, has_output: bool) -> None:
-        """Count a step of ``tokens``; where its start is unknown, it has no duration."""
+        """Count a step of ``tokens``; without ``started`` its duration is unknown."""
         self.count += 1
         if started is not None:
             # The next batch is scheduled while this one is computed: it begins when this one ends.

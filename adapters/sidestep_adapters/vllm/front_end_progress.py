@@ -1,10 +1,11 @@
-"""The progress of engines as vLLM's front end sees it: their answers, and the requests that wait for one.
+"""Progress of engines as vLLM's front end sees it: answers, and requests that wait for one.
 
 Needs no vLLM itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -16,11 +17,16 @@ from types import FrameType
 from typing import Any
 
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
-from sidestep_adapters.publisher.event_loop import LoopWatch
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 
 log = logging.getLogger(__name__)
 
+PERIOD = 1.0
+"""Least seconds between two callbacks; each wakes an idle loop."""
+LATE = 1.0
+"""Seconds that a callback takes on a loop that does not serve yet."""
+CALM = 10.0
+"""Seconds without a late callback after which the loop serves: starting a server blocks it."""
 _monotonic = time.monotonic
 
 
@@ -83,11 +89,11 @@ class _Engine:
     def answered(self, prompt_tokens: int) -> None:
         """Count an answer, with the tokens of the prompts that it is the first answer to."""
         now = _monotonic()
-        # Requests that came since the last wake are at most as old as that.
+        # Requests that came after the last wake have waited since then at most.
         owed_since = self._meter.owed_since
         since = self._meter.woken_at if owed_since is None else owed_since
         seconds = now - max(self._answered_at, since)
-        # First answers are few: longer times between others must not hide what prompts take.
+        # First answers are few, but only they show how long prompts take: they win over others.
         if (prompt_tokens > 0, seconds) > (self._longest_tokens > 0, self._longest):
             self._longest, self._longest_tokens = seconds, prompt_tokens
         self._answered_at = now
@@ -123,7 +129,7 @@ class _Requests:
     """The unfinished requests of a front end.
 
     Attributes:
-        has_engines: Whether the front end knows the engine of each; it does where it chooses it.
+        has_engines: Whether the front end knows each request's engine: it does if it chooses it.
     """
 
     def __init__(self, front_end: Any) -> None:
@@ -140,7 +146,7 @@ class _Requests:
         return self._counts[_identity(number)] if self.has_engines else len(self._states)
 
     def owed(self, number: int) -> tuple[int, int]:
-        """Return how many of these wait for the engine, and the tokens of prompts without an answer."""
+        """Return how many of an engine's requests wait for it, and the tokens of unanswered prompts."""
         waiting = [
             state
             for request_id, state in list(self._states.items())
@@ -160,10 +166,53 @@ def _identity(number: int) -> bytes:
     return number.to_bytes(2, "little")
 
 
+class LoopWatch:
+    """Check that an event loop runs callbacks, from the publisher thread, about once a second."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_at: float | None = None
+        self._next = 0.0
+        self._calm_since: float | None = None
+
+    def asked_at(self, loop: asyncio.AbstractEventLoop | None, now: float) -> float | None:
+        """Return when ``loop`` was asked to run a callback that it has not run yet; else None.
+
+        None, too, for a loop that is not running, or is still starting its server.
+        """
+        if loop is not self._loop or loop is None or not loop.is_running():
+            self._loop, self._asked_at, self._calm_since = loop, None, None
+            return None
+        asked_at = self._asked_at
+        if asked_at is None:
+            self._calm_since = now if self._calm_since is None else self._calm_since
+            self._ask(loop, now)
+            return None
+        if self._calm_since is not None and asked_at - self._calm_since >= CALM:
+            return asked_at
+        if now - asked_at >= LATE:
+            self._calm_since = None
+        return None
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        if now < self._next:
+            return
+        self._next = now + PERIOD
+        self._asked_at = now
+        try:
+            loop.call_soon_threadsafe(self._ran)
+        except RuntimeError:
+            # It was closed just now.
+            self._asked_at = None
+
+    def _ran(self) -> None:
+        self._asked_at = None
+
+
 def progress_of_caller(engines: Sequence[int]) -> FrontEndProgress | None:
     """Return the progress of the ``AsyncLLM`` that is making a stat logger; None without one.
 
-    vLLM gives a stat logger no reference to it, so that it is looked for among the callers.
+    vLLM gives a stat logger no reference to it, so it is found among the callers.
     """
     try:
         front_end = _calling_front_end()
@@ -176,7 +225,7 @@ def progress_of_caller(engines: Sequence[int]) -> FrontEndProgress | None:
 def _calling_front_end() -> Any:
     """Return the ``AsyncLLM`` whose method is being called; None if there is none.
 
-    Offline inference is none, whose engine makes no step unless it is called.
+    Offline inference does not count: its engine makes no step unless it is called.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

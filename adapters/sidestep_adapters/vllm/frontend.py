@@ -12,7 +12,7 @@ import math
 import sys
 from typing import Any, Final
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.vllm.connector_rows import FRONT_END
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, VALUE_LIMIT, is_printable
 from sidestep.protocol.self_described import Family, Sample

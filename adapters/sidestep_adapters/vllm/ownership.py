@@ -32,7 +32,7 @@ _FROM_EVENTS = (
     "scheduler.running_lora_adapters",
     "scheduler.waiting_lora_adapters",
 )
-"""Fields of the scheduler's stats that a core does not need: its events tell the same."""
+"""Fields of the scheduler's stats that a core does not send, since its events contain the same."""
 _LATENCIES = "iteration.time_to_first_tokens_iter", "iteration.finished_requests.e2e_latency"
 
 
@@ -86,6 +86,6 @@ def front_end_latencies(iteration: Any) -> SimpleNamespace | None:
         iteration_timestamp=getattr(iteration, "iteration_timestamp", 0.0),
         time_to_first_tokens=begun,
         e2e_latencies=[request.e2e_latency for request in ended],
-        # A session that continues has been queued after the scheduling that counts.
+        # Negative for a session that continues: it was queued again after its first scheduling.
         queue_times=[max(getattr(request, "queued_time", 0.0), 0.0) for request in ended],
     )

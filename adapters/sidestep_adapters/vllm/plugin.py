@@ -16,8 +16,9 @@ from vllm.v1.metrics import loggers
 
 from sidestep.protocol.self_described import Family, Samples
 from sidestep_adapters.publisher.environment import (
+    MODES,
+    choice,
     endpoint,
-    mode,
     set_up_log,
     usable_endpoint,
 )
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 def _base() -> Any:
     """Return the base class, which decides whether vLLM adds its own Prometheus logger."""
-    if endpoint() and mode("SIDESTEP_VLLM_MODE") == "instead":
+    if endpoint() and choice("SIDESTEP_VLLM_MODE", MODES) == "instead":
         return loggers.PrometheusStatLogger
     return loggers.AggregateStatLoggerBase
 

@@ -14,10 +14,9 @@ FULL_ATTENTION = "FullAttentionSpec"
 def lookup_events(
     scheduler: Any, sampling: Callable[[], tuple[bytes, float]]
 ) -> LookupEvents | None:
-    """Return a maker of lookups' items; None where the cache is off, or has other blocks than those of full attention.
+    """Return a maker of lookups' items; None if the cache is off or not of full attention only.
 
-    Layers with a sliding window, or with a state instead of blocks, are found by rules of their own,
-    which are not those of one LRU cache.
+    Blocks of layers with a sliding window, or with a state, do not follow the rules of one LRU cache.
 
     Args:
         scheduler: vLLM's scheduler.

@@ -27,8 +27,8 @@ from sidestep_adapters.vllm.description import describe, is_supported, with_cach
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
-from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -59,14 +59,14 @@ class _Core:
         self._held_stats: list[Any] = []
         self._dropped = 0
         self._resync = False
-        self.requests = SchedulerTap(
-            self._push,
+        events = SchedulerEvents(
             self._fail,
             nan_check="nan_check" in description.features,
             identities=identity_maker(),
             has_suffix=_has_suffix(),
             lookups=self._lookups(scheduler),
         )
+        self.requests = SchedulerTap(self._push, self._fail, events)
         self.stats = VllmTap(
             self._push,
             self._fail,
@@ -127,10 +127,10 @@ class _Core:
         self.publisher.close(wait=wait)
 
     def close_with(self, manager: Any) -> None:
-        """Start closing when the engine ends, which clears its manager of structured output first.
+        """Start closing when vLLM clears its manager of structured output.
 
-        The scheduler's own end comes last. Until then vLLM waits for its worker processes, as long
-        as its front end waits before it kills this process.
+        An engine that ends does this first, and shuts its scheduler down last. In between it waits for
+        its workers, as long as its front end waits before it kills this process.
         """
         clear = getattr(manager, "clear_backend", None)
         if clear is None:

@@ -55,13 +55,9 @@ class SchedulerEvents:
     Args:
         fail: Called inside ``except`` with a description of the problem.
         nan_check: Whether outputs report NaNs in logits.
-        identities: What of a request's identity is sent; None: nothing.
+        identities: Maker of the identities that are sent; None: none are.
         has_suffix: Whether the engine has added a random suffix to its clients' ids.
         lookups: Maker of items of the requests' lookups in the prefix cache; None: none are sent.
-
-    Attributes:
-        steps: Counts of the steps with tokens.
-        lookups: The same.
     """
 
     def __init__(
@@ -103,20 +99,16 @@ class SchedulerEvents:
 
         A new source discards the requests that the exporter tracks; it then gets the current ones.
         """
-        unseen = 0
-        for number, request in list(self._requests.items()):
-            if request.is_finished():
-                unseen += 1
-                del self._requests[number]
-                self._numbers.pop(request.request_id, None)
-                self._awaiting_output.discard(request.request_id)
-                self._corrupted.discard(number)
+        known = len(self._requests)
+        self._requests = {n: r for n, r in self._requests.items() if not r.is_finished()}
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
+        self._awaiting_output.intersection_update(self._numbers)
+        self._corrupted.intersection_update(self._requests)
         self._source = secrets.randbits(40)
         if self.lookups is not None:
             self.lookups.restart()
         items = self.current_state() or [self.tick()]
-        items[0].unseen = unseen
+        items[0].unseen = known - len(self._requests)
         return items
 
     def all_items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents | CacheLookups]:
@@ -162,18 +154,10 @@ class SchedulerEvents:
         number = self._number(request.request_id)
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
-        group, sample = _parallel_sample(request.request_id)
-        return Queued(
-            number,
-            stamp,
-            arrival,
-            tokens,
-            _adapter(request),
-            group,
-            sample,
-            self._identity(request),
-            _max_tokens(request),
-        )
+        event = Queued(number, stamp, arrival, tokens, _adapter(request))
+        event.group, event.sample = _parallel_sample(request.request_id)
+        event.identity, event.max_tokens = self._identity(request), _max_tokens(request)
+        return event
 
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
@@ -191,16 +175,10 @@ class SchedulerEvents:
         state = _STATES.get(getattr(request.status, "name", ""), WAITING)
         if state == WAITING and request.num_preemptions:
             state = PREEMPTED
-        return Alive(
-            number,
-            stamp,
-            state,
-            request.arrival_time,
-            request.num_prompt_tokens,
-            _adapter(request),
-            self._identity(request),
-            _max_tokens(request),
-        )
+        event = Alive(number, stamp, state, request.arrival_time, request.num_prompt_tokens)
+        event.adapter, event.identity = _adapter(request), self._identity(request)
+        event.max_tokens = _max_tokens(request)
+        return event
 
     def scheduled(
         self,
@@ -216,8 +194,8 @@ class SchedulerEvents:
             request_id: Its id.
             stamp: Monotonic seconds.
             looked_up: Its full blocks, tokens and preemptions at that time; None: no lookup is sent.
-            found: Tokens of it that were found in a cache.
-            stats: The engine's ``PrefillStats`` of it, which tell those that were found in its own.
+            found: How many of its tokens were found in any cache.
+            stats: The engine's ``PrefillStats``, with the tokens that were found in its own cache.
         """
         number = self._number(request_id)
         request = self._requests.get(number)
@@ -225,11 +203,8 @@ class SchedulerEvents:
             blocks, tokens, preemptions = looked_up
             local = getattr(stats, "num_local_cached_tokens", found)
             hashes = request.block_hashes[:blocks]
-            kind = COUNTED
-            if preemptions:
-                kind = AGAIN
-            elif getattr(request, "skip_reading_prefix_cache", False):
-                kind = NOT_LOOKED_UP
+            skipped = getattr(request, "skip_reading_prefix_cache", False)
+            kind = AGAIN if preemptions else NOT_LOOKED_UP if skipped else COUNTED
             self.lookups.looked_up(number, stamp, hashes, tokens, local, kind=kind)
         return Scheduled(number, stamp)
 
@@ -296,7 +271,7 @@ class SchedulerEvents:
     def _batch(
         self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int], computed: int
     ) -> None:
-        """Add the batch, unless it equals the requests with output, with one token each."""
+        """Add the batch, unless its requests are those with output, with one token each."""
         even = computed == len(scheduled)
         if even and list(scheduled) == names and not any(o.tokens for o in step.outputs):
             return
@@ -331,24 +306,18 @@ class SchedulerEvents:
         del self._numbers[request.request_id]
         self._requests.pop(number, None)
         self._awaiting_output.discard(request.request_id)
-        corrupted = number in self._corrupted
+        reason = STOP if stopped else int(request.get_finished_reason() or STOP)
+        event = Finished(number, stamp, wall, reason, request.num_prompt_tokens)
+        event.generation_tokens = request.num_output_tokens
+        event.preemptions = request.num_preemptions
+        event.max_tokens = _max_tokens(request)
+        event.stop_strings = bool(getattr(request.sampling_params, "stop", None))
+        event.corrupted = number in self._corrupted
         self._corrupted.discard(number)
-        sampling = request.sampling_params
-        ignored = getattr(request.status, "name", "") == "FINISHED_IGNORED"
-        return Finished(
-            number,
-            stamp,
-            wall,
-            STOP if stopped else int(request.get_finished_reason() or STOP),
-            request.num_prompt_tokens,
-            request.num_output_tokens,
-            request.num_preemptions,
-            _max_tokens(request),
-            bool(getattr(sampling, "stop", None)),
-            corrupted,
-            "prompt_too_long" if ignored else "",
-            _cached_elsewhere(request),
-        )
+        if getattr(request.status, "name", "") == "FINISHED_IGNORED":
+            event.refused = "prompt_too_long"
+        event.cached_tokens = _cached_elsewhere(request)
+        return event
 
 
 def _cached_elsewhere(request: Any) -> int | None:
@@ -370,7 +339,7 @@ def _max_tokens(request: Any) -> int | None:
 
 
 def _parallel_sample(request_id: str) -> tuple[int, int]:
-    """Return a number for the original request of a parallel sample, and the sample's; 0 if single."""
+    """Return a parallel sample's number of the original request, and its own; both 0 for a single one."""
     found = _SAMPLE.fullmatch(request_id)
     if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
         return 0, 0

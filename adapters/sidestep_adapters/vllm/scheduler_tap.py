@@ -1,4 +1,4 @@
-"""Recording of a vLLM scheduler's events; needs no vLLM itself.
+"""Recording of a vLLM scheduler's events, and of its progress; needs no vLLM itself.
 
 Events are appended to a list as they happen, by reference, because this runs on the thread of
 the engine's step. The publisher thread makes items of the list (``scheduler_events``).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,9 +16,9 @@ from threading import get_ident
 from typing import Any
 
 from sidestep.protocol.cache_lookups import CacheLookups
+from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
-from sidestep_adapters.publisher.cache_lookups import LookupEvents
-from sidestep_adapters.publisher.request_identity import IdentityMaker
+from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
 LONG_STEP = 0.05
@@ -26,6 +27,16 @@ PAUSE = 2.5
 """Seconds between two ticks, normally one, after which the process was stopped or starved."""
 SETTLE = 5.0
 """Seconds after a pause until the scheduler has all requests that arrived in it."""
+BLOCKED = (
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+    "WAITING_FOR_FSM",
+    "WAITING_FOR_REMOTE_KVS",
+)
+"""Names of states in which a request waits for something else than the engine.
+
+A session that waits for more input is not among the unfinished requests.
+"""
+PAUSED_ALL = 2
 _monotonic, _wall = time.monotonic, time.time
 
 
@@ -35,13 +46,10 @@ class SchedulerTap:
     Args:
         push: ``Publisher.push``; takes a function that makes items.
         fail: Called inside ``except`` with a description of the problem.
-        nan_check: Whether outputs report NaNs in logits.
-        identities: What of a request's identity is sent; None: nothing.
-        has_suffix: Whether the engine has added a random suffix to its clients' ids.
-        lookups: Maker of items of lookups in the prefix cache; None: none are sent.
+        events: Converter of the recorded events to items.
 
     Attributes:
-        events: Converter of the recorded events to items.
+        events: The same.
         is_updating: Whether the scheduler is processing the output of a step.
         scheduling_since: When the call that is scheduling a batch began; 0: none is.
         ended_at: When the last step with tokens ended; 0: none has.
@@ -52,12 +60,9 @@ class SchedulerTap:
         self,
         push: Callable[[Callable[[], Iterable[RequestEvents | CacheLookups]]], None],
         fail: Callable[[str], None],
-        *,
-        nan_check: bool = False,
-        identities: IdentityMaker | None = None,
-        has_suffix: bool = False,
-        lookups: LookupEvents | None = None,
+        events: SchedulerEvents,
     ) -> None:
+        self.events = events
         self._push = push
         self._fail = fail
         self._deferred_events: list[DeferredEvent] = []
@@ -70,18 +75,11 @@ class SchedulerTap:
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
-        self.events = SchedulerEvents(
-            fail,
-            nan_check=nan_check,
-            identities=identities,
-            has_suffix=has_suffix,
-            lookups=lookups,
-        )
 
     def queued(self, request: Any) -> None:
         """Record a request that entered the queue, or a session that continues.
 
-        A session's next input may arrive with its last output, which it follows.
+        A session's next input may arrive while its last output is processed, and must follow it.
         """
         self.thread = get_ident()
         try:
@@ -117,7 +115,7 @@ class SchedulerTap:
                 if has_lookups:
                     known = *known, _looked_up(request)
                 deferred.append((self.events.scheduled, known))
-            # Normally sent with the events of the step's end, except in a long step.
+            # Normally the events of the step's end take these along; a long step sends them now.
             if deferred and started - self._flushed_at > LONG_STEP:
                 self._flush()
         except Exception:  # noqa: BLE001 - as above
@@ -139,7 +137,7 @@ class SchedulerTap:
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
     def update_started(self) -> None:
-        """Hold back ends and new input of requests until the output of the step is recorded."""
+        """Hold back requests' ends and new input until the step's output is recorded."""
         self.is_updating = True
 
     def update_finished(self, batch: Any, outputs: Mapping[int, Any]) -> None:
@@ -149,7 +147,7 @@ class SchedulerTap:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
             ended = _monotonic()
             if batch.num_scheduled_tokens:
-                # Before the step is no longer open: a reader must not find the end of an earlier one.
+                # Set while the step is open, so that no reader finds the end of an earlier step.
                 self.ended_at = ended
             started = self._started_at(batch)
             self._deferred_events.append(
@@ -224,3 +222,66 @@ def _resumed(cached: Any) -> Iterable[str]:
     """Return preempted requests that rejoin the batch, unless they are among the new ones."""
     names: Iterable[str] = cached.resumed_req_ids
     return names
+
+
+class SchedulerProgress:
+    """Reader of a scheduler's progress.
+
+    Args:
+        scheduler: A scheduler of vLLM; a weak reference is kept.
+        tap: The tap of its events.
+    """
+
+    def __init__(self, scheduler: Any, tap: SchedulerTap) -> None:
+        self._scheduler = weakref.ref(scheduler)
+        self._tap = tap
+        self._meter = ProgressMeter()
+
+    def measure(self, now: float) -> list[Progress]:
+        """Return the progress of the scheduler's engine at ``now``."""
+        scheduler = self._scheduler()
+        reading = Reading() if scheduler is None else self._read(scheduler, now)
+        self._meter.thread = self._tap.thread
+        return [self._meter.measure(reading, now)]
+
+    def _read(self, scheduler: Any, now: float) -> Reading:
+        tap, steps = self._tap, self._tap.events.steps
+        # The order matters: a batch leaves the first for the second, then sets the third.
+        scheduling_since = tap.scheduling_since
+        step = tap.open_step()
+        ended_at = tap.ended_at
+        if step is None and scheduling_since and now - scheduling_since >= OVERDUE:
+            # A shorter call may schedule nothing: an engine that admits no request makes many.
+            step = scheduling_since, 0
+        opened_at, tokens = step or (None, 0)
+        longest, longest_tokens = steps.take_longest()
+        return Reading(
+            scheduler.get_num_unfinished_requests(),
+            steps.count,
+            opened_at,
+            tokens,
+            ended_at,
+            steps.output_at,
+            steps.computed,
+            longest,
+            longest_tokens,
+            PAUSED if _is_paused(scheduler) else "",
+            blocked=lambda: sum(_state(request) in BLOCKED for request in _requests(scheduler)),
+            request_tokens=lambda: sum(request.num_tokens for request in _requests(scheduler)),
+        )
+
+
+def _is_paused(scheduler: Any) -> bool:
+    """Return whether the scheduler is paused and has nothing left to finish."""
+    state = int(getattr(scheduler, "pause_state", 0))
+    return state >= PAUSED_ALL or (state > 0 and not scheduler.running)
+
+
+def _requests(scheduler: Any) -> list[Any]:
+    # Made in one go, without the engine's thread in between.
+    return list(scheduler.requests.values())
+
+
+def _state(request: Any) -> str:
+    name: str = getattr(request.status, "name", "")
+    return name

@@ -41,7 +41,7 @@ def front_end_startup() -> list[Family]:
 
 
 def _families(phases: dict[str, Any]) -> list[Family]:
-    """Return the family of the phases that have a time; 0 is none: the engine did not compile."""
+    """Return the family of the phases that took time; 0 seconds: the engine did not compile."""
     samples = [
         Sample([phase], float(seconds))
         for phase, seconds in phases.items()

@@ -68,11 +68,10 @@ FIELDS = Fields(
         "mm_cache.hits_by_source",
         *(f"mm_cache.preempted_{name}" for name in _LOOKED_UP),
     },
-    # Before, these requests are among the others that wait.
+    # In earlier releases the other waiting requests include these.
     implied={"scheduler.num_skipped_waiting_reqs"},
 )
-"""Where a field came between two compared releases, the later one counts as its first."""
-
+"""If a field appeared between two releases that were compared, the later one stands here."""
 
 LISTS = (
     ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
@@ -97,11 +96,11 @@ class VllmTap:
         push: ``Publisher.push``; takes an item that owns its values, or a function.
         fail: Called inside ``except`` with a description of the problem.
         engines: vLLM's engine indexes, in the order of the Hello.
-        role: Which fields of a record this process owns.
+        role: The process's role, which decides the fields that it sends.
         connector: Class name of the KV connector, or empty.
         diffusion: Whether the model is a diffusion model.
-        missing: Called with info of an engine that names the fields which vLLM's release lacks, once
-            for each kind of object that lacks some; in the publisher thread.
+        missing: Called in the publisher thread, for each kind of object that lacks fields in this
+            release of vLLM, with the engine's info that names all of them.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class VllmTap:
             mm_cache=cache,
             front_end=latencies,
         )
-        # Before anything reads its hundreds of values one by one.
+        # Found first, so that nothing reads the hundreds of values one by one.
         run = run_of(getattr(output, "inter_token_latencies_iter", None))
         if run is not None and iteration is not None and output is not iteration[0]:
             output.inter_token_latencies_iter = ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from sidestep.errors import ConfigError
-from sidestep.protocol.native_buckets import COARSEST, FINEST
+from sidestep.protocol.limits import COARSEST, FINEST
 
 Bounds = tuple[float, ...]
 
@@ -160,22 +160,14 @@ DEFAULTS: Mapping[str, Bounds] = {
 
 
 def checked_schema(family: str, schema: object) -> int:
-    """Return ``schema``, of a family's native histograms, after checking it.
-
-    Raises:
-        ConfigError: ``schema`` is no whole number from -4 to 8.
-    """
+    """Return ``schema``, of a family's native histograms, after checking it."""
     if isinstance(schema, int) and not isinstance(schema, bool) and COARSEST <= schema <= FINEST:
         return schema
     raise ConfigError(f"schema of {family}: give a whole number from {COARSEST} to {FINEST}")
 
 
 def checked(family: str, bounds: Iterable[object]) -> Bounds:
-    """Return ``bounds`` as floats after checking them.
-
-    Raises:
-        ConfigError: The bounds are empty, not finite numbers, or not strictly increasing.
-    """
+    """Return ``bounds`` as floats after checking them."""
     values = list(bounds)
     if not values or not all(
         isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values

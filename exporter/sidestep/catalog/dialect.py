@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sidestep.catalog.model import Row, check
+from sidestep.catalog.row import Row, check
 
 AvailabilityCounts = tuple[int | float, int | float]
 """Requests that were served, and requests that were not."""
 
 
 class Polled(msgspec.Struct):
-    """Statistics that are polled of a server."""
+    """Statistics that a server is polled for."""
 
     @property
     def absent(self) -> bool:
-        """True if the server no longer has what they describe."""
+        """True if the server no longer has the engine that they describe."""
         raise NotImplementedError
 
 
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeySeries:
-    """The series of an engine's statistics log line, and those of its saturation.
+    """Series of an engine's statistics log line and of its saturation.
 
     Attributes:
         running: Gauge of the requests in the batch.
@@ -74,19 +74,19 @@ class KeySeries:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LiveSeries:
-    """The series that the live page shows besides ``KeySeries`` and ``DialectTables.latencies``.
+    """Series of the live page besides ``KeySeries`` and ``DialectTables.latencies``.
 
     Several counters of one number are added up.
 
     Attributes:
-        running: Gauge of the requests in the batch, of engines without that of ``KeySeries``.
-        waiting: Likewise, of the requests that wait.
-        kv_tokens: Gauge of the tokens in the KV cache, of engines without its usage.
-        kv_capacity: Gauge of the tokens that fit into it.
-        finished: Counters of the requests that ended, for whatever reason.
-        aborted: Counters of those of them that were aborted.
+        running: Gauge of the requests in the batch, for engines without ``KeySeries``.
+        waiting: Gauge of the requests that wait, for engines without ``KeySeries``.
+        kv_tokens: Gauge of the tokens in the KV cache, for engines without a gauge of its usage.
+        kv_capacity: Gauge of the tokens that fit into the KV cache.
+        finished: Counters of the requests that ended for any reason.
+        aborted: Counters of the requests that were aborted.
         looked_up: Counters of the tokens looked up in the prefix cache.
-        found: Counters of those of them that it had.
+        found: Counters of the tokens found in the prefix cache.
         kv_blocks: Histograms of the times of KV blocks, by ``kv_lifetime`` (from a block's
             allocation to its eviction), ``kv_idle`` (from its last use to its eviction) and
             ``kv_reuse_gap`` (between two uses).
@@ -113,25 +113,26 @@ class DialectTables:
         rows: The dialect's families, in the order of the page.
         common_rows: Families whose names are the same for all engines.
         structs: Wire structs whose fields the rows' paths name.
-        has_own_namespace: Whether no other dialect has a family of these names, so that an
-            engine may carry the same labels as another dialect's engine.
+        has_own_namespace: Whether no other dialect has families of these names. Then an engine may have
+            the same labels as another dialect's engine.
         bare_counters: Prefix of counters whose names do not end in ``_total``.
         part_labels: Labels of engines that are part of another engine, such as a server's models.
-        polled: Struct of statistics that are polled of a server, which counts by itself.
-        parallel_samples: Where engines may send raw request events, the histograms of parallel
-            samples: their number, and the tokens of the longest.
-        key_series: The series of the statistics log line; None: its line has those of the live page.
+        polled: Struct of polled statistics of a server that counts by itself.
+        parallel_samples: Histograms of parallel samples (their number, and the tokens of the longest)
+            where engines may send raw request events.
+        key_series: Series of the statistics log line; None: the line has the series of the live page.
         live_series: Further series of the live page.
         recorded: Counters of the requests that end with a record.
-        needed_by: By the path of a field: the properties that are computed from it, as paths, and the
-            handlers that read it.
+        feature_options: Options that expose the families of a feature, by feature, for doctor's texts.
+        needed_by: Properties computed from a field, as paths, and handlers that read it, by the field's
+            path.
         latencies: Histograms that predefined objectives count, by ``slo.LATENCIES``; the live page
             shows percentiles of ``ttft``, ``inter_token`` and ``e2e``.
-        computed: Functions of an engine that compute gauges, by the name in ``model.Computed``,
+        computed: Functions of an engine that compute gauges, by the name in ``row.Computed``,
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
             engine does not report that.
-        kv_capacity: Reads the tokens that fit into the KV cache, of engines without a series for it; it
+        kv_capacity: Reads the tokens that fit into the KV cache, for engines without a series for it; it
             returns ``None`` where the engine does not report that.
     """
 
@@ -148,6 +149,7 @@ class DialectTables:
     key_series: KeySeries | None = None
     live_series: LiveSeries = LiveSeries()
     recorded: tuple[Series, ...] = ()
+    feature_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needed_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     latencies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments are engines, which belong to a package above this one.

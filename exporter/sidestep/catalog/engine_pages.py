@@ -1,16 +1,16 @@
-"""The table of metrics pages: what the families of engines and of other servers mean.
+"""The table of metrics pages: the meaning of families of engines and of other servers.
 
-``PAGES`` has the numbers of ``sidestep top`` and of the statistics line, ``COMMON_NAMES`` the
-families of scraped pages that mean the same as one with a common name. An engine that sidestep
-knows by its page alone is in no other table.
+``PAGES`` has the numbers of ``sidestep top`` and of the statistics line. ``COMMON_NAMES`` has the
+families of scraped pages that mean the same as one with a common name. An engine that sidestep knows by
+its page alone is in no other table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sidestep.catalog.model import Kind
+from sidestep.catalog.row import Kind
 
 
 class Match(NamedTuple):
@@ -20,6 +20,10 @@ class Match(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
+PATH = "/metrics"
+"""Path of most servers' metrics pages."""
+FURTHER_PATHS = ("/prometheus/metrics",)
+"""Further paths, which are tried first: TensorRT-LLM has another page at ``PATH``."""
 Alternatives = tuple[tuple[Match, ...], ...]
 """Alternatives of a number, each with the samples to add up."""
 
@@ -31,20 +35,21 @@ def _one(*names: str, **labels: str) -> Alternatives:
 class EnginePage(NamedTuple):
     """The page of one engine.
 
-    A number is the sum of all samples of a replica that match; of several alternatives, the first
-    that the page has. Releases of one engine have different names.
+    A number is the sum of all matching samples of a replica. It has alternatives, since releases of one
+    engine have different names: the first that the page has counts.
 
     Attributes:
-        dialect: The engine.
-        title: Its name for people.
-        prefix: How the names of its families begin.
+        title: Its name in texts that users read.
+        prefix: Beginning of the names of its families.
         model: Label with the model's name; empty: the page has none.
         replica: Labels that distinguish replicas on one page.
         gauges: Alternatives of the gauges of ``EngineRow``.
-        counters: Likewise of what is counted.
+        counters: Alternatives of the counters behind the other numbers of ``EngineRow``.
         histograms: Names of the histograms of seconds, without ``_bucket``.
-        is_pooled: Whether gauges are repeated by several processes: the highest counts.
-        ranks: Labels of which only samples with "0" count: the others repeat them.
+        is_pooled: Whether several processes repeat a gauge, so that the highest value counts.
+        ranks: Labels of ranks. Only samples with "0" count, since other ranks repeat them.
+        ports: Usual ports of the server.
+        path: Path of the page on these ports, where the root does not lead to it.
     """
 
     dialect: str
@@ -57,6 +62,8 @@ class EnginePage(NamedTuple):
     histograms: Mapping[str, tuple[str, ...]]
     is_pooled: bool = False
     ranks: tuple[str, ...] = ()
+    ports: Sequence[int] = ()
+    path: str = ""
 
     def names(self, kind: Kind) -> frozenset[str]:
         """Return the names of the families of one kind."""
@@ -71,10 +78,9 @@ class CommonName(NamedTuple):
 
     Attributes:
         source: Its name on the page.
-        name: The common name.
-        read_from: Release or document that it was read from.
+        read_from: Release or document that has the family.
         token_type: Value of the label ``gen_ai_token_type``, of families that have it.
-        process: Label of the processes that repeat a gauge: the highest counts.
+        process: Label of processes that repeat a gauge, so that the highest value counts.
     """
 
     source: str
@@ -118,6 +124,7 @@ PAGES = (
             ),
             "e2e": ("vllm:e2e_request_latency_seconds",),
         },
+        ports=range(8000, 8016),
     ),
     EnginePage(
         dialect="sglang",
@@ -157,6 +164,7 @@ PAGES = (
             "e2e": ("sglang:e2e_request_latency_seconds",),
         },
         ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
+        ports=range(30000, 30004),
     ),
     EnginePage(
         dialect="triton",
@@ -171,6 +179,8 @@ PAGES = (
             ),
         },
         histograms={},
+        ports=(8002,),
+        path=PATH,
     ),
     EnginePage(
         dialect="trtllm",
@@ -220,6 +230,7 @@ PAGES = (
             "found": _one("llamacpp:prompt_tokens_cached_total"),
         },
         histograms={},
+        ports=range(8080, 8084),
     ),
 )
 
@@ -246,61 +257,52 @@ _TRTLLM, _DYNAMO, _LMCACHE, _TGI = (
     "LMCache's source of 2026, release not known",
     "TGI's documents of 2026, release not known",
 )
+_TTFT, _DURATION, _PER_TOKEN = (
+    f"gen_ai_server_{name}_seconds"
+    for name in ("time_to_first_token", "request_duration", "time_per_output_token")
+)
 _TOKENS = "gen_ai_client_token_usage"
-_SECONDS = "gen_ai_server_{}_seconds"
+_LOOKED_UP, _FOUND = (
+    f"sidestep_prefix_cache_{name}_tokens_total" for name in ("looked_up", "found")
+)
+_QUEUE, _RUNNING, _WAITING = (
+    "sidestep_request_queue_seconds",
+    "sidestep_requests_running",
+    "sidestep_requests_waiting",
+)
 
 COMMON_NAMES: tuple[CommonName, ...] = (
-    CommonName(
-        "trtllm_time_to_first_token_seconds", _SECONDS.format("time_to_first_token"), _TRTLLM
-    ),
-    CommonName(
-        "trtllm_time_per_output_token_seconds",
-        _SECONDS.format("time_per_output_token"),
-        _TRTLLM,
-    ),
-    CommonName("trtllm_e2e_request_latency_seconds", _SECONDS.format("request_duration"), _TRTLLM),
-    CommonName("trtllm_request_queue_time_seconds", "sidestep_request_queue_seconds", _TRTLLM),
-    CommonName("trtllm_num_requests_running", "sidestep_requests_running", _TRTLLM, process="pid"),
-    CommonName("trtllm_num_requests_waiting", "sidestep_requests_waiting", _TRTLLM, process="pid"),
+    CommonName("trtllm_time_to_first_token_seconds", _TTFT, _TRTLLM),
+    CommonName("trtllm_time_per_output_token_seconds", _PER_TOKEN, _TRTLLM),
+    CommonName("trtllm_e2e_request_latency_seconds", _DURATION, _TRTLLM),
+    CommonName("trtllm_request_queue_time_seconds", _QUEUE, _TRTLLM),
+    CommonName("trtllm_num_requests_running", _RUNNING, _TRTLLM, process="pid"),
+    CommonName("trtllm_num_requests_waiting", _WAITING, _TRTLLM, process="pid"),
     CommonName(
         "trtllm_kv_cache_utilization", "sidestep_kv_cache_usage_ratio", _TRTLLM, process="pid"
     ),
-    CommonName(
-        "trtllm_prompt_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _TRTLLM
-    ),
-    CommonName(
-        "trtllm_prompt_cached_tokens_total", "sidestep_prefix_cache_found_tokens_total", _TRTLLM
-    ),
-    CommonName(
-        "dynamo_frontend_time_to_first_token_seconds",
-        _SECONDS.format("time_to_first_token"),
-        _DYNAMO,
-    ),
+    CommonName("trtllm_prompt_tokens_total", _LOOKED_UP, _TRTLLM),
+    CommonName("trtllm_prompt_cached_tokens_total", _FOUND, _TRTLLM),
+    CommonName("dynamo_frontend_time_to_first_token_seconds", _TTFT, _DYNAMO),
     CommonName(
         "dynamo_frontend_inter_token_latency_seconds",
         "sidestep_inter_token_latency_seconds",
         _DYNAMO,
     ),
-    CommonName(
-        "dynamo_frontend_request_duration_seconds", _SECONDS.format("request_duration"), _DYNAMO
-    ),
+    CommonName("dynamo_frontend_request_duration_seconds", _DURATION, _DYNAMO),
     CommonName("dynamo_frontend_input_sequence_tokens", _TOKENS, _DYNAMO, "input"),
     CommonName("dynamo_frontend_output_sequence_tokens", _TOKENS, _DYNAMO, "output"),
-    CommonName(
-        "lmcache:num_lookup_tokens_total", "sidestep_prefix_cache_looked_up_tokens_total", _LMCACHE
-    ),
-    CommonName(
-        "lmcache:num_lookup_hits_total", "sidestep_prefix_cache_found_tokens_total", _LMCACHE
-    ),
-    CommonName("tgi_batch_current_size", "sidestep_requests_running", _TGI),
-    CommonName("tgi_queue_size", "sidestep_requests_waiting", _TGI),
-    CommonName("tgi_request_duration", _SECONDS.format("request_duration"), _TGI),
-    CommonName("tgi_request_queue_duration", "sidestep_request_queue_seconds", _TGI),
+    CommonName("lmcache:num_lookup_tokens_total", _LOOKED_UP, _LMCACHE),
+    CommonName("lmcache:num_lookup_hits_total", _FOUND, _LMCACHE),
+    CommonName("tgi_batch_current_size", _RUNNING, _TGI),
+    CommonName("tgi_queue_size", _WAITING, _TGI),
+    CommonName("tgi_request_duration", _DURATION, _TGI),
+    CommonName("tgi_request_queue_duration", _QUEUE, _TGI),
     CommonName("tgi_request_input_length", _TOKENS, _TGI, "input"),
     CommonName("tgi_request_generated_tokens", _TOKENS, _TGI, "output"),
 )
 """Scraped families that mean the same as one with a common name.
 
-No page of these servers was recorded. A family with another meaning is not here: Dynamo's queued
-requests wait for their first token, and TGI's time per token counts the first one too.
+No page of these servers was recorded. Families with another meaning are left out, such as Dynamo's
+queued requests, which wait for their first token, and TGI's time per token, which counts the first one.
 """

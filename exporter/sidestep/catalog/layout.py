@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sidestep.catalog.dialect import DialectTables
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Computed, Handler, Kind, Row
+from sidestep.catalog.row import ENGINE_LABELS, OBSERVED, Alias, Computed, Handler, Kind, Row
 from sidestep.protocol.limits import OTHER
 
 OWN_PREFIXES = ("sidestep_", "process_", "python_")
@@ -26,11 +26,10 @@ class SlotAssignment:
     """A row and the slots in which an engine stores its series.
 
     Attributes:
-        storage: The kind of storage.
-        slots: ``scalars``: indices into ``Engine.values``, one per value of
-            ``closed`` plus one for any other, or a single one; ``histogram``:
-            indices into the histograms, one per value of ``closed`` or a single one;
-            ``keyed``: one index into the list of that name.
+        slots: Indices by ``storage``. ``scalars``: indices into ``Engine.values``, one for each value of
+            ``closed`` and one for all others, or a single one. ``histogram``: indices into the
+            histograms, one for each value of ``closed`` or a single one. ``keyed``: one index into the
+            list of that name.
     """
 
     row: Row
@@ -58,16 +57,13 @@ class SlotAssignment:
 
     @functools.cached_property
     def label_form(self) -> str:
-        """Equal for rows that put the same labels of an engine into their series.
-
-        As text, whose hash Python keeps.
-        """
+        """Text that is equal for rows which put the same labels of an engine into their series."""
         hidden = (name for name in ENGINE_LABELS if name not in self.row.labels)
         return f"{','.join(hidden)};{self.row.omits_empty_labels};{','.join(self.own_labels)}"
 
     @property
     def sources(self) -> Iterable[Sequence[str]]:
-        """The paths, without ``[]``, or the handler, that feed each of the slots."""
+        """The paths without ``[]``, or the handler, that feed each of the slots."""
         source = self.row.source
         if isinstance(source, Mapping):
             return [_paths((each,)) for each in source.values()]
@@ -81,57 +77,43 @@ def _paths(sources: Iterable[object]) -> list[str]:
 
 
 class FeedTarget(NamedTuple):
-    """A slot that also receives what another family's children receive; see ``model.FeedsFrom``."""
+    """A slot that also receives what another family's children receive; see ``row.FeedsFrom``."""
 
     row: Row
     slot: int
     values: tuple[str, ...]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class StructFields:
-    """The fields to read from one struct of an item, and from the structs nested in it."""
+    """The fields to read from one struct of an item, and from the structs nested in it.
 
-    __slots__ = (
-        "code_fields",
-        "counters",
-        "gauges",
-        "labelled_counts",
-        "name",
-        "nested",
-        "observed",
-        "observed_columns",
-        "observed_lists",
-        "observed_runs",
-        "path",
-        "rows",
-    )  # fmt: skip
+    Attributes:
+        observed: Numbers that a histogram observes, and its slot.
+        observed_lists: Lists of numbers that a histogram observes.
+        observed_runs: Runs of equal numbers that a histogram observes.
+        observed_columns: Fields of a list of structs: name, whether the field itself is a list, and
+            the histogram's slot.
+        code_fields: Fields of a list of structs whose value is an index into the row's closed values.
+        labelled_counts: Counts by label value (a dict) or by position (a list).
+    """
 
-    def __init__(self, name: str, path: str = "") -> None:
-        self.name = name
-        self.path = path
-        self.gauges: list[tuple[str, int]] = []
-        self.counters: list[tuple[str, int]] = []
-        self.observed: list[tuple[str, int]] = []
-        """Numbers that a histogram observes."""
-        self.observed_lists: list[tuple[str, int]] = []
-        """Lists of numbers that a histogram observes."""
-        self.observed_runs: list[tuple[str, int]] = []
-        """Runs of equal numbers that a histogram observes."""
-        self.observed_columns: list[tuple[str, bool, int]] = []
-        """Fields of a list of structs: name, whether the field is itself a list, histogram slot."""
-        self.code_fields: list[tuple[str, SlotAssignment]] = []
-        """Fields of a list of structs whose value is an index into the row's closed values."""
-        self.labelled_counts: list[tuple[str, SlotAssignment]] = []
-        """Counts by label value (a dict) or by position (a list)."""
-        self.rows: list[SlotAssignment] = []
-        self.nested: dict[str, StructFields] = {}
+    name: str
+    path: str = ""
+    gauges: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    counters: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    observed: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    observed_lists: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    observed_runs: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    observed_columns: list[tuple[str, bool, int]] = dataclasses.field(default_factory=list)
+    code_fields: list[tuple[str, SlotAssignment]] = dataclasses.field(default_factory=list)
+    labelled_counts: list[tuple[str, SlotAssignment]] = dataclasses.field(default_factory=list)
+    rows: list[SlotAssignment] = dataclasses.field(default_factory=list)
+    nested: dict[str, StructFields] = dataclasses.field(default_factory=dict)
 
     @property
     def optional_rows(self) -> list[SlotAssignment]:
-        """The rows that are exposed from the first such struct on.
-
-        These are all rows of the struct where every row belongs to an option; otherwise none.
-        """
+        """Rows that are exposed from the first such struct on: all rows if all belong to an option."""
         return self.rows if all(assignment.row.feature for assignment in self.rows) else []
 
     @property
@@ -144,7 +126,7 @@ class StructFields:
 
     @property
     def gated(self) -> Iterator[str]:
-        """Names of rows, here and below, that need an option although other rows of the struct do not."""
+        """Names of rows, here and below, that need an option which other rows of the struct do not need."""
         if not self.optional_rows:
             yield from (assignment.row.name for assignment in self.rows if assignment.row.feature)
         for part in self.nested.values():
@@ -169,15 +151,12 @@ class Layout:
     """The layout of one dialect.
 
     Attributes:
-        tables: The dialect's tables.
         assignments: Every row with its slots, in the order of the page.
         roots: The fields to read, by wire struct.
         handled: Rows that handlers feed, by the handler's name.
         sampled_rows: Rows that Samples items feed, by family name.
         feeds: Further slots that these items feed, by family name.
-        gated: Rows of an option whose fields are sent even without the option; they are hidden
-            while the option is off.
-        scalars: The number of scalar slots.
+        gated: Rows of an option whose fields are sent even without it, which are hidden while it is off.
         histograms: The row of each histogram slot.
         keyed: The row of each keyed slot.
     """

@@ -1,11 +1,10 @@
 """Compilation of catalogue rows to a layout.
 
-A row's source may be a path such as ``scheduler.prefix_cache_stats.hits``. A path starts at
-every struct of the dialect that has its first field: the step item, the outcomes of request
-events, or both. ``[]`` after a field stands for each of its elements: of a list of structs
-(``iteration.finished_requests[].e2e_latency``) or of a list of numbers, each of which a
-histogram observes. Paths are checked against the wire structs at start, so that a misspelt
-source prevents the exporter from starting.
+A row's source may be a path such as ``scheduler.prefix_cache_stats.hits``. A path starts at every
+struct of the dialect that has its first field: the step item, the outcomes of request events, or both.
+``[]`` after a field stands for each element of a list of structs, as in
+``iteration.finished_requests[].e2e_latency``, or of a list of numbers that a histogram observes. The
+exporter does not start if a path names no field of the wire structs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 
 from sidestep.catalog.dialect import DialectTables
 from sidestep.catalog.layout import FeedTarget, Layout, SlotAssignment, Storage, StructFields
-from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
+from sidestep.catalog.row import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.errors import CatalogueError
 
 WITHOUT_SLOT: Mapping[type, Storage] = {
@@ -186,11 +185,7 @@ class _LayoutBuilder:
             raise CatalogueError(f"{row.name}: {row.source} needs a histogram or closed values")
 
     def field(self, row: Row, struct: type, name: str) -> tuple[Any, str]:
-        """Return the type and the shape (plain, list, dict) of a struct's field or property.
-
-        Raises:
-            CatalogueError: The struct has no such field.
-        """
+        """Return the type and the shape (plain, list, dict) of a struct's field or property."""
         hints = typing.get_type_hints(struct)
         if name not in hints:
             if isinstance(getattr(struct, name, None), property):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.engine_pages import (
@@ -26,14 +26,14 @@ MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""
 
 
-class Sample(NamedTuple):
+class PageSample(NamedTuple):
     """A sample of a page."""
 
     labels: Mapping[str, str]
     value: float
 
 
-Samples = Mapping[str, list[Sample]]
+Samples = Mapping[str, list[PageSample]]
 """Samples by their name."""
 Buckets = tuple[tuple[float, ...], tuple[float, ...]]
 """Upper bounds without +Inf, and cumulative counts, the last of +Inf."""
@@ -58,10 +58,10 @@ class Reading(NamedTuple):
 
 
 def read_page(text: str) -> list[Reading]:
-    """Return the replicas of all engines that the page is of.
+    """Return the replicas of all engines on a page.
 
     Raises:
-        ValueError: The page is not in the text format, or of no known engine; one line.
+        ValueError: The page is not in the text format, or of no known engine; the text is one line.
     """
     found = readings(text)
     if not found:
@@ -75,35 +75,41 @@ def read_page(text: str) -> list[Reading]:
 
 
 def readings(text: str) -> list[Reading]:
-    """Return the replicas of all known engines on a page, of which there may be none.
+    """Return the replicas of all known engines on a page, which may have none.
 
     Raises:
-        ValueError: A sample of one has no number.
+        ValueError: A sample has no number.
     """
-    samples = _samples(text)
-    found = [reading for page in PAGES for reading in _replicas(page, samples)]
+    wanted = samples(text, WANTED)
+    found = [reading for page in PAGES for reading in _replicas(page, wanted)]
     return found[:MAX_REPLICAS]
 
 
-def _samples(text: str) -> Samples:
-    """Return the samples that are wanted."""
-    found: dict[str, list[Sample]] = {}
+def samples(text: str, wanted: Collection[str] = ()) -> Samples:
+    """Return the samples of a page by their names.
+
+    With ``wanted`` only those names are read, and values that no engine counts to are left out.
+
+    Raises:
+        ValueError: A sample has no number; one line.
+    """
+    found: dict[str, list[PageSample]] = {}
     for line in text.split("\n"):
         name, brace, rest = line.partition("{")
         if not brace:
             name, _, rest = line.partition(" ")
-        if name not in WANTED:
+        if name not in wanted if wanted else line.startswith("#") or not line.strip():
             continue
         inside, _, after = rest.rpartition("}") if brace else ("", "", rest)
         try:
             value = float(after.split()[0])
         except (ValueError, IndexError):
             raise ValueError(f"{name} has no number where its value should be") from None
-        if not abs(value) <= VALUE_LIMIT:
-            # As good as no number: NaN, an infinity, or what no engine counts to.
+        if wanted and not abs(value) <= VALUE_LIMIT:
+            # NaN, an infinity, or a number that no engine counts to.
             continue
         labels = {key: _plain(text) for key, text in _LABEL.findall(inside)}
-        found.setdefault(name, []).append(Sample(labels, value))
+        found.setdefault(name, []).append(PageSample(labels, value))
     return found
 
 
@@ -113,10 +119,10 @@ def _plain(text: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
-def _replicas(page: EnginePage, samples: Samples) -> list[Reading]:
+def _replicas(page: EnginePage, all_: Samples) -> list[Reading]:
     """Return the replicas of one engine's page."""
-    groups: dict[tuple[str, ...], dict[str, list[Sample]]] = {}
-    for name, found in samples.items():
+    groups: dict[tuple[str, ...], dict[str, list[PageSample]]] = {}
+    for name, found in all_.items():
         if not name.startswith(page.prefix):
             continue
         for sample in found:
@@ -127,7 +133,7 @@ def _replicas(page: EnginePage, samples: Samples) -> list[Reading]:
                 *(sample.labels.get(label, "") for label in page.replica),
             )
             groups.setdefault(key, {}).setdefault(name, []).append(sample)
-    return [_reading(page, key, own, samples) for key, own in sorted(groups.items())]
+    return [_reading(page, key, own, all_) for key, own in sorted(groups.items())]
 
 
 def _reading(page: EnginePage, key: tuple[str, ...], own: Samples, all_: Samples) -> Reading:
@@ -173,13 +179,13 @@ def _buckets(names: tuple[str, ...], own: Samples) -> Buckets | None:
 
 
 def _health(
-    page: EnginePage, key: tuple[str, ...], samples: Samples
+    page: EnginePage, key: tuple[str, ...], all_: Samples
 ) -> tuple[str | None, str | None, float | None, float | None]:
-    """Return state, reason, seconds without progress and age of the step, as an exporter has them."""
+    """Return state, reason, seconds without progress and age of the step, from an exporter's page."""
     names = (page.model, *page.replica)
 
-    def own(name: str) -> list[Sample]:
-        found = samples.get(name, ())
+    def own(name: str) -> list[PageSample]:
+        found = all_.get(name, ())
         return [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
 
     if "engine" not in page.replica:

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 
 PARTS = 10**12
-"""Units of a stored cost in one of the prices' currency: costs are whole numbers, so that sums are exact."""
+"""Units of a stored cost in one unit of the currency. Costs are whole numbers, so that sums are exact."""
 TOKENS = 10**6
 """Tokens that a price is for."""
 PRICED = "prices"
-"""Feature of rows that only an exporter with prices has; no engine names it."""
+"""Feature of rows that only an exporter with prices has."""
 ANY = "*"
-"""Model whose prices hold for all models without their own."""
+"""Name that stands for all models without prices of their own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Service level objectives (``--slo``): names, thresholds, and the families that they count."""
+"""Service-level objectives (``--slo``): names, thresholds, and the families that they count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD, BAD = RESULTS = "good", "bad"
 AVAILABILITY = "availability"
 
 LATENCIES = ("ttft", "inter_token", "time_per_output_token", "e2e", "queue")
-"""Predefined objectives, which each dialect has a family for; see ``DialectTables.latencies``."""
+"""Predefined objectives; ``DialectTables.latencies`` has their families."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Objective:
     """One objective.
 
     Attributes:
-        families: Histograms whose observations count, or names of ``LATENCIES``, which stand for a
+        families: Histograms whose observations count, or one of ``LATENCIES``, which stands for a
             histogram of each engine. Empty: the objective counts how requests end.
         threshold: The highest latency of a good observation, in seconds.
     """
@@ -40,12 +40,7 @@ class Limit(NamedTuple):
 
 
 class Objectives:
-    """All objectives of one exporter, by family.
-
-    Attributes:
-        names: The names of all objectives.
-        availability: Whether an objective counts how requests end.
-    """
+    """All objectives of one exporter, by family."""
 
     def __init__(self, found: Iterable[Objective] = ()) -> None:
         found = tuple(found)

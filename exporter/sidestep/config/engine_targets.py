@@ -1,7 +1,6 @@
 """Parser of ``--engine``: the kind of a server that the exporter polls, its URL and options.
 
-The options of one kind, and the kinds themselves, are checked where the kinds are known, in
-``sidestep_adapters.engine_sources``.
+``sidestep_adapters.polling.poller`` finds the kinds and checks their own options.
 """
 
 from __future__ import annotations

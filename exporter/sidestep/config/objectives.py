@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from operator import attrgetter
 
 from sidestep.catalog.slo import AVAILABILITY, LATENCIES, Objective
 from sidestep.config import options
@@ -14,7 +15,7 @@ LONGEST = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|)")
 _UNITS = {"ms": (1, 1000), "s": (1, 1), "": (1, 1), "m": (60, 1)}
-"""Factor and divisor of a number: 350 divided by 1,000 is exactly the float 0.35."""
+"""Factor and divisor of a unit. A divisor is exact: 350 divided by 1,000 is the float 0.35."""
 _FAMILY = "family"
 _THRESHOLD = "threshold"
 _THRESHOLD_ERROR = (
@@ -23,11 +24,7 @@ _THRESHOLD_ERROR = (
 
 
 def parse(value: object) -> Objective:
-    """Return the objective of one ``--slo``, or of a key of the file's table and its value.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the objective of one ``--slo``, or of a key and its value in the file's table."""
     if isinstance(value, tuple):
         return _from_table(*value)
     if not isinstance(value, str):
@@ -86,13 +83,4 @@ def _seconds(value: object) -> float:
     return found
 
 
-def collect(found: tuple[Objective, ...]) -> tuple[Objective, ...]:
-    """Check the objectives of all ``--slo`` together.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
-    options.check_unique((one.name for one in found), "; give each objective once")
-    if len(found) > MAX_OBJECTIVES:
-        raise ValueError(f"there are {len(found)}; give {MAX_OBJECTIVES} at most")
-    return found
+collect = options.collector(attrgetter("name"), MAX_OBJECTIVES, "; give each objective once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from sidestep.config.parsing import is_label_name
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
@@ -61,11 +62,7 @@ def with_prefix(prefix: str, options: Mapping[str, str]) -> tuple[tuple[str, str
 
 
 def check_text(name: str, text: str) -> None:
-    """Reject a value that could not be a label's.
-
-    Raises:
-        ValueError: The value is too long, or not printable.
-    """
+    """Reject a value that could not be a label's."""
     if len(text) > MAX_LABEL_CHARS or not is_printable(text):
         raise ValueError(f"{name}= must be printable, {MAX_LABEL_CHARS} characters at most")
 
@@ -82,13 +79,23 @@ def label_check(reserved: Collection[str], instead: str = "") -> Check:
 
 
 def check_unique(names: Iterable[str], end: str = "") -> None:
-    """Reject a name that occurs more than once.
-
-    Raises:
-        ValueError: Names the first such name, followed by ``end``.
-    """
+    """Reject a name that occurs more than once."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise ValueError(f"{name} is given twice{end}")
         seen.add(name)
+
+
+def collector(
+    name_of: Callable[[Any], str], most: int, end: str
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the check of all values of a setting: at most ``most``, and each name once."""
+
+    def collect(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_unique(map(name_of, found), end)
+        if len(found) > most:
+            raise ValueError(f"there are {len(found)}; give {most} at most")
+        return found
+
+    return collect

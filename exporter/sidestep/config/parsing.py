@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -22,14 +23,14 @@ _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
 
 
 def text(value: object) -> str:
-    """Accept any text, but no number of the file."""
+    """Accept any text, but not a number in the file."""
     if not isinstance(value, str):
         raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
     return value
 
 
 def path(value: object) -> str:
-    """Accept the path of a page that differs from those of the exporter's other pages."""
+    """Accept a path that no other page of the exporter has."""
     given = text(value)
     if not given.startswith("/"):
         raise ValueError("must begin with /")
@@ -44,7 +45,7 @@ def is_label_name(name: str) -> bool:
 
 
 def ingest_endpoint(value: object) -> str:
-    """Accept an endpoint whose host, if it has one, can be looked up; it is checked further where it is bound."""
+    """Accept an endpoint whose host can be looked up; binding checks the rest."""
     return checked_endpoint(text(value))
 
 
@@ -104,30 +105,18 @@ def number(value: object, low: float, high: float, name: str) -> float:
     return found
 
 
-def seconds(value: object) -> float:
-    """Parse a duration of at most a day."""
-    return number(value, 0.0, DAY, "a number of seconds")
+seconds = functools.partial(number, low=0.0, high=DAY, name="a number of seconds")
+min_threshold = functools.partial(number, low=3.0, high=DAY, name="a number of seconds")
+"""Parser of a time to wait for progress, which a busy machine may report only after 2 seconds."""
+share = functools.partial(number, low=0.0, high=1.0, name="a number")
 
 
 def positive_seconds(value: object) -> float:
-    """Parse a duration above 0: a limit of 0 reads as none and would be the tightest."""
+    """Parse a duration above 0, since a limit of 0 looks like no limit."""
     found = seconds(value)
     if not found:
         raise ValueError("must be a number of seconds above 0")
     return found
-
-
-def min_threshold(value: object) -> float:
-    """Parse a time to wait for progress.
-
-    Processes report it every second, and a busy machine may delay reports for as long.
-    """
-    return number(value, 3.0, DAY, "a number of seconds")
-
-
-def share(value: object) -> float:
-    """Parse a fraction."""
-    return number(value, 0.0, 1.0, "a number")
 
 
 def positive(value: object) -> int:
@@ -147,11 +136,7 @@ def whole(value: object) -> int:
 
 
 def tenant_rule(value: object) -> str:
-    """Accept what a request's tenant can be.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Accept a property of requests that can name a tenant."""
     given = text(value)
     name = given.removeprefix("header:")
     if given in ("cache-salt", "adapter", "priority", "id-prefix"):
@@ -162,11 +147,7 @@ def tenant_rule(value: object) -> str:
 
 
 def tenants(value: object) -> int:
-    """Return a number of tenants whose series fit into a record of one engine.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Parse a number of tenants whose series fit into a record of one engine."""
     found = positive(value)
     if found > MAX_TENANTS:
         raise ValueError(f"must be {MAX_TENANTS} at most")
@@ -194,5 +175,5 @@ def one_of(*choices: str) -> Callable[[object], str]:
 
 
 def optional(parse: Callable[[object], str]) -> Callable[[object], str]:
-    """Return a parser that also accepts nothing."""
+    """Return a parser that also accepts an empty value."""
     return lambda value: "" if value == "" else parse(value)

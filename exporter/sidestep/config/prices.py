@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from operator import attrgetter
 
 from sidestep.catalog.prices import PARTS, TOKENS, Price
 from sidestep.config import options, parsing
@@ -15,11 +16,7 @@ _PRICE_ERROR = f"must be a price from 0 to {MAX_PRICE:,}, with 6 decimals at mos
 
 
 def parse(value: object) -> Price:
-    """Return the prices of one ``--prices.model``, or of a key of the file's table and its value.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the prices of one ``--prices.model``, or of a key and its value in the file's table."""
     if isinstance(value, tuple):
         model, given = value
         if not isinstance(given, dict):
@@ -43,24 +40,11 @@ def shown(value: object) -> str:
     return str(value[0]) if isinstance(value, tuple) else str(value)
 
 
-def collect(found: tuple[Price, ...]) -> tuple[Price, ...]:
-    """Check the prices of all models together.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
-    options.check_unique((price.model for price in found), "; give each model's prices once")
-    if len(found) > MAX_PRICES:
-        raise ValueError(f"there are {len(found)}; give {MAX_PRICES} at most")
-    return found
+collect = options.collector(attrgetter("model"), MAX_PRICES, "; give each model's prices once")
 
 
 def gpu_hour(value: object) -> float | None:
-    """Parse the price of an hour of a GPU; None if there is none.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Parse the price of an hour of a GPU; None if there is none."""
     return None if value in ("", None) else float(_number(value))
 
 

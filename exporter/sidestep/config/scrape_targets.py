@@ -1,6 +1,6 @@
 """Parser of ``--scrape``: URL, interval, credentials and labels of a polled target.
 
-A flag with other schemes or additional options has its own ``Form``.
+A flag with additional options has its own ``Form``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidestep.transport.addresses import is_host
 FORM = "URL[,option=value...]"
 COMMON = ("interval", "timeout", "ca", "cert", "key", "keepalive")
 HEADER = "header."
-SECURE = ("https://", "grpcs://")
+SCHEMES = ("http", "https")
 INTERVAL, TIMEOUT = 1.0, 60.0
 MIN_SECONDS, MAX_SECONDS = 0.05, 3600.0
 MAX_TARGETS = 64
@@ -54,7 +54,7 @@ class Target:
 
     Attributes:
         interval: Seconds from one poll to the next.
-        timeout: Seconds for a response once the connection is made.
+        timeout: Seconds for a connection and a whole response.
         labels: Labels added to all its samples.
         ca: File of the authorities to trust; empty for the system's.
         cert: File of the client's certificate; empty for none.
@@ -91,7 +91,6 @@ class Form:
         login: What an error line says to use instead of a password in the URL.
     """
 
-    schemes: tuple[str, ...] = ("http", "https")
     path: str = ""
     options: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset({"le", "quantile"})
@@ -125,14 +124,14 @@ def target(value: object, form: Form) -> tuple[Target, dict[str, str]]:
     _check_files(url, given)
     found = Target(
         url,
-        _parsed("interval", given, form.interval, _seconds),
-        _parsed("timeout", given, TIMEOUT, _seconds),
+        parsed("interval", given, form.interval, _seconds),
+        parsed("timeout", given, TIMEOUT, _seconds),
         options.with_prefix(options.LABEL, given),
         tuple(_header(name, text) for name, text in options.with_prefix(HEADER, given)),
         given.get("ca", ""),
         given.get("cert", ""),
         given.get("key", ""),
-        _parsed("keepalive", given, default=False, parse=parsing.boolean),
+        parsed("keepalive", given, default=False, parse=parsing.boolean),
     )
     options.check_unique(f"{HEADER}{header.name.lower()}=" for header in found.headers)
     return found, {name: text for name, text in given.items() if name in form.options}
@@ -144,9 +143,7 @@ def address(text: str, form: Form) -> str:
     Raises:
         ValueError: It is no such URL, or contains a password; completes an error line.
     """
-    complaint = (
-        f"must be {form.usage}, with {' or '.join(f'{s}://' for s in form.schemes)}HOST[:PORT]"
-    )
+    complaint = f"must be {form.usage}, with http:// or https://HOST[:PORT]"
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(complaint)
     try:
@@ -156,7 +153,7 @@ def address(text: str, form: Form) -> str:
         raise ValueError(complaint) from None
     if "@" in parts.netloc:
         raise ValueError(f"must have no user or password in the URL; use {form.login}")
-    if parts.scheme not in form.schemes or not has_place:
+    if parts.scheme not in SCHEMES or not has_place:
         raise ValueError(complaint)
     if len(text) > MAX_LABEL_CHARS - len(form.path):
         raise ValueError(f"a URL has {MAX_LABEL_CHARS - len(form.path)} characters at most")
@@ -210,14 +207,18 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
     if "key" in given and "cert" not in given:
         raise ValueError("key= needs cert=")
     urls = (url, *given.values())
-    if {"ca", "cert"} & set(given) and not any(each.startswith(SECURE) for each in urls):
-        raise ValueError("ca=, cert= and key= need a URL that begins with https:// or grpcs://")
+    if {"ca", "cert"} & set(given) and not any(each.startswith("https://") for each in urls):
+        raise ValueError("ca=, cert= and key= need a URL that begins with https://")
 
 
-def _parsed(
+def parsed(
     name: str, given: Mapping[str, str], default: Value, parse: Callable[[str], Value]
 ) -> Value:
-    """Parse the value of the option ``name``."""
+    """Return the value of the option ``name``, or ``default`` where it is not given.
+
+    Raises:
+        ValueError: The value is invalid; completes an error line.
+    """
     try:
         return parse(given[name]) if name in given else default
     except ValueError as error:

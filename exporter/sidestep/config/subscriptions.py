@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from sidestep.catalog.model import ENGINE_LABELS
+from sidestep.catalog.row import ENGINE_LABELS
 from sidestep.config import options, parsing
 from sidestep.transport.addresses import checked_endpoint
 

@@ -20,7 +20,6 @@ OWN_LABELS = frozenset(
 )
 """Labels of Triton's families, which a user cannot give."""
 SERVER = scrape_targets.Form(
-    schemes=("http", "https", "grpc", "grpcs"),
     options=("model", "metrics"),
     reserved=frozenset({"le", "quantile", "origin"}) | OWN_LABELS,
     interval=INTERVAL,
@@ -57,11 +56,6 @@ class Server:
     models: tuple[ModelChoice, ...] = ()
     metrics: str = ""
 
-    @property
-    def is_grpc(self) -> bool:
-        """True if it is polled over gRPC."""
-        return self.target.url.startswith("grpc")
-
 
 def parse(value: object) -> Server:
     """Return the server of one ``--triton``.
@@ -70,18 +64,17 @@ def parse(value: object) -> Server:
         ValueError: Completes an error line.
     """
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
+    if first.startswith(("grpc://", "grpcs://")):
+        raise ValueError("must be Triton's HTTP port, such as http://HOST:8000, not its gRPC port")
     models = tuple(_choice(part.removeprefix(MODEL)) for part in rest if part.startswith(MODEL))
     others = [part for part in rest if not part.startswith(MODEL)]
     target, given = scrape_targets.target(",".join((first.rstrip("/"), *others)), SERVER)
     if len(models) > MAX_MODELS:
         raise ValueError(f"no more than {MAX_MODELS} models can be named; use a pattern")
     metrics = given.get("metrics", "")
-    found = Server(target, models, scrape_targets.address(metrics, PAGE) if metrics else "")
-    if found.is_grpc and urlsplit(target.url).path:
-        raise ValueError("a URL of gRPC has no path")
     if urlsplit(target.url).query:
         raise ValueError("a URL of Triton's API has no query")
-    return found
+    return Server(target, models, scrape_targets.address(metrics, PAGE) if metrics else "")
 
 
 def _choice(text: str) -> ModelChoice:

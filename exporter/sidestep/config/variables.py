@@ -1,6 +1,6 @@
-"""Environment variables that begin with ``SIDESTEP_`` but that nothing reads, such as misspelt ones.
+"""Names of flags and environment variables: their topics, and variables that nothing reads.
 
-Loads no settings, so that an engine's process can ask as well.
+It loads no settings, so that an engine's process can check its variables.
 """
 
 from __future__ import annotations
@@ -9,9 +9,25 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from sidestep.config.topics import is_section
-
 PREFIX = "SIDESTEP_"
+TOPICS = {
+    "HTTP server": ("web",),
+    "Connections of engines": ("ingest",),
+    "Engines without the plugin": ("subscribe", "scrape", "triton", "engine"),
+    "OpenTelemetry": ("otlp",),
+    "Restarts": ("state", "shutdown"),
+    "Exposed metrics": ("metrics", "histograms"),
+    "Service-level objectives": ("slo",),
+    "KV blocks": ("kv",),
+    "Requests": ("requests", "tenants", "intervals"),
+    "Prices": ("prices",),
+    "Health of engines": ("health",),
+    "Memory": ("limits",),
+    "Log": ("log",),
+    "Configuration file": ("config",),
+}
+"""Sections of flags by topic, in the order in which help and documents have them."""
+TOPIC_BY_SECTION = {section: topic for topic, sections in TOPICS.items() for section in sections}
 BESIDE_SETTINGS = (
     "SIDESTEP_ENDPOINT",
     "SIDESTEP_NAMESPACE",
@@ -25,21 +41,19 @@ BESIDE_SETTINGS = (
     "SIDESTEP_TOP_PASSWORD",
     "SIDESTEP_DOCTOR_PASSWORD",
 )
-"""Variables that no setting of the exporter has: of engines' processes, of senders and of commands."""
+"""Variables of engines' processes, of senders and of commands."""
 _SERVICE = re.compile(
     r"SIDESTEP_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)"
 )
-"""Variables that Kubernetes sets in every pod for a Service whose name begins with "sidestep"; ``..._PORT`` is a URL."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with "sidestep".
+The variable ``..._PORT`` is a URL."""
 
 
 def unknown(environ: Mapping[str, str], settings: Collection[str]) -> list[tuple[str, str]]:
-    """Return the names of unknown variables, each with the nearest known one, or empty if none is near.
+    """Return the names of unknown variables, each with a similar known one or an empty text.
 
-    The variables of other processes are known: containers of a pod may share a list of variables.
-
-    Args:
-        environ: The environment. An empty variable counts as unset.
-        settings: Variables of the exporter's settings.
+    The variables of other processes count as known, since containers of a pod may share a list. An
+    empty variable counts as unset. ``settings`` are the variables of the exporter's settings.
     """
     known = (*settings, *BESIDE_SETTINGS)
     return [
@@ -50,11 +64,11 @@ def unknown(environ: Mapping[str, str], settings: Collection[str]) -> list[tuple
 
 
 def unknown_to_engines(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the ``unknown`` variables in an engine's process; any in a section of settings is the exporter's."""
+    """Return the ``unknown`` variables of an engine's process, without those in a section of settings."""
     return [
         (name, nearest)
         for name, nearest in unknown(environ, ())
-        if not is_section(name.removeprefix(PREFIX).partition("_")[0].lower())
+        if name.removeprefix(PREFIX).partition("_")[0].lower() not in TOPIC_BY_SECTION
     ]
 
 
@@ -65,7 +79,7 @@ def description(found: Sequence[tuple[str, str]]) -> str:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    # The common prefix would make all names similar.
+    # With their common prefix, all names would be similar.
     ends = [one.removeprefix(PREFIX) for one in known]
     found = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1)
     return f"{PREFIX}{found[0]}" if found else ""

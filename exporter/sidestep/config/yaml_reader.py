@@ -1,4 +1,4 @@
-"""Readers of YAML, into a msgspec struct or as it is: PyYAML's safe loaders with limits and short errors."""
+"""Readers of YAML by PyYAML's safe loaders, with limits and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml
 
 from sidestep.errors import ConfigError
 
-MAX_DEPTH = 16
 MAX_BYTES = 64 << 20
 """Most bytes of a file of documents."""
 MAX_NODES, MAX_ALIASED, MAX_NESTED = 1_000_000, 100_000, 100
@@ -28,7 +27,7 @@ class _UniqueKeys:
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
-        """Reject a duplicate key; merge keys come once, and their values yield to others."""
+        """Reject a duplicate key; a merge key may also occur once only."""
         names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for name, count in names.items():
             if count > 1:
@@ -37,32 +36,12 @@ class _UniqueKeys:
 
 
 class _Loader(_UniqueKeys, yaml.SafeLoader):
-    """Reads mappings, lists, text, booleans and null; a number stays text.
-
-    The content does not expand: an alias is the same object again, and merge keys and tags are
-    not read.
-    """
+    """Loader of settings: mappings, lists, text, booleans and null. A number stays text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does
         first: [pair for pair in resolvers if pair[0].endswith((":bool", ":null"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Reject deep nesting, tags, and characters that file names and headers cannot have."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if self.depth > MAX_DEPTH:
-            raise _refused(event, f"it is nested more than {MAX_DEPTH} deep")
-        if getattr(event, "tag", None) is not None:
-            raise _refused(event, "it has a tag")
-        text = event.value if isinstance(event, yaml.ScalarEvent) else ""
-        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise _refused(event, "it has an invalid character")
-        self.depth += 1
-        node = super().compose_node(parent, index)  # type: ignore[arg-type]
-        self.depth -= 1
-        return node
 
 
 def _refused(where: yaml.Event | yaml.Node, why: str) -> yaml.MarkedYAMLError:
@@ -70,7 +49,7 @@ def _refused(where: yaml.Event | yaml.Node, why: str) -> yaml.MarkedYAMLError:
 
 
 class _Documents(_UniqueKeys, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads what Kubernetes does: a date is text, and so is a lone equals sign."""
+    """Loader of manifests, as Kubernetes reads them: a date is text, and so is a lone equals sign."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does
         first: [pair for pair in resolvers if not pair[0].endswith((":timestamp", ":value"))]
@@ -87,21 +66,21 @@ def read_documents(content: bytes | str) -> Iterator[Any]:
     if len(content) > MAX_BYTES:
         raise ConfigError(f"it is longer than {MAX_BYTES >> 20} MiB")
     try:
-        _check_size(content)
+        _check(content, _Documents)
         yield from yaml.load_all(content, Loader=_Documents)
-    # Values that are none, such as 2024-99-99, are ValueErrors; a key may be a list, which has no hash.
+    # A date such as 2024-99-99 is a ValueError, and a list as a key is a TypeError.
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigError(_one_line(error)) from None
 
 
-def _check_size(content: bytes | str) -> None:
-    """Refuse too many nodes, with aliases expanded, and too deep ones, before anything is built."""
+def _check(content: bytes | str, loader: type[Any]) -> None:
+    """Refuse too many nodes, with aliases expanded, and too many levels, before anything is built."""
     nodes, aliased = 0, 0
     anchors: dict[str, int] = {}
     above: list[tuple[str, int]] = []
-    for event in yaml.parse(content, Loader=_Documents):
+    for event in yaml.parse(content, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
-            # Unknown for an alias within the node itself, which never ends.
+            # An alias within its own node has no size yet: it would never end.
             aliased += anchors.get(event.anchor or "", MAX_ALIASED + 1)
         elif isinstance(event, yaml.NodeEvent):
             nodes += 1
@@ -114,6 +93,17 @@ def _check_size(content: bytes | str) -> None:
             anchors[event.anchor or ""] = 1
         if nodes > MAX_NODES or aliased > MAX_ALIASED or len(above) > MAX_NESTED:
             raise _refused(event, "it has too many nodes, aliases or levels")
+        if loader is _Loader:
+            _check_setting(event)
+
+
+def _check_setting(event: yaml.Event) -> None:
+    """Refuse tags, and characters that file names and headers cannot have."""
+    if getattr(event, "tag", None) is not None:
+        raise _refused(event, "it has a tag")
+    text = event.value if isinstance(event, yaml.ScalarEvent) else ""
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise _refused(event, "it has an invalid character")
 
 
 def _one_line(error: Exception) -> str:
@@ -129,6 +119,7 @@ def read(text: str, kind: type[Struct]) -> Struct:
         ConfigError: Invalid YAML, with the line, or an invalid value, with the path of the key.
     """
     try:
+        _check(text, _Loader)
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe one
     # PyYAML raises ValueErrors for an escape that is not a character and for the digits of a version.
     except (yaml.YAMLError, ValueError, OverflowError) as error:

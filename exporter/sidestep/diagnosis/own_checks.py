@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
-from sidestep.exposition.live.rows import Attention
+from sidestep.exposition.live.answers import Attention
 from sidestep.exposition.live.verdict import Evaluation
 from sidestep.ingest.connection_log import REMEDIES
 from sidestep.metrics.engine import ORIGIN, Engine
@@ -21,21 +21,21 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
 from sidestep.transport.process import resident
-from sidestep.transport.watchdog import MIB
+from sidestep.transport.upkeep import MIB
 
 MINUTE = 60.0
 WINDOW_MINUTES = 60
-"""Minutes over which increases of counters are findings."""
+"""An increase of a counter within so many minutes is a finding."""
 CONNECT_SECONDS = 15.0
 """Seconds after the start within which an engine or a source should have connected."""
 SCRAPE_SECONDS = 300.0
-"""Seconds without a scrape by Prometheus from which on it is a finding."""
+"""Seconds without a scrape by Prometheus that make a finding."""
 LATE_SECONDS = 1.0
 NEAR = 0.9
-"""Share of a limit from which on it is near."""
+"""Share of a limit from which on usage is near it."""
 SNAPSHOTS_OF_ROOM = 3
 PUSHES = 3
-"""Pushes that a receiver has not accepted from which on it is a finding."""
+"""Pushes that a receiver fails to accept in a row before they are a finding."""
 PUSH_SECONDS = 10.0
 """Seconds that a push may take."""
 
@@ -138,7 +138,7 @@ class OwnChecks:
         self._minutes: deque[Counts] = deque([self._counts()], WINDOW_MINUTES)
 
     async def run(self) -> None:
-        """Note the counters every minute until cancelled, so that findings are of the last hour."""
+        """Note the counters every minute until cancelled; findings compare them with an hour ago."""
         while True:
             await asyncio.sleep(MINUTE)
             self.note()

@@ -60,17 +60,17 @@ SAME_LABELS = Code(
     "SD105",
     "info",
     "Two engines have the same labels",
-    "Two engines send the same `engine` and `model_name`, as replicas of one model do; the later one has its"
-    " identity, which begins with its host and port or its SIDESTEP_NAMESPACE, in the label `origin`.",
-    "Keep `origin` in `by (...)` to distinguish replicas; sums over the model need nothing.",
+    "Two engines send the same `engine` and `model_name`, as replicas of one model do. The later one has its"
+    " identity in the label `origin`: it begins with its host and port or its SIDESTEP_NAMESPACE.",
+    "Keep `origin` in `by (...)` to distinguish replicas; sums over the model need no change.",
 )
 REJECTED = Code(
     "SD106",
     "warning",
     "Messages or items were rejected",
-    "A sender sent something that the exporter does not accept; reason `bug` is an error of the"
-    " exporter, `throttled` a sender that has sent too many bad messages, `unauthorised` a key that may"
-    " not, `version` a sender of another protocol.",
+    "A sender sent something that the exporter does not accept. The reason `bug` is an error of the"
+    " exporter, `throttled` a sender of too many bad messages, `unauthorised` a key without permission,"
+    " and `version` a sender of another version of the protocol.",
     "The exporter's log names the sender and the detail. Install the same release of sidestep in"
     " engine and exporter.",
 )
@@ -123,9 +123,9 @@ UNTRANSLATED = Code(
     "SD113",
     "warning",
     "An engine's records could not be translated",
-    "The engine's release has other objects than the plugin knows.",
-    "Install a release of sidestep that names the engine's release as supported; `sidestep doctor"
-    " --environment` names both.",
+    "The plugin does not know some objects of the engine's release.",
+    "Install a release of sidestep that supports the engine's release; `sidestep doctor --environment`"
+    " says whether it does.",
 )
 SERIES_LIMIT = Code(
     "SD114",
@@ -200,8 +200,8 @@ NOT_SCRAPED = Code(
     "warning",
     "Prometheus does not scrape the exporter",
     "No request with Prometheus's header has arrived within five minutes.",
-    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and check the target"
-    " in Prometheus: `sidestep doctor --prometheus URL`.",
+    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and look at the Targets"
+    " page of Prometheus.",
 )
 TARGET_DOWN = Code(
     "SD124",
@@ -276,9 +276,9 @@ CONTESTED = Code(
     "SD136",
     "warning",
     "Two living processes have one identity",
-    "Two servers have equal ids: one host name or SIDESTEP_NAMESPACE, one model, and one port or none on their"
-    " command lines. Both are counted, each as an engine of its own, but which of them is the second one (`~2` in"
-    " the namespace) may change when they restart.",
+    "Two servers have the same id: their host name (or SIDESTEP_NAMESPACE) and model are equal, and so is their"
+    " port, unless their command lines have none. Both are counted, each as an engine of its own. When they"
+    " restart, the other one may become the second, with `~2` in the namespace.",
     "Give each server a SIDESTEP_NAMESPACE of its own, or name its port with --port.",
 )
 COUNTED_TWICE = Code(
@@ -298,43 +298,4 @@ MISSING_FIELDS = Code(
     "Install a release of sidestep that names the engine's release as supported.",
 )
 
-CODES = (
-    NO_ENGINE,
-    UNREACHABLE,
-    STALLED,
-    SLOW,
-    SAME_LABELS,
-    REJECTED,
-    WRONG_KEY,
-    DENIED,
-    HTTP_REFUSED,
-    LOST,
-    DROPPED,
-    FOLDED,
-    UNTRANSLATED,
-    SERIES_LIMIT,
-    MEMORY,
-    REBOUND,
-    NOT_SAVED,
-    STATE_DAMAGED,
-    STATE_FULL,
-    NOT_DURABLE,
-    WEB_CONFIG,
-    ZAP_DOWN,
-    NOT_SCRAPED,
-    TARGET_DOWN,
-    TARGET_LINES,
-    SUBSCRIPTION,
-    STREAM_LOST,
-    LOOP_LAG,
-    COLLECTOR,
-    OTLP_DOWN,
-    OTLP_REJECTED,
-    RECORDS_LOST,
-    CONTESTED,
-    COUNTED_TWICE,
-    MISSING_FIELDS,
-    NOT_SERVING,
-    OVERLOADED,
-    OUTLIER,
-)
+CODES = sorted(each for each in tuple(vars().values()) if isinstance(each, Code))

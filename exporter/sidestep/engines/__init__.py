@@ -1,1 +1,1 @@
-"""One package per engine with its wire structs, catalogue rows and handlers, and the code that all share."""
+"""Code that all dialects share, and the dialects of vLLM and SGLang: wire structs, rows and handlers."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sidestep.catalog.slo import SLO_HANDLERS
-from sidestep.engines.dialect import Dialect
+from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.metrics.engine import Engine, Number
-from sidestep.metrics.merge import add_record
+from sidestep.metrics.merge import add_totals, check_totals
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.metrics.validate_record import check_record
-from sidestep.protocol.records import Record
+from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.engine_totals import EngineTotals
 from sidestep.protocol.self_described import Samples
 
 COMMON_HANDLER = "refused_observations"
@@ -30,8 +28,9 @@ class Applier:
         CatalogueError: A dialect has no function for a row's handler or for an item, or the reverse.
     """
 
-    def __init__(self, registry: Registry, dialects: Mapping[str, Dialect] = DIALECTS) -> None:
+    def __init__(self, registry: Registry, dialects: Dialects = DIALECTS) -> None:
         self.registry = registry
+        self.dialects = dialects
         self._handlers: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
             dialect = dialects[name]
@@ -49,51 +48,62 @@ class Applier:
         Raises:
             WireError: The item contradicts the catalogue or itself; nothing was changed.
         """
-        self.registry.touch(engine)
+        registry = self.registry
+        registry.touch(engine)
         handlers = self._handlers[engine.layout.dialect]
-        handlers.begin(engine)
+        tenants = handlers.tenants if registry.accounting.is_on else None
+        if tenants is not None:
+            tenants.begin(engine)
         if isinstance(item, Samples):
-            add_samples(self.registry, engine, item)
+            add_samples(registry, engine, item)
         else:
-            handlers.apply(engine, item)
-        handlers.settle(engine)
+            apply = handlers.appliers.get(type(item))
+            if apply is None:
+                raise WireError("bad_item", "an item of another dialect")
+            apply(engine, item)
+        if tenants is not None:
+            tenants.settle(engine)
 
     def flush_block_lifetimes(self) -> None:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():
-            if engine.blocks is not None and engine.blocks.waiting:
-                self._handlers[engine.layout.dialect].observe_blocks(engine, engine.blocks.drain())
+            blocks = engine.part(Trackers).blocks
+            if blocks is not None and blocks.waiting:
+                self._handlers[engine.layout.dialect].observe_blocks(engine, blocks.drain())
                 self.registry.touch(engine)
                 break
 
-    def add_record(self, engine: Engine, record: Record) -> int:
-        """Add a record that a sender folded; return how many observations had other bounds.
+    def add_totals(self, engine: Engine, added: EngineTotals) -> int:
+        """Add totals of folded items; return how many observations had other bounds.
 
         Raises:
-            WireError: See ``merge.add_record`` and ``validate_record.check_record``; or the record has
+            WireError: See ``merge.add_totals`` and ``merge.check_totals``; or there are
                 statistics that a server keeps, of which only the exporter can compute differences.
         """
-        if record.totals.polled:
+        if added.totals.polled:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
-        check_record(engine, record)
-        totals = record.totals
+        check_totals(engine, added)
+        totals = added.totals
         handlers = self._handlers[engine.layout.dialect]
-        handlers.begin(engine)
+        tenants = handlers.tenants if self.registry.accounting.is_on else None
+        if tenants is not None:
+            tenants.begin(engine)
         ended = _recorded(engine)
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
             handlers.count_untracked(engine, untracked)
             # Only a core sends request events.
-            if engine.front_ends:
-                handlers.leave_to_front_ends(engine, record)
+            if engine.feeds.front_ends:
+                handlers.leave_to_front_ends(engine, added)
         if totals.blocks:
             self.abandon_blocks(engine)
         try:
-            return add_record(self.registry, engine, record)
+            return add_totals(self.registry, engine, added)
         finally:
-            # A record whose self-described families are refused has added everything else.
+            # Where self-described families are refused, everything else has been added.
             handlers.lose_requests(engine, int(_recorded(engine) - ended))
-            handlers.settle(engine)
+            if tenants is not None:
+                tenants.settle(engine)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking the engine's blocks, since later events do not continue earlier ones."""
@@ -101,5 +111,5 @@ class Applier:
 
 
 def _recorded(engine: Engine) -> Number:
-    """Return how many requests of ``engine`` have ended, as far as such have a record."""
+    """Return how many requests of ``engine`` have ended, of those that get a record."""
     return sum(scalar(engine, series.family) for series in engine.layout.tables.recorded)

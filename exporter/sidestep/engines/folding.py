@@ -1,8 +1,8 @@
 """Folding: the items that do not fit into a full ring become totals of their series.
 
-The exporter's own applier adds them to a registry in the sending process, so that counters and
-buckets are the same as if each item had arrived. Intervals of requests and lifetimes of blocks
-that are in progress when folding begins or ends are lost.
+The sending process adds them to a registry of its own, with the exporter's applier. So counters and
+buckets are the same as if each item had arrived. Lost are only intervals of requests and lifetimes of
+blocks that are in progress when folding begins or ends.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from sidestep.catalog.slo import SLO_REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, SeriesSettings
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import Registry
-from sidestep.protocol.folding import Folded
+from sidestep.metrics.registry import Registry, Tracking
+from sidestep.metrics.totals_codec import encode_totals, totals_of
+from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.engine_totals import Child, Totals
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.records import Child, Totals
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.rules import Rules
+from sidestep.protocol.sender import Folded
+from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.settings import RequestSettings
 
 ENVELOPE = 1024
-"""An upper limit on the bytes of a frame besides its records."""
+"""An upper limit on the bytes of a frame besides its totals."""
 
 
 class ItemFolder:
@@ -43,7 +44,7 @@ class ItemFolder:
         self.count = 0
         self.settings = Settings()
         self.kv_sample_rate: float | None = None
-        self._registry = Registry({}, {})
+        self._registry = Registry({})
         self._applier: Applier | None = None
         self._engines: dict[int, Engine] = {}
 
@@ -83,31 +84,35 @@ class ItemFolder:
 
     def _begin(self) -> None:
         registry, settings = self._registry, self.settings
-        registry.overrides = {name: tuple(bounds) for name, bounds in settings.buckets.items()}
-        # Created 0.0: the histograms of the exporter are older than these.
-        registry.native = (
-            None if settings.schemas is None else NativeSettings(settings.schemas, lambda: 0.0)
+        schemas = settings.schemas
+        registry.series = SeriesSettings(
+            {name: tuple(bounds) for name, bounds in settings.buckets.items()},
+            # Created 0.0: the histograms of the exporter are older than these.
+            None if schemas is None else NativeSettings(schemas, lambda: 0.0),
+            Objectives(
+                Objective(o.name, tuple(o.families), o.threshold) for o in settings.objectives
+            ),
         )
-        registry.objectives = Objectives(
-            Objective(one.name, tuple(one.families), one.threshold) for one in settings.objectives
+        before = registry.tracking.sampling.rate
+        rate = before if self.kv_sample_rate is None else self.kv_sample_rate
+        registry.tracking = Tracking(
+            RequestSettings(
+                settings.scheduled, settings.latency, settings.max_tracked, settings.max_age
+            ),
+            Sampling(rate, settings.kv_scale, max(settings.kv_max_tracked, 1)),
         )
-        registry.rules = Rules(
-            settings.scheduled, settings.latency, settings.max_tracked, settings.max_age
-        )
-        rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
-        registry.sampling = Sampling(rate, settings.kv_scale, max(settings.kv_max_tracked, 1))
 
     def seal(self) -> Folded:
         """Return the folded items, and start again from nothing."""
         frames: list[list[bytes]] = [[]]
         free_bytes = MAX_FRAME_BYTES - ENVELOPE
         for engine in self._engines.values():
-            for record in self._records(engine):
-                if len(record) > free_bytes and frames[-1]:
+            for totals in self._encoded(engine):
+                if len(totals) > free_bytes and frames[-1]:
                     frames.append([])
                     free_bytes = MAX_FRAME_BYTES - ENVELOPE
-                frames[-1].append(record)
-                free_bytes -= len(record)
+                frames[-1].append(totals)
+                free_bytes -= len(totals)
         # Each frame uses at least one sequence number, of which there is one per item.
         folded = Folded(self.count, frames[: self.count])
         self._registry.clear()
@@ -124,10 +129,10 @@ class ItemFolder:
                 self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
         return known
 
-    def _records(self, engine: Engine) -> list[bytes]:
-        """Return the engine's record, in parts if self-described families make it too large."""
+    def _encoded(self, engine: Engine) -> list[bytes]:
+        """Return the engine's totals, in parts if self-described families make it too large."""
         totals = self._totals(engine)
-        whole = encode_record(engine, totals)
+        whole = encode_totals(engine, totals)
         if len(whole) <= MAX_FRAME_BYTES - ENVELOPE:
             return [whole]
         families, totals.open = totals.open, []
@@ -143,18 +148,19 @@ class ItemFolder:
             slo_counts,
             [family],
         ) for family in families]  # fmt: skip
-        return [encode_record(engine, part) for part in (totals, *parts)]
+        return [encode_totals(engine, part) for part in (totals, *parts)]
 
     def _totals(self, engine: Engine) -> Totals:
         applier = self._applier or Applier(self._registry, self._dialects)
-        while engine.blocks is not None and engine.blocks.waiting:
+        trackers = engine.part(Trackers)
+        while trackers.blocks is not None and trackers.blocks.waiting:
             applier.flush_block_lifetimes()
-        blocks = engine.blocks is not None or engine.lookups is not None
+        blocks = trackers.blocks is not None or trackers.lookups is not None
         applier.abandon_blocks(engine)
         totals = totals_of(engine)
         totals.blocks = blocks
         totals.limited = self._registry.limited["label_values"]
         self._registry.limited["label_values"] = 0
-        if engine.requests is not None and engine.requests.source is not None:
-            totals.cut_off = engine.requests.requests.whole
+        if trackers.requests is not None and trackers.requests.source is not None:
+            totals.cut_off = trackers.requests.requests.whole
         return totals

@@ -6,42 +6,32 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.items import Item
-from sidestep.errors import WireError
+from sidestep.engines.tenant_counters import TenantCounters
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.records import Record
+from sidestep.protocol.engine_totals import EngineTotals
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 
 class Handlers:
     """Applies the items of one dialect, except ``Samples``, which all dialects share.
 
-    A dialect sets ``appliers``, and overrides those of the other methods that its items need.
+    A dialect sets ``appliers``, and overrides the methods that its items need.
 
     Attributes:
         appliers: By class of the item, the function that adds it to an engine's series. It may
             raise WireError if the item contradicts the catalogue or itself, and then changes nothing.
+        tenants: Counters by tenant and of cost, of a dialect that has them.
     """
 
     HANDLED: ClassVar[Collection[str]] = ()
-    """Names of the catalogue's handlers (``catalog.model.Handler``) that the class feeds."""
+    """Names of the catalogue's handlers (``catalog.row.Handler``) that the class feeds."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.layout = layout
         self.registry = registry
         self.appliers: Mapping[type, Callable[[Engine, Any], None]] = {}
-
-    def apply(self, engine: Engine, item: Item) -> None:
-        """Add ``item`` to ``engine``'s series.
-
-        Raises:
-            WireError: The item belongs to another dialect, or see ``appliers``.
-        """
-        apply = self.appliers.get(type(item))
-        if apply is None:
-            raise WireError("bad_item", "an item of another dialect")
-        apply(engine, item)
+        self.tenants: TenantCounters | None = None
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of KV blocks."""
@@ -52,17 +42,11 @@ class Handlers:
     def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""
 
-    def begin(self, engine: Engine) -> None:
-        """Prepare the counters of cost and of tenants for an item or a folded record."""
-
-    def settle(self, engine: Engine) -> None:
-        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
-
     def lose_requests(self, engine: Engine, ended: int) -> None:
-        """Count requests that have ended in a folded record, unseen."""
+        """Count requests that have ended in folded items, unseen."""
 
-    def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
-        """Remove from a core's ``record`` the latencies that its front ends send."""
+    def leave_to_front_ends(self, engine: Engine, added: EngineTotals) -> None:
+        """Remove from ``added``, the totals of a core, the latencies that its front ends send."""
 
 
 def is_fresh(engine: Engine, stamp: float) -> bool:

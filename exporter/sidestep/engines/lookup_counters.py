@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import increase
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.kv_curves import HIT_RATIOS
+from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.tracking.kv_blocks.lookups import REASONS
@@ -15,12 +15,7 @@ HANDLERS = {"kv_missed_tokens", "kv_missed_idle", HIT_RATIOS}
 
 
 class LookupCounters:
-    """Applies lookups to the engines of one registry.
-
-    Args:
-        layout: The layout of the engines' dialect.
-        registry: The engines' registry.
-    """
+    """Applies lookups to the engines of one registry that have ``layout``."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self._registry = registry
@@ -35,7 +30,7 @@ class LookupCounters:
             WireError: The item is invalid; nothing was changed.
         """
         check_lookups(item)
-        if not self._registry.lookup_settings.half_life:
+        if not self._registry.tracking.lookups.half_life:
             return
         found = self._registry.lookups_of(engine).apply(item)
         for reason, tokens in found.missed.items():

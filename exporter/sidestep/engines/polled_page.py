@@ -1,4 +1,4 @@
-"""Metrics pages that the exporter polls of an engine's server, and the handlers of their families.
+"""Metrics pages that the exporter polls from an engine's server, and the handlers of their families.
 
 A page has totals since the server's process started. The exporter adds up the differences between
 polls, so its counters continue when the server restarts.
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sidestep.catalog.dialect import Polled
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.row_builders import counter
 from sidestep.metrics.engine import Engine

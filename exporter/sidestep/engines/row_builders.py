@@ -6,7 +6,7 @@ import dataclasses
 import functools
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
+from sidestep.catalog.row import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
 
 
 def row(
@@ -70,40 +70,17 @@ class SampledRows:
     extra_labels: bool = False
     mirrored: bool = False
 
-    def counter(self, name: str, text: str, *own: str, closed: tuple[str, ...] = ()) -> Row:
-        """Return a counter; ``closed`` are the label values that the engine itself starts at 0."""
-        return self._row("counter", name, text, own, closed=closed)
-
-    def gauge(
-        self,
-        name: str,
-        text: str,
-        *own: str,
-        closed: tuple[str, ...] = (),
-        combine: Combine = "sum",
-    ) -> Row:
-        """Return a gauge."""
-        return self._row("gauge", name, text, own, closed=closed, combine=combine)
-
-    def histogram(self, name: str, text: str, buckets: Bounds | str, *own: str) -> Row:
-        """Return a histogram; ``buckets`` are its bounds or the name of a bucket family."""
-        return self._row("histogram", name, text, own, buckets=buckets)
-
-    def summary(self, name: str, text: str, *own: str) -> Row:
-        """Return a summary, which has a sum and a count only."""
-        return self._row("summary", name, text, own)
-
-    def _row(
+    def row(
         self,
         kind: Kind,
         name: str,
         text: str,
-        own: tuple[str, ...],
-        *,
+        *own: str,
         closed: tuple[str, ...] = (),
         buckets: Bounds | str = (),
         combine: Combine = "sum",
     ) -> Row:
+        """Return a row with the labels ``own`` besides ``shared``; see the function ``row``."""
         return row(
             kind,
             self.prefix + name,
@@ -117,3 +94,11 @@ class SampledRows:
             extra_labels=self.extra_labels,
             mirrored=self.mirrored,
         )
+
+    counter = functools.partialmethod(row, "counter")
+    gauge = functools.partialmethod(row, "gauge")
+    summary = functools.partialmethod(row, "summary")
+
+    def histogram(self, name: str, text: str, buckets: Bounds | str, *own: str) -> Row:
+        """Return a histogram; ``buckets`` are its bounds or the name of a bucket family."""
+        return self.row("histogram", name, text, *own, buckets=buckets)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import functools
 
-from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.prices import PARTS, PRICED
+from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
-from sidestep.metrics.kv_curves import HIT_RATIOS
+from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
 from sidestep.tracking.kv_blocks.lookups import REASONS
 
+# The tables are laid out by hand: name above text, two lines a row.
+# fmt: off
 MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
 """Gauge of the most requests that fit into an engine's batch."""
-REFUSED_OBSERVATIONS = counter(
-    "sidestep_refused_observations_total",
-    Handler("refused_observations"),
-    "Observations that were refused because they were negative (the host's wall clock stepped"
-    " back) or not a number.",
-)
+REFUSED_OBSERVATIONS = counter("sidestep_refused_observations_total",
+                               Handler("refused_observations"),
+                               "Observations that were refused because they were negative (the"
+                               " host's wall clock stepped back) or not a number.")
 
 
 def saturation(
@@ -28,23 +28,14 @@ def saturation(
     """Return the rows of the saturation, for a dialect with ``KeySeries.begun``."""
     built = functools.partial(gauge, shared=shared, combine="max", mirrored=mirrored)
     return (
-        built(
-            "sidestep_saturation_ratio",
-            Computed("saturation"),
-            "Offered load divided by the load that the engine can serve; from 1 on, its queue"
-            " grows. No sample in the first minute.",
-        ),
-        built(
-            "sidestep_shortest_step_seconds",
-            Computed("shortest_step"),
-            "Shortest time per step of the last 12 to 24 hours, which sidestep_saturation_ratio"
-            " takes for the part of a step that costs the same whatever the batch.",
-        ),
-        built(
-            "sidestep_shortest_step_timestamp_seconds",
-            Computed("shortest_step_time"),
-            "Unix time at which sidestep_shortest_step_seconds was measured.",
-        ),
+        built("sidestep_saturation_ratio", Computed("saturation"),
+              "Offered load divided by the load that the engine can serve; from 1 on, its queue"
+              " grows. No sample in the first minute."),
+        built("sidestep_shortest_step_seconds", Computed("shortest_step"),
+              "Shortest time per step of the last 12 to 24 hours, which sidestep_saturation_ratio"
+              " takes for the part of a step that costs the same whatever the batch."),
+        built("sidestep_shortest_step_timestamp_seconds", Computed("shortest_step_time"),
+              "Unix time at which sidestep_shortest_step_seconds was measured."),
     )
 
 
@@ -53,26 +44,15 @@ def objectives(
 ) -> tuple[Row, ...]:
     """Return the rows of the counters of ``--slo``, for a dialect with ``latencies``."""
     return (
-        counter(
-            SLO_REQUESTS,
-            Handler(SLO_HANDLERS[0]),
-            "Requests by whether they meet an objective of --slo: good is at most its threshold."
-            " An objective of inter-token latency counts gaps between tokens instead.",
-            own=("result", "slo"),
-            shared=shared,
-            extra_labels=extra_labels,
-            mirrored=mirrored,
-        ),
-        counter(
-            SLO_UNDECIDED,
-            Handler(SLO_HANDLERS[1]),
-            "Requests in neither result of sidestep_slo_requests_total: they arrived as bucket"
-            " counts, and the objective's threshold lies inside their bucket.",
-            own=("slo",),
-            shared=shared,
-            extra_labels=extra_labels,
-            mirrored=mirrored,
-        ),
+        counter(SLO_REQUESTS, Handler(SLO_HANDLERS[0]),
+                "Requests by whether they meet an objective of --slo: good is at most its"
+                " threshold. An objective of inter-token latency counts gaps between tokens"
+                " instead.", own=("result", "slo"), shared=shared, extra_labels=extra_labels,
+                mirrored=mirrored),
+        counter(SLO_UNDECIDED, Handler(SLO_HANDLERS[1]),
+                "Requests in neither result of sidestep_slo_requests_total: they arrived as bucket"
+                " counts, and the objective's threshold lies inside their bucket.", own=("slo",),
+                shared=shared, extra_labels=extra_labels, mirrored=mirrored),
     )
 
 
@@ -83,28 +63,16 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
     """
     built = functools.partial(counter, shared=shared, feature=feature)
     return (
-        built(
-            "sidestep_goodput_requests_total",
-            Handler("goodput_requests"),
-            "Requests that met all objectives of --slo: served, and every latency within its threshold.",
-        ),
-        built(
-            "sidestep_goodput_tokens_total",
-            Handler("goodput_tokens"),
-            "Generated tokens of the requests in sidestep_goodput_requests_total.",
-        ),
-        built(
-            "sidestep_tenant_goodput_requests_total",
-            Handler("tenant_goodput_requests"),
-            "Requests that met all objectives of --slo, by tenant.",
-            own=(TENANT,),
-        ),
-        built(
-            "sidestep_tenant_goodput_tokens_total",
-            Handler("tenant_goodput_tokens"),
-            "Generated tokens of the requests that met all objectives of --slo, by tenant.",
-            own=(TENANT,),
-        ),
+        built("sidestep_goodput_requests_total", Handler("goodput_requests"),
+              "Requests that met all objectives of --slo: served, and every latency within its"
+              " threshold."),
+        built("sidestep_goodput_tokens_total", Handler("goodput_tokens"),
+              "Generated tokens of the requests in sidestep_goodput_requests_total."),
+        built("sidestep_tenant_goodput_requests_total", Handler("tenant_goodput_requests"),
+              "Requests that met all objectives of --slo, by tenant.", own=(TENANT,)),
+        built("sidestep_tenant_goodput_tokens_total", Handler("tenant_goodput_tokens"),
+              "Generated tokens of the requests that met all objectives of --slo, by tenant.",
+              own=(TENANT,)),
     )
 
 
@@ -115,57 +83,30 @@ def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
     """
     built = functools.partial(gauge, shared=shared, feature="kv_lookups", combine="mean")
     return (
-        built(
-            "sidestep_kv_whatif_hit_ratio",
-            Handler(HIT_RATIOS),
-            "Share of looked-up tokens that a prefix cache of another size would find, in sizes of"
-            " the present one; estimated from sampled blocks.",
-            own=("capacity",),
-        ),
-        built(
-            "sidestep_kv_whatif_shared_hit_ratio",
-            Computed("whatif_shared_hit_ratio"),
-            "Share of looked-up tokens that would be found if this engine's requests could use the"
-            " prefix caches of all engines of its model: what routing by prefix can win.",
-        ),
-        built(
-            "sidestep_kv_whatif_hit_ratio_per_gib",
-            Computed("whatif_hit_ratio_per_gib"),
-            "What one more GiB of KV cache would add to the hit ratio.",
-        ),
-        built(
-            "sidestep_kv_whatif_sufficient_blocks",
-            Computed("whatif_sufficient_blocks"),
-            "Blocks of the smallest prefix cache whose hit ratio is within one point of the best.",
-            combine="sum",
-        ),
-        built(
-            "sidestep_kv_working_set_blocks",
-            Computed("kv_working_set_blocks"),
-            "Blocks that requests used within the last half-life (--kv.curve-half-life), estimated.",
-            combine="sum",
-        ),
-        counter(
-            "sidestep_kv_missed_tokens_total",
-            Handler("kv_missed_tokens"),
-            "Looked-up tokens that the prefix cache did not have, by reason; estimated from sampled"
-            " blocks. cold: not used before; evicted, cleared: used before; in_progress: another request was"
-            " computing them; unknown: the exporter has"
-            " not seen enough; too_short: in no full block that can be found; not_cacheable: the"
-            " request may not read the cache.",
-            own=("reason",),
-            closed=REASONS,
-            shared=shared,
-            feature="kv_lookups",
-        ),
-        histogram(
-            "sidestep_kv_missed_block_idle_seconds",
-            Handler("kv_missed_idle"),
-            "Time since the last use of a block that was looked up and had been evicted.",
-            buckets="kv_cache_residency",
-            shared=shared,
-            feature="kv_lookups",
-        ),
+        built("sidestep_kv_whatif_hit_ratio", Handler(HIT_RATIOS),
+              "Share of looked-up tokens that a prefix cache of another size would find, in sizes"
+              " of the present one; estimated from sampled blocks.", own=("capacity",)),
+        built("sidestep_kv_whatif_shared_hit_ratio", Computed("whatif_shared_hit_ratio"),
+              "Share of looked-up tokens that would be found if this engine's requests could use"
+              " the prefix caches of all engines of its model: what routing by prefix can win."),
+        built("sidestep_kv_whatif_hit_ratio_per_gib", Computed("whatif_hit_ratio_per_gib"),
+              "What one more GiB of KV cache would add to the hit ratio."),
+        built("sidestep_kv_whatif_sufficient_blocks", Computed("whatif_sufficient_blocks"),
+              "Blocks of the smallest prefix cache whose hit ratio is within one point of the"
+              " best.", combine="sum"),
+        built("sidestep_kv_working_set_blocks", Computed("kv_working_set_blocks"),
+              "Blocks that requests used within the last half-life (--kv.curve-half-life),"
+              " estimated.", combine="sum"),
+        counter("sidestep_kv_missed_tokens_total", Handler("kv_missed_tokens"),
+                "Looked-up tokens that the prefix cache did not have, by reason; estimated from"
+                " sampled blocks. cold: not used before; evicted, cleared: used before;"
+                " in_progress: another request was computing them; unknown: the exporter has not"
+                " seen enough; too_short: in no full block that can be found; not_cacheable: the"
+                " request may not read the cache.", own=("reason",), closed=REASONS, shared=shared,
+                feature="kv_lookups"),
+        histogram("sidestep_kv_missed_block_idle_seconds", Handler("kv_missed_idle"),
+                  "Time since the last use of a block that was looked up and had been evicted.",
+                  buckets="kv_cache_residency", shared=shared, feature="kv_lookups"),
     )
 
 
@@ -173,52 +114,30 @@ def cost(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
     """Return the rows of the cost of tokens, by engine and by tenant."""
     built = functools.partial(counter, shared=shared, unit_divisor=PARTS, feature=PRICED)
     return (
-        built(
-            "sidestep_cost_total",
-            Handler(COST),
-            "Cost of prompt tokens and generated tokens, in the currency of --prices.model.",
-        ),
-        built(
-            "sidestep_tenant_cost_total",
-            Handler("tenant_cost"),
-            "Cost of tokens, in the currency of --prices.model, by tenant.",
-            own=(TENANT,),
-        ),
+        built("sidestep_cost_total", Handler(COST),
+              "Cost of prompt tokens and generated tokens, in the currency of --prices.model."),
+        built("sidestep_tenant_cost_total", Handler("tenant_cost"),
+              "Cost of tokens, in the currency of --prices.model, by tenant.", own=(TENANT,)),
     )
 
 
 def tenants(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
     """Return the rows of the counters by tenant, for a dialect that sends requests."""
     built = functools.partial(counter, own=(TENANT,), shared=shared, feature=feature)
-    return tuple(
-        built(f"sidestep_tenant_{name}_total", Handler(handler), text)
-        for name, handler, text in (
-            ("requests", "tenant_requests", "Requests that ended, by tenant."),
-            (
-                "failed_requests",
-                "tenant_failed_requests",
-                "Requests that ended by an abort or an error, by tenant.",
-            ),
-            (
-                "prompt_tokens",
-                "tenant_computed_tokens",
-                "Prompt tokens whose KV was computed, by tenant.",
-            ),
-            (
-                "cached_prompt_tokens",
-                "tenant_cached_tokens",
-                "Prompt tokens whose KV came from a cache, by tenant.",
-            ),
-            ("generation_tokens", "tenant_generated_tokens", "Generated tokens, by tenant."),
-            (
-                "queue_seconds",
-                "tenant_queue_seconds",
-                "Seconds that requests which ended had waited in the queue, by tenant.",
-            ),
-            (
-                "compute_seconds",
-                "tenant_compute_seconds",
-                "Seconds from the batch to the last output of requests which ended, by tenant.",
-            ),
-        )
+    return (
+        built("sidestep_tenant_requests_total", Handler("tenant_requests"),
+              "Requests that ended, by tenant."),
+        built("sidestep_tenant_failed_requests_total", Handler("tenant_failed_requests"),
+              "Requests that ended by an abort or an error, by tenant."),
+        built("sidestep_tenant_prompt_tokens_total", Handler("tenant_computed_tokens"),
+              "Prompt tokens whose KV was computed, by tenant."),
+        built("sidestep_tenant_cached_prompt_tokens_total", Handler("tenant_cached_tokens"),
+              "Prompt tokens whose KV came from a cache, by tenant."),
+        built("sidestep_tenant_generation_tokens_total", Handler("tenant_generated_tokens"),
+              "Generated tokens, by tenant."),
+        built("sidestep_tenant_queue_seconds_total", Handler("tenant_queue_seconds"),
+              "Seconds that requests which ended had waited in the queue, by tenant."),
+        built("sidestep_tenant_compute_seconds_total", Handler("tenant_compute_seconds"),
+              "Seconds from the batch to the last output of requests which ended, by tenant."),
     )
+# fmt: on

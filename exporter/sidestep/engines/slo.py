@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from sidestep.catalog.model import Alias
+from sidestep.catalog.row import Alias
 from sidestep.catalog.slo import LATENCIES, Objective
 from sidestep.engines.dialect import Dialect
 from sidestep.errors import ConfigError
@@ -16,10 +16,7 @@ def resolve(
 ) -> tuple[Objective, ...]:
     """Return ``objectives`` with each dialect's family in place of a predefined latency.
 
-    Args:
-        objectives: The objectives of all ``--slo`` flags.
-        dialects: Dialects of the engines that may connect.
-        common: Whether families with the same names for all engines are exposed.
+    Families with the same names for all engines can be meant only where they are exposed (``common``).
 
     Raises:
         ConfigError: A family is unknown or no histogram of seconds.

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Price
-from sidestep.engines.handlers import increase
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine, Number, Part
 from sidestep.metrics.registry import COST, TENANT_REQUESTS, Registry
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.requests.outcomes import TenantCounts
@@ -30,16 +29,23 @@ Total = Callable[[Engine], Number | None]
 """A reader of an engine's own counter; None: the engine does not have it."""
 
 
+class Accounted(Part):
+    """An engine's own counters that have counters by tenant or prices.
+
+    Attributes:
+        counters: Their values by field when they were last accounted for; None: not yet.
+    """
+
+    def __init__(self) -> None:
+        self.counters: dict[str, Number | None] | None = None
+
+
 class TenantCounters:
     """Adds outcomes to the counters of tenants, and the cost of tokens to those of engines.
 
-    What an item adds to the engine's own counters and belongs to no shown tenant is counted for
-    ``__other__``: so the sums are equal, also for tokens of requests that are not tracked.
-
-    Args:
-        layout: The layout of the engines' dialect.
-        registry: The engines' registry.
-        totals: The engine's own counter of each field of ``TenantCounts`` that has one, except its cost.
+    ``__other__`` counts what an item adds to the engine's own counters for no shown tenant. So the sums
+    are equal, also for tokens of requests that are not tracked. ``totals`` reads the engine's own
+    counters, by field of ``TenantCounts``, except its cost.
     """
 
     def __init__(self, layout: Layout, registry: Registry, totals: Mapping[str, Total]) -> None:
@@ -54,10 +60,11 @@ class TenantCounters:
 
     def begin(self, engine: Engine) -> None:
         """Note the engine's counters before the first item changes them."""
-        if engine.counted is not None or not self._registry.accounts:
+        accounted = engine.part(Accounted)
+        if accounted.counters is not None:
             return
-        engine.counted = counted = self._read(engine)
-        if self._registry.tenants is not None:
+        accounted.counters = counted = self._read(engine)
+        if self._registry.accounting.tenants is not None:
             for field, total in counted.items():
                 if total is not None:
                     children = engine.keyed[self._slots[field]]
@@ -65,23 +72,22 @@ class TenantCounters:
                     children[_OTHER] = total - sum(children.values())
 
     def settle(self, engine: Engine, tenants: Mapping[str, TenantCounts] = _NO_TENANTS) -> None:
-        """Count the cost of what was added since the last call, and the rest for no shown tenant.
+        """Count the cost of what was added since the last call, of which ``tenants`` has a part.
 
-        Args:
-            engine: An engine whose own counters were increased.
-            tenants: What of that belongs to tenants.
+        The rest counts for no shown tenant.
         """
-        before = engine.counted
+        accounted = engine.part(Accounted)
+        before = accounted.counters
         if before is None:
             return
         now = self._read(engine)
         if now == before and not tenants:
             return
-        price = self._registry.prices.of(engine.labels.get("model_name", ""))
+        price = self._registry.accounting.prices.of(engine.labels.get("model_name", ""))
         if price is not None:
             self._charge(engine, price, before, now)
-        engine.counted = now
-        if self._registry.tenants is not None:
+        accounted.counters = now
+        if self._registry.accounting.tenants is not None:
             rest = {field: (total or 0) - (before[field] or 0) for field, total in now.items()}
             self._add(engine, tenants, price, rest)
             for field, more in rest.items():
@@ -98,7 +104,7 @@ class TenantCounters:
     ) -> None:
         """Add counts to those of shown tenants, and take them from ``rest``."""
         for name, counts in tenants.items():
-            key = (name,) if name in (self._registry.tenants or ()) else _OTHER
+            key = (name,) if name in (self._registry.accounting.tenants or ()) else _OTHER
             if price is not None:
                 counts.cost = price.cost(counts.computed, counts.cached, counts.generated)
             for field, slot in self._slots.items():
@@ -122,7 +128,8 @@ class TenantCounters:
             for field in ("computed", "cached", "generated")
         )
         if now["generated"] is not None:
-            increase(engine, self._cost_slot, price.cost(computed, cached, generated))
+            cost = price.cost(computed, cached, generated)
+            engine.values[self._cost_slot] = (self._cost(engine) or 0) + cost
             now["cost"] = self._cost(engine)
 
     def _cost(self, engine: Engine) -> Number | None:

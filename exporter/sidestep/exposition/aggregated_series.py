@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import Combine, Handler, Info, Row
+from sidestep.catalog.row import Combine, Handler, Info, Row
 from sidestep.exposition.engine_values import (
     EngineValues,
     RegistryValues,
@@ -23,6 +23,7 @@ from sidestep.exposition.series_filter import RANK_LABELS
 from sidestep.metrics.engine import ORIGIN, Key, Number
 from sidestep.metrics.exemplars import newest
 from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import NativeHistogram
 
 Aggregator = Callable[[Sequence[Histogram]], Histogram]
 
@@ -90,9 +91,11 @@ def aggregate_native(found: Sequence[Histogram]) -> Histogram:
     first = found[0]
     if len(found) == 1:
         return first
-    if type(first) is Histogram or any(other.bounds != first.bounds for other in found):
+    if not isinstance(first, NativeHistogram) or any(
+        other.bounds != first.bounds for other in found
+    ):
         return aggregate_histograms(found)
-    total = first.empty_copy()
+    total: Histogram = NativeHistogram(first.bounds, first.schema, first.created)
     for other in found:
         total.merge(other)
     total.sum = math.fsum(other.sum for other in found)

@@ -20,12 +20,7 @@ _NONE: Mapping[Key, Number] = {}
 
 
 class EngineValues:
-    """Values of an engine that pages show, at one moment; the attributes are those of ``Engine``.
-
-    Attributes:
-        features: Options that the engine has.
-        computed: Computed gauges by row.
-    """
+    """Values of an engine that pages show, at one moment; most attributes are those of ``Engine``."""
 
     __slots__ = (
         "absent",
@@ -56,7 +51,7 @@ class EngineValues:
         self.live = engine.live
         self.absent = engine.absent
         self.created = engine.created
-        # The next Hello replaces the labels.
+        # Never changed: the next Hello replaces it.
         self.info = engine.info
         self.values = engine.values.copy()
         self.histograms = [None if one is None else one.copy() for one in engine.histograms]
@@ -74,9 +69,8 @@ class RegistryValues:
     """Values of a registry that pages show, at one moment; the attributes are those of ``Registry``.
 
     Attributes:
-        engines: Engines that are exposed.
         gone: Engines that are not, whose totals the registry retains.
-        of_dialect: The exposed engines by dialect.
+        versions: Versions of all engines: pages of equal versions have the same series.
     """
 
     engines: Sequence[EngineValues]
@@ -85,17 +79,15 @@ class RegistryValues:
     layouts: Mapping[str, Layout]
     is_exposed: Callable[[str], bool]
     has_exemplars: bool
-
-    def versions(self) -> list[int]:
-        """Return the versions of all engines: pages of equal versions have the same series."""
-        return [engine.version for engine in (*self.engines, *self.gone)]
+    versions: Sequence[int]
 
 
 class EngineCopier:
     """Copies the values of a registry's engines.
 
-    The copy of an engine that did not change between two pages is kept until it changes. Another one
-    is not: it would be of no use, and take as much memory as the engine's series.
+    The copy of an engine that did not change between two pages is kept until the engine changes.
+    Other copies are not kept: the next page could not use them, and they take as much memory as the
+    engines' series.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -121,18 +113,20 @@ class EngineCopier:
         of_dialect: dict[str, list[EngineValues]] = {}
         for engine in engines:
             of_dialect.setdefault(engine.layout.dialect, []).append(engine)
+        gone += [engine for engine in found if engine.absent and with_gone]
         return RegistryValues(
             engines,
-            [*gone, *(engine for engine in found if engine.absent)] if with_gone else (),
+            gone,
             of_dialect,
             registry.layouts,
             registry.is_exposed,
             registry.has_exemplars,
+            [engine.version for engine in (*engines, *gone)],
         )
 
     def _copied(self, engine: Engine) -> EngineValues:
         found = self._kept.get(engine.id)
-        # A version is of one engine only.
+        # No two engines ever have the same version.
         if found is None or found.version != engine.version:
             found = EngineValues(engine)
             if self._versions.get(engine.id) == engine.version:

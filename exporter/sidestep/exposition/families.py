@@ -9,10 +9,9 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from sidestep.catalog.layout import Layout, SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
+from sidestep.catalog.row import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
 from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
 from sidestep.metrics.engine import Key
-from sidestep.metrics.histogram import Histogram
 
 Children = Sequence[tuple[Key, Value]]
 """Values by own label values."""
@@ -22,86 +21,46 @@ Reader = Callable[[EngineValues], tuple[Key, Children]]
 
 def row_reader(placed: SlotAssignment) -> Reader:
     """Return the reader of a row of the catalogue."""
-    row, names, divisor = placed.row, placed.own_labels, placed.row.unit_divisor
-    source = row.source
+    row, names, source = placed.row, placed.own_labels, placed.row.source
     if placed.storage == "sampled":
         # The senders of a catalogued family may have labels besides the row's.
         name = placed.stored_name
         return lambda engine: _open_children(engine, name)
-    if placed.storage == "keyed":
-        (slot,) = placed.slots
-        return lambda engine: (names, _divided(engine.keyed[slot], divisor))
+    if placed.storage == "computed":
+        return lambda engine: (
+            names,
+            () if (value := engine.computed[row.name]) is None else (((), value),),
+        )
     if isinstance(source, Info):
         info = source.name
         return lambda engine: _info(engine.info.get(info))
     if isinstance(source, Constant):
         constant = (((), source.value),)
         return lambda _: (names, constant)
-    if placed.storage == "computed":
-        name = row.name
-        return lambda engine: (names, _single((), engine.computed[name]))
-    return _slot_reader(placed, names, divisor)
-
-
-def described_reader(name: str, kind: Kind, labels: Key) -> Reader:
-    """Return the reader of a family that engines described themselves.
-
-    Two engines may describe one name differently; a page shows the first form.
-    """
-
-    def read(engine: EngineValues) -> tuple[Key, Children]:
-        family = engine.open_families[name]
-        if (family.kind, family.labels) != (kind, labels):
-            return (), ()
-        return _open_children(engine, name)
-
-    return read
+    return _slot_reader(placed, names, row.unit_divisor)
 
 
 def _slot_reader(placed: SlotAssignment, names: Key, divisor: int) -> Reader:
-    """Return the reader of a row whose values are in scalars or histograms."""
-    slots, keys = placed.slots, placed.label_values
-    if len(slots) > 1 or divisor != 1:
-        children = dict(zip(keys, slots, strict=True))
-        if placed.storage == "histogram":
-            return lambda engine: (
-                names,
-                [
-                    (key, one)
-                    for key, slot in children.items()
-                    if (one := engine.histograms[slot]) is not None
-                ],
-            )
+    """Return the reader of a row whose values are in slots of an engine."""
+    if placed.storage == "keyed":
+        (keyed,) = placed.slots
+        if divisor == 1:
+            return lambda engine: (names, [*engine.keyed[keyed].items()])
+        return lambda engine: (names, [(k, n / divisor) for k, n in engine.keyed[keyed].items()])
+    slots = [*zip(placed.label_values, placed.slots, strict=True)]
+    if placed.storage == "histogram":
         return lambda engine: (
             names,
-            _divided(
-                {
-                    key: value
-                    for key, slot in children.items()
-                    if (value := engine.values[slot]) is not None
-                },
-                divisor,
-            ),
+            [(key, one) for key, slot in slots if (one := engine.histograms[slot]) is not None],
         )
-    (slot,), (key,) = slots, keys
-    if placed.storage == "histogram":
-        return lambda engine: (names, _single(key, engine.histograms[slot]))
-    return lambda engine: (names, _single(key, engine.values[slot]))
-
-
-def _single(key: Key, value: Value | None) -> Children:
-    return () if value is None else ((key, value),)
-
-
-def _divided(children: Mapping[Key, Value], divisor: int) -> Children:
-    """Return values in a unit that is so many stored units; histograms have no other unit."""
-    if divisor == 1:
-        return [*children.items()]
-    return [
-        (key, value / divisor)
-        for key, value in children.items()
-        if not isinstance(value, Histogram)
-    ]
+    return lambda engine: (
+        names,
+        [
+            (key, value if divisor == 1 else value / divisor)
+            for key, slot in slots
+            if (value := engine.values[slot]) is not None
+        ],
+    )
 
 
 def _info(labels: Mapping[str, str] | None) -> tuple[Key, Children]:
@@ -117,9 +76,9 @@ DESCRIBED = ""
 """Key of the reader of a self-described family."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One metric family of the page.
+    """One metric family of the page; the same object on each page while engines have it.
 
     Attributes:
         labels: Own label names, as the first engine that has the family uses them.
@@ -136,13 +95,8 @@ class Family:
     readers: Mapping[str, Reader] = dataclasses.field(default_factory=dict)
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """What distinguishes families of one name."""
-        return self.name, self.kind, self.help, self.labels, *self.assignments
-
-    @property
     def is_shared(self) -> bool:
-        """Whether engines can have equal labels, so that their series need aggregation."""
+        """True if engines can have equal labels, so that their series need aggregation."""
         rows = [placed.row for placed in self.assignments.values()]
         return any(not set(row.shared) <= set(row.labels) for row in rows)
 
@@ -162,7 +116,7 @@ class Family:
             (slot,) = placed.slots
             engines = [engine for engine in engines if engine.keyed[slot]]
         if self.kind == "gauge":
-            # Those of an engine that is silent say nothing of now.
+            # The gauges of a silent engine are out of date.
             engines = [engine for engine in engines if engine.live]
         if placed is not None and placed.row.feature:
             name, feature = placed.row.name, placed.row.feature
@@ -170,44 +124,28 @@ class Family:
         return engines
 
     def engines(self, values: RegistryValues) -> Sequence[EngineValues]:
-        """Return the engines that have samples, in the order of the page; few of them have none."""
+        """Return the engines that have samples, in page order; a few without samples can be among them."""
         if not self.assignments:
             return self.having(values.engines, None)
-        found = [
-            _with_values(self.having(values.of_dialect.get(dialect, ()), placed), placed)
-            for dialect, placed in self.assignments.items()
-        ]
-        return found[0] if len(found) == 1 else [*chain.from_iterable(found)]
-
-    def label_form(self, engine: EngineValues, names: Key) -> object:
-        """Return what is equal for families that put the same labels of an engine into their series.
-
-        Args:
-            engine: The engine.
-            names: Own label names.
-        """
-        placed = self.assignments.get(engine.layout.dialect)
-        if placed is None:
-            return names
-        return placed.label_form if names is placed.own_labels else (placed.label_form, names)
+        found: list[EngineValues] = []
+        for dialect, placed in self.assignments.items():
+            engines = self.having(values.of_dialect.get(dialect, ()), placed)
+            # Many engines lack a value of some families; in these it is quickly seen.
+            if placed.storage == "computed":
+                name = placed.row.name
+                engines = [engine for engine in engines if engine.computed[name] is not None]
+            elif placed.storage == "scalars" and len(placed.slots) == 1:
+                (slot,) = placed.slots
+                engines = [engine for engine in engines if engine.values[slot] is not None]
+            elif placed.storage == "histogram" and len(placed.slots) == 1:
+                (slot,) = placed.slots
+                engines = [engine for engine in engines if engine.histograms[slot] is not None]
+            found += engines
+        return found
 
     def children(self, engine: EngineValues) -> tuple[Key, Children]:
         """Return own label names and the values of one of ``engines``."""
         return self.readers[engine.layout.dialect if self.assignments else DESCRIBED](engine)
-
-
-def _with_values(engines: Sequence[EngineValues], placed: SlotAssignment) -> Sequence[EngineValues]:
-    """Leave out engines without a value, if that is quickly seen."""
-    if placed.storage == "computed":
-        name = placed.row.name
-        return [engine for engine in engines if engine.computed[name] is not None]
-    if len(placed.slots) == 1 and placed.storage == "scalars":
-        (slot,) = placed.slots
-        return [engine for engine in engines if engine.values[slot] is not None]
-    if len(placed.slots) == 1 and placed.storage == "histogram":
-        (slot,) = placed.slots
-        return [engine for engine in engines if engine.histograms[slot] is not None]
-    return engines
 
 
 def families(values: RegistryValues, names: Collection[str] = ()) -> Iterator[Family]:
@@ -215,14 +153,12 @@ def families(values: RegistryValues, names: Collection[str] = ()) -> Iterator[Fa
 
     Families of dialects that no engine uses are left out: they cannot have samples.
     """
-    for family in chain(_catalogued(values), _self_described(values)):
-        if not names or has_sample_name(family.name, family.kind, names):
+    layouts = tuple(values.layouts[name] for name in values.layouts if name in values.of_dialect)
+    for family in chain(_of_layouts(layouts), _self_described(values)):
+        if values.is_exposed(family.name) and (
+            not names or has_sample_name(family.name, family.kind, names)
+        ):
             yield family
-
-
-def _catalogued(values: RegistryValues) -> Iterator[Family]:
-    layouts = (values.layouts[name] for name in values.layouts if name in values.of_dialect)
-    return (each for each in _of_layouts(tuple(layouts)) if values.is_exposed(each.name))
 
 
 @functools.lru_cache(maxsize=16)
@@ -248,9 +184,18 @@ def _self_described(values: RegistryValues) -> Iterator[Family]:
         for found in engine.open_families.values():
             if found.name not in sampled:
                 sampled.add(found.name)
-                if values.is_exposed(found.name):
-                    readers = {DESCRIBED: described_reader(found.name, found.kind, found.labels)}
-                    yield Family(found.name, found.kind, found.help, found.labels, readers=readers)
+                yield _described(found.name, found.kind, found.help, found.labels)
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(name: str, kind: Kind, text: str, labels: Key) -> Family:
+    def read(engine: EngineValues) -> tuple[Key, Children]:
+        # Two engines may describe one name differently; a page shows the first form.
+        family = engine.open_families[name]
+        is_same = (family.kind, family.labels) == (kind, labels)
+        return _open_children(engine, name) if is_same else ((), ())
+
+    return Family(name, kind, text, labels, readers={DESCRIBED: read})
 
 
 def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
@@ -285,11 +230,7 @@ Encoded = TypeVar("Encoded")
 
 
 class LabelCache(Generic[Encoded]):
-    """Encoded labels of series, cached until the labels of their engine may have changed.
-
-    Args:
-        encode: Encodes the labels of one series.
-    """
+    """Encoded labels of series, cached until the labels of their engine may have changed."""
 
     def __init__(self, encode: Callable[[dict[str, str]], Encoded]) -> None:
         self._encode = encode
@@ -300,30 +241,21 @@ class LabelCache(Generic[Encoded]):
         self, engine: EngineValues, family: Family, names: Key, keys: Iterable[Key]
     ) -> list[Encoded]:
         """Return the labels of an engine's series; ``names`` and ``keys`` are their own labels."""
-        known = self._known(engine, family, names)
-        return [
-            self._added(known, engine, family, names, key)
-            if (found := known.get(key)) is None
-            else found
-            for key in keys
-        ]
-
-    def _known(self, engine: EngineValues, family: Family, names: Key) -> dict[Key, Encoded]:
-        """Return the cached labels of an engine's series with the label ``names`` of their own."""
-        by_form = self._by_version.get(engine.label_version)
-        if by_form is None:
-            by_form = self._by_version[engine.label_version] = {}
-        form = family.label_form(engine, names)
-        known = by_form.get(form)
-        if known is None:
-            known = by_form[form] = {}
-        return known
-
-    def _added(
-        self, known: dict[Key, Encoded], engine: EngineValues, family: Family, names: Key, key: Key
-    ) -> Encoded:
-        self._count += 1
-        found = known[key] = self._encode(series_labels(engine, family, names, key))
+        # Families of equal form put the same labels of an engine into their series.
+        form: object = names
+        placed = family.assignments.get(engine.layout.dialect)
+        if placed is not None:
+            form = placed.label_form
+            if names is not placed.own_labels:
+                form = form, names
+        known = self._by_version.setdefault(engine.label_version, {}).setdefault(form, {})
+        found = []
+        for key in keys:
+            one = known.get(key)
+            if one is None:
+                self._count += 1
+                one = known[key] = self._encode(series_labels(engine, family, names, key))
+            found.append(one)
         return found
 
     def retain(self, engines: Iterable[EngineValues]) -> None:

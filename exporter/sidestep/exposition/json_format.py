@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.engine_values import RegistryValues, Value
-from sidestep.exposition.family_series import family_series
-from sidestep.exposition.passthrough.families import Sample
-from sidestep.exposition.passthrough.parser import Labels, unescape_labels
+from sidestep.exposition.family_series import Observed, family_series, passed_on, series_of
 from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.metrics.histogram import Histogram
 
@@ -32,54 +30,36 @@ def _families(
     values: RegistryValues, passthrough: Iterable[PassthroughFamily], names: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     for family, series in family_series(values, names):
-        samples = [_sample(one.labels, one.value) for one in series]
-        if samples:
-            yield {
-                "name": family.name, "type": family.kind, "help": family.help, "samples": samples,
-            }  # fmt: skip
+        if series:
+            samples = [{"labels": one.labels, **_value(one.value)} for one in series]
+            yield _family(family.name, family.kind, family.help, samples)
     for passed in passthrough:
-        samples = json_samples(passed)
-        yield {"name": passed.name, "type": passed.kind, "help": passed.help, "samples": samples}
+        yield _family(passed.name, passed.kind, passed.help, json_samples(passed))
 
 
-def _sample(labels: dict[str, str], value: Value) -> dict[str, Any]:
+def _family(name: str, kind: str, text: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"name": name, "type": kind, "help": text, "samples": samples}
+
+
+def _value(value: Value) -> dict[str, Any]:
     if not isinstance(value, Histogram):
-        return {"labels": labels, "value": value}
+        return {"value": value}
     counts = [*accumulate(value.counts)]
     buckets = [[bound, count] for bound, count in zip(value.bounds, counts, strict=False)]
-    return {"labels": labels, "buckets": buckets, "count": counts[-1], "sum": value.sum}
+    return {"buckets": buckets, "count": counts[-1], "sum": value.sum}
 
 
 def json_samples(family: PassthroughFamily) -> list[dict[str, Any]]:
-    """Return the samples of a family as JSON objects."""
-    samples = family.samples
-    if family.kind in OBSERVED:
-        return _grouped_samples(family, samples)
-    return [*_plain_samples(samples)]
-
-
-def _number(text: bytes) -> float:
-    return int(text) if text.isdigit() else float(text)
-
-
-def _plain_samples(samples: Iterable[Sample]) -> Iterator[dict[str, Any]]:
-    for series, text in samples:
-        value, _, stamp = text.partition(b" ")
-        time = {"timestamp": int(stamp) / 1000} if stamp else {}
-        yield {"labels": unescape_labels(series.labels), "value": _number(value), **time}
-
-
-def _grouped_samples(family: PassthroughFamily, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Return one sample per histogram or summary, in the form of an engine's histogram."""
-    label, key = ("le", "buckets") if family.kind == "histogram" else ("quantile", "quantiles")
-    groups: dict[Labels, dict[str, Any]] = {}
-    for series, text in samples:
-        value = _number(text.partition(b" ")[0])
-        outer = tuple(pair for pair in series.labels if pair[0] != label)
-        group = groups.setdefault(outer, {"labels": unescape_labels(outer), key: []})
-        end = series.name.removeprefix(family.name)
-        if end in ("_count", "_sum"):
-            group[end[1:]] = value
-        elif (bound := float(dict(series.labels)[label])) != float("inf"):
-            group[key].append([bound, value])
-    return [*groups.values()]
+    """Return the samples of a family as JSON objects, histograms in the form of an engine's."""
+    key = "buckets" if family.kind == "histogram" else "quantiles"
+    found = []
+    for one in series_of(passed_on(family)):
+        value = one.value
+        own: dict[str, Any] = {"value": value}
+        if isinstance(value, Observed):
+            bounded = [[bound, count] for bound, count in value.bounded if bound != math.inf]
+            own = {key: bounded, "count": value.count, "sum": value.total}
+        elif one.stamp is not None:
+            own["timestamp"] = one.stamp / 1000
+        found.append({"labels": dict(one.labels), **own})
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
@@ -11,13 +12,12 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
-from sidestep.exposition import proto_format
+from sidestep.exposition.family_series import SampleFamily, collected, of_exporter
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.sample_families import collected
-from sidestep.exposition.text_page import header, label_text, series_text
+from sidestep.exposition.text_page import header, label_text
 from sidestep.telemetry.rows import SelfRow
-from sidestep.telemetry.self_metrics import Labels, OwnRegistry, Sample
+from sidestep.telemetry.self_metrics import LabelledValue, Labels, OwnRegistry
 
 MAX_LABEL_SETS = 20_000
 """Cached label sets; some are of engines, which come and go."""
@@ -27,12 +27,17 @@ class OwnValues(NamedTuple):
     """The exporter's own families at one moment.
 
     Attributes:
-        families: Its metrics.
         others: Families of other collectors: of the process, and users' own.
     """
 
-    families: Sequence[tuple[SelfRow, Sequence[Sample]]] = ()
+    families: Sequence[tuple[SelfRow, Sequence[LabelledValue]]] = ()
     others: Sequence[Metric] = ()
+
+    def sample_families(self) -> Iterator[SampleFamily]:
+        """Yield all of these families."""
+        for row, samples in self.families:
+            yield of_exporter(row, samples)
+        yield from chain.from_iterable(map(collected, self.others))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of other collectors, as a collector does."""
@@ -50,40 +55,24 @@ def write(values: OwnValues, form: Format) -> list[bytes]:
     """Return the families and the end of the page as prometheus_client does, several times faster."""
     others: Any = values
     if form == "protobuf":
-        parts = [_message(*one) for one in values.families]
-        for metric in values.others:
-            for family in collected(metric):
-                parts += encode_samples(family)
-        return parts
+        return [part for family in values.sample_families() for part in encode_samples(family)]
     openmetrics = form == "openmetrics"
     parts = [_text(*one, openmetrics=openmetrics).encode() for one in values.families]
     generate: Any = generate_openmetrics if openmetrics else generate_latest
     return [*parts, generate(others)]
 
 
-def _message(row: SelfRow, samples: Sequence[Sample]) -> bytes:
-    metrics = [
-        proto_format.metric(
-            _label_bytes(row.labels, labels), proto_format.single(row.kind, float(value))
-        )
-        for labels, value in samples
-    ]
-    return b"".join(proto_format.family(row.name, row.kind, row.help, metrics))
-
-
-def _text(row: SelfRow, samples: Sequence[Sample], *, openmetrics: bool) -> str:
+def _text(row: SelfRow, samples: Sequence[LabelledValue], *, openmetrics: bool) -> str:
     lines = [
-        f"{_series(row.name, row.labels, labels)}{floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
+        f"{row.name}{_label_text(row.labels, labels)} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
         for labels, value in samples
     ]
     return header(row.name, row.kind, row.help, openmetrics=openmetrics) + "".join(lines)
 
 
 @functools.lru_cache(MAX_LABEL_SETS)
-def _series(family: str, names: Labels, labels: Labels) -> str:
-    return series_text(family, label_text(dict(zip(names, labels, strict=True))))
-
-
-@functools.lru_cache(MAX_LABEL_SETS)
-def _label_bytes(names: Labels, labels: Labels) -> bytes:
-    return proto_format.labels(sorted(zip(names, labels, strict=True)))
+def _label_text(names: Labels, labels: Labels) -> str:
+    if not names:
+        return ""
+    pairs = tuple(sorted(zip(names, labels, strict=True)))
+    return f"{{{label_text(pairs).decode()}}}"

@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from sidestep.exposition import own_families
 from sidestep.exposition.engine_values import EngineCopier, RegistryValues
+from sidestep.exposition.family_series import passed_on
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import OwnValues, own_values
 from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
 from sidestep.exposition.protobuf_page import ProtobufPage, encode_samples
 from sidestep.exposition.renders import Body, SharedRenders
-from sidestep.exposition.sample_families import passed_on
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, write_passed_on
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.metrics.registry import Registry
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.telemetry.self_metrics import OwnRegistry
 
 
 class PageValues(NamedTuple):
@@ -36,38 +36,8 @@ class PageValues(NamedTuple):
     own: OwnValues
 
 
-class PageCopier:
-    """Copies what a page shows, on the event loop; another thread can write what is copied."""
-
-    def __init__(
-        self, registry: Registry, passthrough: PassthroughRegistry, own: OwnRegistry
-    ) -> None:
-        self._engines = EngineCopier(registry)
-        self._passthrough = passthrough
-        self._own = own
-
-    def copy(self, names: Collection[str] = (), *, with_gone: bool = False) -> PageValues:
-        """Return the values of this moment.
-
-        Args:
-            names: Samples whose families are wanted, of those that are not engines'; empty for all.
-            with_gone: Whether to include engines that are gone, which only sums need.
-        """
-        return PageValues(
-            self._engines.copy(with_gone=with_gone),
-            self._passthrough.families(names),
-            own_values(self._own, names),
-        )
-
-
-CACHE_SECONDS = 0.1
-"""How long a rendered page answers further requests."""
-
-Key = tuple[str, Format]
-"""View and format."""
 Hold = Callable[[], AbstractAsyncContextManager[None]]
 """Pauses the changes of the registry for a block."""
-Result = TypeVar("Result")
 
 
 class Durable(Protocol):
@@ -77,18 +47,15 @@ class Durable(Protocol):
         """Return once a snapshot holds all items applied before this call."""
 
 
-class Pages:
-    """Renders pages, once for all concurrent requests of the same view and format.
+class PageCopier:
+    """Copies what a page shows, on the event loop; another thread can write what is copied.
 
     Args:
-        snapshots: If given, a page is returned only once a snapshot holds what it shows, so
-            that no counter that Prometheus has seen decreases after a crash.
-        final_scrape: If given, records the requests for whole pages.
-        series_filter: Labels, families and buckets to leave out.
         hold: Pauses the intake between two frames, so that sums by tenant are those of the engines.
 
     Attributes:
-        scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
+        snapshots: If given, what was copied is sent only once a snapshot holds it, so that no counter
+            that somebody has seen decreases after a crash.
     """
 
     def __init__(
@@ -96,31 +63,77 @@ class Pages:
         registry: Registry,
         passthrough: PassthroughRegistry,
         own: OwnRegistry,
-        metrics: SelfMetrics,
         *,
+        hold: Hold = contextlib.nullcontext,
         snapshots: Durable | None = None,
+    ) -> None:
+        self.registry = registry
+        self.own = own
+        self.snapshots = snapshots
+        self._engines = EngineCopier(registry)
+        self._passthrough = passthrough
+        self._hold = hold
+
+    async def copy(self, names: Collection[str] = (), *, with_gone: bool = False) -> PageValues:
+        """Return the values of this moment.
+
+        Args:
+            names: Samples whose families are wanted, of those that are not engines'; empty for all.
+            with_gone: Whether to include engines that are gone, which only sums need.
+        """
+        async with self._hold():
+            return PageValues(
+                self._engines.copy(with_gone=with_gone),
+                self._passthrough.families(names),
+                own_values(self.own, names),
+            )
+
+    async def settled(self) -> None:
+        """Return once a snapshot holds what was copied."""
+        if self.snapshots is not None:
+            await self.snapshots.settled()
+
+
+CACHE_SECONDS = 0.1
+"""How long a rendered page answers further requests."""
+
+Key = tuple[str, Format]
+"""View and format."""
+Result = TypeVar("Result")
+
+
+class Pages:
+    """Renders pages, once for all concurrent requests of the same view and format.
+
+    Args:
+        final_scrape: If given, records the requests for whole pages.
+
+    Attributes:
+        scraped_at: Monotonic time at which Prometheus last asked for a page; None: never.
+    """
+
+    def __init__(
+        self,
+        copier: PageCopier,
+        *,
         final_scrape: FinalScrape | None = None,
         series_filter: SeriesFilter | None = None,
-        hold: Hold = contextlib.nullcontext,
     ) -> None:
         shown = series_filter or SeriesFilter()
-        self.registry = registry
-        self.metrics = metrics
-        self._copier = PageCopier(registry, passthrough, own)
-        self._snapshots = snapshots
+        self.registry = copier.registry
+        self._copier = copier
         self._final_scrape = final_scrape
-        self._hold = hold
         filters = {"engine": shown, "pod": shown.for_pod}
         self.views = {view: TextPage(each) for view, each in filters.items()}
         self._with_exemplars = {
             view: TextPage(each, exemplars=True) for view, each in filters.items()
         }
-        native = registry.native
+        native = copier.registry.series.native
         self._protobuf = ProtobufPage(classic_buckets=native is None or native.both)
         # The filter on labels and bounds applies to text formats only.
-        self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
+        self.has_protobuf = shown.keeps_labels_and_buckets and native is not None
         self._renders: SharedRenders[Key] = SharedRenders(CACHE_SECONDS)
-        # One thread: pages keep what they have written of engines that do not change.
+        # One thread: the renders of a view share the text of engines that have not changed.
         self._thread = ThreadPoolExecutor(1, "sidestep-pages")
         self.scraped_at: float | None = None
 
@@ -130,29 +143,24 @@ class Pages:
         form: Format,
         names: frozenset[str] = frozenset(),
         *,
-        packed: bool = False,
         by_prometheus: bool = False,
-    ) -> Sequence[bytes]:
-        """Return the parts of a page, or of its gzip if ``packed``.
-
-        The engines' families come first, then passthrough families, then the exporter's own.
+    ) -> Body:
+        """Return a page: families of engines, then passthrough families, then the exporter's own.
 
         Args:
             view: ``engine``, or ``pod``, which has no protobuf.
             form: The format.
             names: Samples whose families to include, on a page that is not cached; empty for all.
-            packed: Whether to compress it.
             by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
         """
         if by_prometheus:
             self.scraped_at = time.monotonic()
         if names:
-            body = await self._render(view, form, names)
-        else:
-            body = await self._renders.get((view, form), lambda: self._render(view, form))
-            if self._final_scrape is not None:
-                self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
-        return await body.packed() if packed else body.parts
+            return await self._render(view, form, names)
+        body = await self._renders.get((view, form), lambda: self._render(view, form))
+        if self._final_scrape is not None:
+            self._final_scrape.note(body.stamp, by_prometheus=by_prometheus)
+        return body
 
     async def written(
         self,
@@ -168,12 +176,10 @@ class Pages:
             names: Samples whose families are wanted; empty for all.
             with_gone: Whether values include engines that are gone, which only sums need.
         """
-        async with self._hold():
-            values = self._copier.copy(names, with_gone=with_gone)
+        values = await self._copier.copy(names, with_gone=with_gone)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._thread, write, values)
-        if self._snapshots is not None:
-            await self._snapshots.settled()
+        await self._copier.settled()
         return found
 
     async def _render(self, view: str, form: Format, names: Collection[str] = ()) -> Body:
@@ -184,7 +190,8 @@ class Pages:
             names,
             with_gone=bool(self.views[view].series_filter.dropped_labels),
         )
-        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._copier.own.metrics.set("sidestep_scrape_duration_seconds", seconds)
         return Body(parts, stamp)
 
     def _written(

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection
 
 from sidestep.exposition import proto_format
-from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
-from sidestep.exposition.encoded_series import EncodedSeries, EncodedSums
+from sidestep.exposition.aggregated_series import aggregate_native
+from sidestep.exposition.encoded_series import EncodedFamilies
 from sidestep.exposition.engine_values import RegistryValues, Value, copied
-from sidestep.exposition.families import Family, LabelCache, families
-from sidestep.exposition.sample_families import (
+from sidestep.exposition.families import Family
+from sidestep.exposition.family_series import (
     Observed,
     SampledSeries,
     SampleFamily,
@@ -24,53 +24,27 @@ from sidestep.metrics.registry import Registry
 
 def render(registry: Registry, names: Collection[str] = ()) -> bytes:
     """Return the engines' page of this moment."""
-    native = registry.native
+    native = registry.series.native
     page = ProtobufPage(classic_buckets=native is None or native.both)
     return b"".join(page.write(copied(registry), names))
 
 
 class ProtobufPage:
-    """Encodes the families of engines as protobuf messages.
-
-    Args:
-        classic_buckets: Whether histograms have classic buckets beside the native ones.
-    """
+    """Encodes the families of engines as protobuf messages, with classic buckets beside native ones or without."""
 
     def __init__(self, *, classic_buckets: bool = True) -> None:
-        self._classic_buckets = classic_buckets
-        self._labels: LabelCache[bytes] = LabelCache(
-            lambda labels: proto_format.labels(sorted(labels.items()))
+        self._encoded = EncodedFamilies(
+            proto_format.labels,
+            lambda family: _Series(family, classic=classic_buckets).encode,
+            aggregate_native,
         )
-        self._aggregated = AggregatedSeries()
-        self._families: dict[tuple[object, ...], EncodedSeries | EncodedSums] = {}
 
     def write(self, values: RegistryValues, names: Collection[str] = ()) -> list[bytes]:
         """Return the page in parts: all families, or those that own one of the sample ``names``."""
-        self._labels.retain(values.engines)
-        self._aggregated.retain(values)
-        kept: dict[tuple[object, ...], EncodedSeries | EncodedSums] = {}
         parts: list[bytes] = []
-        versions = values.versions()
-        for family in families(values, names):
-            series = self._families.get(family.form) or self._made(family)
-            kept[family.form] = series
-            metrics = series.of(values, versions)
-            if any(metrics):
-                parts += proto_format.family(family.name, family.kind, family.help, metrics)
-        if not names:
-            self._families = kept
+        for family, metrics in self._encoded.of(values, names):
+            parts += proto_format.family(family.name, family.kind, family.help, metrics)
         return parts
-
-    def _made(self, family: Family) -> EncodedSeries | EncodedSums:
-        encode = _Series(family, classic=self._classic_buckets).encode
-        if not family.is_shared:
-            return EncodedSeries(family, self._labels, encode)
-        return EncodedSums(
-            family,
-            self._aggregated,
-            aggregate_native,
-            lambda labels, *rest: encode(proto_format.labels(labels), *rest),
-        )
 
 
 class _Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Coroutine, Hashable, Sequence
@@ -32,17 +33,17 @@ def compress(parts: Sequence[bytes]) -> list[bytes]:
     return [one for one in (*map(squeeze.compress, runs), squeeze.flush()) if one]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Body:
     """Parts of a page, which are never joined because pages are long; and their gzip, made on demand.
 
-    Args:
+    Attributes:
         stamp: ``FinalScrape.stamp`` when the rendering began.
     """
 
-    def __init__(self, parts: Sequence[bytes], stamp: float = 0.0) -> None:
-        self.parts = parts
-        self.stamp = stamp
-        self._packed: asyncio.Task[list[bytes]] | None = None
+    parts: Sequence[bytes]
+    stamp: float = 0.0
+    _packed: asyncio.Task[list[bytes]] | None = None
 
     async def packed(self) -> Sequence[bytes]:
         """Return the parts of the gzip."""

@@ -17,15 +17,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sidestep.catalog.page_reader import Reading, readings
-from sidestep.exposition.key_numbers import has_requests, key_number, without_repeated_ranks
-from sidestep.exposition.live.engine_rows import Rows, engine_row
+from sidestep.exposition.live.answers import EngineRow, Percentiles
+from sidestep.exposition.live.engine_rows import (
+    Rows,
+    ShownEngines,
+    engine_row,
+    has_requests,
+    key_number,
+    without_repeated_ranks,
+)
 from sidestep.exposition.live.increases import Increases
-from sidestep.exposition.live.rows import EngineRow, Percentiles
-from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read
-from sidestep.exposition.live.shown_engines import ShownEngines
+from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
 from sidestep.exposition.live.verdict import evaluate, state_text
+from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.hit_window import EXTERNAL, MULTIMODAL, PREFIX
+from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.tracking.health.states import Health
 
@@ -93,19 +99,24 @@ class Line:
         return f"{self.name}: " + ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
-        """Return the members of the line in JSON: what is known, by the names of ``EngineRow``."""
+        """Return the members of the line in JSON: what is known, by the names of ``EngineRow``.
+
+        The row's ``level`` is ``state_level``: every line has a level of its own.
+        """
+        row = msgspec.to_builtins(self.row)
         more = {
+            "state_level": row.pop("level", None),
             "deferred": self.deferred or None,
             "external_hit_rate": self.external_hit_rate,
             "mm_hit_rate": self.mm_hit_rate,
             "draft_acceptance_rate": self.draft_acceptance_rate,
         }
-        found = {"event": "statistics", **msgspec.to_builtins(self.row), **more}
+        found = {"event": "statistics", **row, **more}
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_busy(self) -> bool:
-        """True if the engine has done something, or does nothing and should."""
+        """True if the engine has worked since the last line, or needs attention."""
         row = self.row
         rates = row.prompt_tokens_per_second, row.generation_tokens_per_second
         if row.finished is None and rates == (None, None):
@@ -114,13 +125,10 @@ class Line:
 
 
 class StatsLog:
-    """Running totals at the last line, by engine.
+    """Makes the statistics lines, from the totals of each engine at its last line.
 
     Args:
         registry: The engines; what they have counted so far is in no line.
-        health: Returns the health of an engine; None where it is not known.
-        clock: Monotonic time.
-        wall: Unix time.
         pages: Returns the scraped pages by the names of their targets.
     """
 
@@ -173,11 +181,8 @@ class StatsLog:
             (row,), _ = evaluate([row])
             # A stream's engine usually pushes its own statistics, too.
             if engine in self._shown.summed:
-                rows.rows.append(row)
-                rows.summed.append(row)
+                rows.add(row, counted, is_summed=True)
                 summed.append((then, totals))
-                if counted is not None:
-                    rows.merged.add(counted)
             model = f", model {row.model}" if row.model else ""
             yield self._with_level(_line(row, f"engine {engine.id}{model}", [(then, totals)]))
         for line in self._page_lines():
@@ -193,8 +198,9 @@ class StatsLog:
             "prompt_throughput": row.prompt_tokens_per_second or 0.0,
             "generation_throughput": row.generation_tokens_per_second or 0.0,
         }
-        if engine.computed != found:
-            engine.computed = found
+        gauges = engine.part(SetGauges)
+        if gauges.values != found:
+            gauges.values = found
             self._registry.touch(engine)
 
     def _engines(self) -> Iterator[tuple[Engine, str]]:
@@ -254,21 +260,9 @@ def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
     """Return the totals at the last line, with 0 for series that have begun since."""
     now = totals.sample
     if before is None:
-        none = (math.nan,) * len(now.counters)
-        empty = now._replace(
-            at=last, counters=none, bounds=((),) * len(now.bounds), caught_up_at=0.0
-        )
-        before = totals._replace(sample=empty, drafted=0, accepted=0)
-    then = before.sample
-    counters = [0.0 if math.isnan(number) else number for number in then.counters]
-    counts = [
-        [0] * len(counted) if counted is not None and own != bounds else known
-        for counted, bounds, known, own in zip(
-            now.counts, now.bounds, then.counts, then.bounds, strict=True
-        )
-    ]
-    sample = then._replace(counters=counters, counts=tuple(counts), bounds=now.bounds)
-    return before._replace(sample=sample)
+        none = (math.nan,) * len(now.counters), ((),) * len(now.bounds), (None,) * len(now.counts)
+        before = _Totals(totals.engine, EngineSample(last, (), *none), 0, 0)
+    return before._replace(sample=zeroed(before.sample, now))
 
 
 def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -> Line:
@@ -276,7 +270,7 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
     deferred = [key_number(engine, "deferred") or 0 for engine in engines]
     drafted = sum(now.drafted - then.drafted for then, now in parts)
     accepted = sum(now.accepted - then.accepted for then, now in parts)
-    # An engine's own log has a window of lookups; of several kinds of engines, only the interval is common.
+    # An engine's own log has the hit rate of its latest lookups; several dialects count these differently.
     recent = _hit_rate(engines, PREFIX) if len({e.layout.dialect for e in engines}) == 1 else None
     if recent is not None:
         row = msgspec.structs.replace(row, prefix_hit_rate=recent)
@@ -291,7 +285,7 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
 
 
 def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:
-    windows = [engine.hit_windows[window] for engine in engines]
+    windows = [engine.part(RecentSteps).hit_windows[window] for engine in engines]
     if not any(each.requests for each in windows):
         return None
     queries = sum(each.queries for each in windows)

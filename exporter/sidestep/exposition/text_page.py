@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import Kind
-from sidestep.exposition.aggregated_series import AggregatedSeries, Labels, aggregate_histograms
-from sidestep.exposition.encoded_series import EncodedSeries, EncodedSums
+from sidestep.catalog.row import Kind
+from sidestep.exposition.aggregated_series import Labels, aggregate_histograms
+from sidestep.exposition.encoded_series import EncodedFamilies
 from sidestep.exposition.engine_values import RegistryValues, Value, copied
-from sidestep.exposition.families import Family, LabelCache, families
+from sidestep.exposition.families import Family
 from sidestep.exposition.passthrough.parser import ESCAPES, timestamp_in_seconds
 from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.series_filter import SeriesFilter
@@ -40,16 +38,9 @@ def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
     return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
 
 
-def label_text(labels: dict[str, str]) -> str:
-    """Return ``a="x",b="y"``, sorted by name and escaped."""
-    return ",".join(
-        [f'{name}="{value.translate(ESCAPES)}"' for name, value in sorted(labels.items())]
-    )
-
-
-def series_text(name: str, pairs: str) -> str:
-    """Return the text before a value: name, labels if any, and a blank."""
-    return f"{name}{{{pairs}}} " if pairs else f"{name} "
+def label_text(labels: Labels) -> bytes:
+    """Return ``a="x",b="y"`` with escapes."""
+    return ",".join([f'{name}="{value.translate(ESCAPES)}"' for name, value in labels]).encode()
 
 
 def bound_text(bound: float) -> str:
@@ -123,74 +114,27 @@ class TextPage:
     def __init__(
         self, series_filter: SeriesFilter | None = None, *, exemplars: bool = False
     ) -> None:
-        self.series_filter = series_filter or SeriesFilter()
-        self._exemplars = exemplars
-        self._labels: LabelCache[bytes] = LabelCache(lambda labels: label_text(labels).encode())
-        self._aggregated = AggregatedSeries(self.series_filter.dropped_labels)
-        self._families: dict[tuple[object, ...], FamilyText] = {}
+        self.series_filter = shown = series_filter or SeriesFilter()
+        self._encoded = EncodedFamilies(
+            label_text,
+            lambda family: SeriesWriter(family, shown, exemplars=exemplars).text,
+            aggregate_histograms,
+            shown.dropped_labels,
+        )
 
     def write(
         self, values: RegistryValues, *, openmetrics: bool = False, names: Collection[str] = ()
     ) -> list[bytes]:
         """Return the page in parts: all families, or those that own one of the sample ``names``."""
         parts: list[bytes] = []
-        versions = values.versions()
-        for text in self.families(values, names):
-            series = text.series.of(values, versions)
-            if any(series):
-                parts.append(text.header(openmetrics=openmetrics))
-                parts += series
+        for one, series in self._encoded.of(values, names):
+            parts.append(header(one.name, one.kind, one.help, openmetrics=openmetrics).encode())
+            parts += series
         return parts
-
-    def families(self, values: RegistryValues, names: Collection[str] = ()) -> list[FamilyText]:
-        """Return the families of a page; keep nothing of engines and families that are gone."""
-        self._labels.retain(values.engines)
-        self._aggregated.retain(values)
-        found = {family.form: family for family in families(values, names)}
-        kept = {
-            form: self._families.get(form) or self._made(family) for form, family in found.items()
-        }
-        if not names:
-            self._families = kept
-        return [*kept.values()]
-
-    def _made(self, family: Family) -> FamilyText:
-        writer = SeriesWriter(family, self.series_filter, exemplars=self._exemplars)
-        if self.series_filter.dropped_labels or family.is_shared:
-            return FamilyText(
-                family,
-                writer,
-                EncodedSums(family, self._aggregated, aggregate_histograms, writer.text_of),
-            )
-        return FamilyText(family, writer, EncodedSeries(family, self._labels, writer.text))
-
-
-class FamilyText(NamedTuple):
-    """The text of one family."""
-
-    family: Family
-    writer: SeriesWriter
-    series: EncodedSeries | EncodedSums
-
-    def header(self, *, openmetrics: bool) -> bytes:
-        """Return the HELP and TYPE lines."""
-        found = self.family
-        return header(found.name, found.kind, found.help, openmetrics=openmetrics).encode()
-
-
-@functools.lru_cache(maxsize=100_000)
-def _pairs(labels: Labels) -> bytes:
-    return label_text(dict(labels)).encode()
 
 
 class SeriesWriter:
-    """Writes the series of one family.
-
-    Args:
-        family: The family.
-        series_filter: Buckets to leave out.
-        exemplars: Whether to write exemplars.
-    """
+    """Writes the series of one family, with the buckets that the filter shows."""
 
     def __init__(
         self, family: Family, series_filter: SeriesFilter, *, exemplars: bool = False
@@ -210,10 +154,6 @@ class SeriesWriter:
         if isinstance(value, Histogram):
             return self._histogram(labels, value)
         return self._labelled % (labels, value) if labels else self._bare % value
-
-    def text_of(self, labels: Labels, value: Value, _created: float = 0.0) -> bytes:
-        """Return the lines of one series."""
-        return self.text(_pairs(labels), value)
 
     def samples(self, value: Value) -> int:
         """Return the number of lines of one series."""

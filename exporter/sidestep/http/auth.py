@@ -54,7 +54,6 @@ class PasswordVerifier:
         users: Names and their bcrypt hashes; at least one.
         executor: Has one thread, so that a flood of wrong passwords uses one core at most.
         waiting: Passwords that may wait for the thread.
-        verify: Function to run in the thread.
     """
 
     def __init__(

@@ -6,22 +6,17 @@ import asyncio
 import dataclasses
 import logging
 import ssl
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import WatchedFiles
-from sidestep.http.tls import make_context
-from sidestep.http.tls_config import CLIENT_AUTH
+from sidestep.http.tls import CLIENT_AUTH, make_context
 from sidestep.http.web_config import WebConfig, load
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
-
-INTERVAL = 1.0
-"""Seconds between two checks of the files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,55 +52,36 @@ class CurrentConfig:
         path: Path | None,
         metrics: SelfMetrics,
         changed: Callable[[ActiveConfig, ActiveConfig], None] = lambda _before, _after: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._metrics = metrics
         self._changed = changed
-        self._clock = clock
-        self._checked_at = clock()
         self._files = WatchedFiles()
-        self._reading: asyncio.Future[None] | None = None
         self._limited = RateLimitedLog(log)
         self.active = ActiveConfig(WebConfig(), None)
         if path is not None:
             self.active = _read(path, self._files)
             metrics.set("sidestep_web_config_current", 1)
 
-    async def refreshed(self) -> ActiveConfig:
-        """Return the active configuration, from files read at most a second ago.
-
-        Callers wait while the files are being read.
-        """
-        now = self._clock()
-        if self._path is not None and self._reading is None and now - self._checked_at >= INTERVAL:
-            self._checked_at = now
-            if self._files.changed():
-                self._reading = asyncio.ensure_future(self._read_again(self._path))
-        if self._reading is not None:
-            await asyncio.shield(self._reading)
-        return self.active
-
-    async def _read_again(self, path: Path) -> None:
-        before = self.active
-        self._files = WatchedFiles()
+    async def refresh(self) -> None:
+        """Read the files again if one of them has changed."""
+        if self._path is None or not self._files.changed():
+            return
+        before, self._files = self.active, WatchedFiles()
         try:
-            loop = asyncio.get_running_loop()
-            after = await loop.run_in_executor(None, _read, path, self._files)
+            after = await asyncio.to_thread(_read, self._path, self._files)
             if lost := protection_lost(before.config, after.config):
-                raise ConfigError(f"{path}: {lost}, which takes a restart")  # noqa: TRY301
+                raise ConfigError(f"{self._path}: {lost}, which takes a restart")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - no file may end a running process
             self._metrics.set("sidestep_web_config_current", 0)
             reason = " ".join((str(error) or repr(error)).split())
             self._limited.error("bad", "web configuration not reloaded: %s", reason)
-        else:
-            self._metrics.set("sidestep_web_config_current", 1)
-            if after.config != before.config:
-                self._changed(before, after)
-                self.active = after
-                log.info("web configuration read again: %s", path)
-        finally:
-            self._reading = None
+            return
+        self._metrics.set("sidestep_web_config_current", 1)
+        if after.config != before.config:
+            self._changed(before, after)
+            self.active = after
+            log.info("web configuration read again: %s", self._path)
 
 
 def _read(path: Path, files: WatchedFiles) -> ActiveConfig:

@@ -10,9 +10,9 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sidestep.http.connection import Connection
+from sidestep.errors import ConfigError
+from sidestep.http.connection import Connection, Limits
 from sidestep.http.current_config import CurrentConfig
-from sidestep.http.limits import Limits
 from sidestep.http.tls import subject_names
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
@@ -23,11 +23,38 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; an empty host is all addresses.
+
+    Raises:
+        ConfigError: The address is in use, not local, or unknown.
+    """
+    shown = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # One socket for all addresses of both families if the host has IPv6.
+        found.sort(key=lambda entry: entry[0] == socket.AF_INET6, reverse=not host)
+        family, _, _, _, address = found[0]
+        dual = family == socket.AF_INET6 and not host
+        return socket.create_server(
+            address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
+        )
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is in use at {host or 'all addresses'}: choose another with"
+                " --web.listen-address"
+            ) from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen on {shown}: {reason}") from None
+
+
 class HttpListener:
     """Connections of all listening sockets.
 
     Args:
-        make: Creates the protocol of a new connection.
         current: The configuration; each handshake uses the newest.
     """
 
@@ -47,11 +74,7 @@ class HttpListener:
         self._tasks: list[asyncio.Task[None]] = []
         # In order of arrival, the oldest first.
         self._open: dict[Connection, asyncio.Task[None]] = {}
-
-    @property
-    def connections(self) -> int:
-        """Return the number of open connections, those in a handshake included."""
-        return len(self._open)
+        metrics.read("sidestep_http_connections", lambda: [((), len(self._open))])
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept connections; ``stop`` closes the sockets."""
@@ -138,7 +161,7 @@ class HttpListener:
     async def _serve(self, accepted: socket.socket, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         try:
-            context = (await self._current.refreshed()).context
+            context = self._current.active.context
             await loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
@@ -187,7 +210,7 @@ class HttpListener:
                     if connection.transport is None or not connection.transport.is_closing():
                         self._refused("slow", "%s took too long", connection.peer)
                     self._drop(connection)
-            await self._current.refreshed()
+            await self._current.refresh()
 
     def _drop(self, connection: Connection) -> None:
         if connection.transport is not None:

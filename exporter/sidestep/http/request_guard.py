@@ -3,64 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+import time
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from sidestep.http.auth import Busy, PasswordVerifier, credentials
-from sidestep.http.chunked_response import PIECE, PartsResponse
-from sidestep.http.connection import serving
-from sidestep.http.current_config import CurrentConfig
-from sidestep.http.limits import Limits, TokenBucket
-from sidestep.http.web_config import WebConfig
+from sidestep.http.connection import Limits, serving
+from sidestep.http.responses import PIECE, PartsResponse
+from sidestep.http.web_config import RateLimit, WebConfig
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
-
-
-class Overload(Exception):  # noqa: N818 - a result, not an error
-    """Too much is in progress."""
-
-
-class ResponseLimiter:
-    """Bounds the responses that are being rendered and sent."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.render_slots = asyncio.Semaphore(limits.concurrent_renders)
-        """Concurrent renders; each connection has one request that waits for one, the first first."""
-        self.unsent = 0
-
-    async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Send a long body as the client reads it.
-
-        Returns:
-            A response that is sent, or ``response`` unchanged if it is short or has no body.
-
-        Raises:
-            Overload: With it, too many bytes would wait for clients.
-        """
-        body = response.body if isinstance(response, web.Response) else None
-        if isinstance(body, bytes) and len(body) > PIECE:
-            response = PartsResponse([body], response.headers, status=response.status)
-        if not isinstance(response, PartsResponse) or request.method == "HEAD":
-            return response
-        if self.unsent + response.size > self._limits.unsent_bytes:
-            raise Overload
-        self.unsent += response.size
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-        except ConnectionError:
-            pass  # the client has disconnected; aiohttp ends the connection silently
-        finally:
-            self.unsent -= response.size
-        return response
 
 
 ADVICE = (
@@ -78,33 +36,46 @@ def is_expected(request: web.Request, allowed: Collection[str]) -> bool:
         request: The request.
         allowed: Further names, in lower case.
     """
-    host = _host(request.headers.get("Host", ""))
-    if "." not in host or host.endswith(".localhost") or host in allowed or _is_address(host):
+    host = request.headers.get("Host", "").strip().lower()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    else:
+        host = host.partition(":")[0].rstrip(".")
+    if "." not in host or host.endswith(".localhost") or host in allowed or _address(host):
         return True
     assert request.transport is not None
     own = request.transport.get_extra_info("sockname")
-    return not (isinstance(own, tuple) and _is_loopback(own[0]))
+    address = _address(own[0].partition("%")[0]) if isinstance(own, tuple) else None
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped is None or not mapped.is_loopback
 
 
-def _host(header: str) -> str:
-    """Return the host of a header in lower case, without its port."""
-    host = header.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def _is_address(host: str) -> bool:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
-def _is_loopback(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+class TokenBucket:
+    """Admits ``burst`` requests at once, and one more every ``interval`` seconds."""
+
+    def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._tokens = float(limit.burst)
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Return whether a token was left, and use it."""
+        now = self._clock()
+        grown = (now - self._at) / self._limit.interval
+        self._tokens = min(self._tokens + grown, self._limit.burst)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -120,22 +91,24 @@ class RequestGuard:
 
     def __init__(
         self,
-        current: CurrentConfig,
+        config: WebConfig,
         metrics: SelfMetrics,
         limits: Limits,
         allowed_hosts: Collection[str],
     ) -> None:
-        self._current = current
         self._allowed_hosts = allowed_hosts
         self._metrics = metrics
         self._limits = limits
-        self._responses = ResponseLimiter(limits)
+        # Each connection has one request that waits for one, the first first.
+        self._render_slots = asyncio.Semaphore(limits.concurrent_renders)
+        self._unsent = 0
+        """Bytes of responses that are being sent."""
         self._limited = RateLimitedLog(log)
         self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
         self._config = WebConfig()
         self._passwords: PasswordVerifier | None = None
         self._bucket: TokenBucket | None = None
-        self.apply(current.active.config)
+        self.apply(config)
         for reason in DENIED:
             metrics.add("sidestep_auth_denied_total", 0, reason)
 
@@ -159,26 +132,49 @@ class RequestGuard:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        with _response_deadline():
+        connection = serving.get()
+        connection.request_started()
+        try:
             if request.version not in (HttpVersion10, HttpVersion11):
                 self._metrics.add("sidestep_http_refused_total", 1, "bad_request")
                 return _refused_version(request)
-            await self._current.refreshed()
             refusal = await self._refusal(request)
             if refusal is not None:
                 return refusal
-            try:
-                if request.path.startswith("/-/"):
-                    # Probes do not wait for pages that are being rendered.
+            if request.path.startswith("/-/"):
+                # Probes do not wait for pages that are being rendered.
+                response = await handler(request)
+            else:
+                async with self._render_slots:
                     response = await handler(request)
-                else:
-                    async with self._responses.render_slots:
-                        response = await handler(request)
-                return await self._responses.send(request, response)
-            except Overload:
-                self._metrics.add("sidestep_http_refused_total", 1, "overload")
-                self._limited.warning("overload", "too many bytes wait for slow clients")
-                return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+            return await self._send(request, response)
+        finally:
+            connection.response_finished()
+
+    async def _send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Send a long body as the client reads it, unless too many bytes wait for clients.
+
+        Returns:
+            A response that is sent, or ``response`` unchanged if it is short or has no body.
+        """
+        body = response.body if isinstance(response, web.Response) else None
+        if isinstance(body, bytes) and len(body) > PIECE:
+            response = PartsResponse([body], response.headers, status=response.status)
+        if not isinstance(response, PartsResponse) or request.method == "HEAD":
+            return response
+        if self._unsent + response.size > self._limits.unsent_bytes:
+            self._metrics.add("sidestep_http_refused_total", 1, "overload")
+            self._limited.warning("overload", "too many bytes wait for slow clients")
+            return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+        self._unsent += response.size
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except ConnectionError:
+            pass  # the client has disconnected; aiohttp ends the connection silently
+        finally:
+            self._unsent -= response.size
+        return response
 
     async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
         """Return the error response to a request that is denied; None if it is admitted."""
@@ -219,16 +215,6 @@ class RequestGuard:
         for name, value in self._config.headers.items():
             if value:
                 response.headers[name] = value
-
-
-@contextlib.contextmanager
-def _response_deadline() -> Iterator[None]:
-    connection = serving.get()
-    connection.request_started()
-    try:
-        yield
-    finally:
-        connection.response_finished()
 
 
 def _unauthorized() -> web.StreamResponse:

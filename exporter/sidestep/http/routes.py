@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -14,36 +14,19 @@ from sidestep import __version__
 from sidestep.diagnosis.finding import own_report
 from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.exposition import json_format
-from sidestep.exposition.cardinality import count_series
-from sidestep.exposition.kv_curve import engine_curve
+from sidestep.exposition.cardinality import cardinality_report
+from sidestep.exposition.hit_ratio_curve import engine_curve
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
-from sidestep.http.chunked_response import PartsResponse
+from sidestep.http.request_guard import Handler
+from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.health.states import Health
-
-
-def landing_page(links: Iterable[tuple[str, str]], count: int) -> str:
-    """Return the page as HTML.
-
-    Args:
-        links: Path and text of each link.
-        count: Number of engines.
-    """
-    items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
-    engines = f"{count} engine{'' if count == 1 else 's'}"
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
-        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
-        f"<h1>sidestep {__version__}</h1>"
-        f"<p>Metrics of LLM inference engines. {engines}.</p>"
-        f"<ul>{items}</ul></html>"
-    )
-
 
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""
@@ -52,63 +35,47 @@ SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 """Header of scrapes by Prometheus, its agent, OpenTelemetry's collector and VictoriaMetrics."""
 
 
-def application(
-    pages: Pages,
-    path: str,
-    ready: Callable[[], bool],
-    health: HealthMonitor,
-    checks: OwnChecks,
-    *,
-    view: str = "engine",
-    live: LiveView | None = None,
-) -> web.Application:
-    """Return the application.
-
-    Args:
-        pages: Metrics pages.
-        path: Path of the metrics page.
-        ready: Returns whether engines can connect.
-        health: Health of the engines.
-        checks: Checks of the exporter by itself.
-        view: View of the metrics page if the request names none.
-        live: What the live page shows; None: there is no live page.
-    """
-    endpoints = Endpoints(pages, ready, health, checks, view=view, live=live)
-    live_routes = (
-        ()
-        if live is None
-        else (
-            ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
-            ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
-        )
-    )
+def application(endpoints: Endpoints, path: str) -> web.Application:
+    """Return the application, with the metrics page at ``path``."""
     # Path, handler, and text of the link on the landing page; one of a single engine has no link.
-    routes = (
+    routes: list[tuple[str, Handler, str]] = [
         (path, endpoints.metrics, "Metrics"),
         # Some clients can be configured with a path but not with a query.
         (path.rstrip("/") + POD_PATH, endpoints.pod_metrics, "Metrics of all engines as one"),
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
-        ("/api/v1/kv/curve", endpoints.kv_curve, "Hit ratio over the size of the cache (JSON)"),
+        ("/api/v1/kv/curve", endpoints.hit_ratio_curve, "Hit-ratio curves of prefix caches (JSON)"),
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
-        *live_routes,
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
         ("/-/engines", endpoints.engines_health, "Health of the engines (JSON)"),
         # The identity of an engine can contain slashes.
         ("/-/engines/{engine:.+}", endpoints.engine_health, ""),
         ("/api/v1/engines/{engine:.+}/stack", endpoints.stack, ""),
-    )
+    ]
+    if endpoints.live_view is not None:
+        routes += [
+            ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
+            ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
+        ]
     links = [(target, text) for target, _, text in routes if text]
 
+    items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
+
     async def landing(_: web.Request) -> web.StreamResponse:
-        text = landing_page(links, len(pages.registry.engines))
+        count = len(endpoints.pages.registry.engines)
+        text = (
+            "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
+            "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
+            f"<h1>sidestep {__version__}</h1><p>Metrics of LLM inference engines."
+            f" {count} engine{'' if count == 1 else 's'}.</p><ul>{items}</ul></html>"
+        )
         return web.Response(text=text, content_type="text/html")
 
     app = web.Application()
     app.add_routes(web.get(to, handler) for to, handler, _ in routes)
-    if live is None:
+    if endpoints.live_view is None:
         app.add_routes([web.get("/", landing)])
     else:
         page = LivePage(links)
@@ -121,8 +88,6 @@ class Endpoints:
 
     Args:
         ready: Returns whether engines can connect.
-        health: Health of the engines.
-        checks: Checks of the exporter by itself.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
     """
@@ -137,28 +102,35 @@ class Endpoints:
         view: str,
         live: LiveView | None = None,
     ) -> None:
-        self._pages = pages
+        self.pages = pages
         self._ready = ready
         self._health = health
         self._checks = checks
         self._view = view
-        self._live = live
+        self.live_view = live
 
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Return the metrics page in the view that the request names."""
-        view = request.query.get("view", self._view)
-        if view not in self._pages.views:
-            known = " and ".join(self._pages.views)
+    async def metrics(self, request: web.Request, view: str = "") -> web.StreamResponse:
+        """Return the metrics page in ``view`` or the one that the request names.
+
+        The format is the one that the request prefers.
+        """
+        view = view or request.query.get("view", self._view)
+        if view not in self.pages.views:
+            known = " and ".join(self.pages.views)
             return web.Response(text=f"no such view; known are {known}\n", status=400)
-        return await self._page(view, request)
+        has_protobuf = self.pages.has_protobuf and view == "engine"
+        form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
+        is_prometheus = SCRAPE_TIMEOUT in request.headers
+        body = await self.pages.page(view, form, _names(request), by_prometheus=is_prometheus)
+        return await _response(body, request, CONTENT_TYPES[form])
 
     async def pod_metrics(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page in the pod view."""
-        return await self._page("pod", request)
+        return await self.metrics(request, "pod")
 
     async def engines(self, _: web.Request) -> web.StreamResponse:
         """Return the engines."""
-        engines = self._pages.registry.engines.values()
+        engines = self.pages.registry.engines.values()
         return _json([_engine(engine, self._health.of(engine)) for engine in engines])
 
     async def engines_health(self, request: web.Request) -> web.StreamResponse:
@@ -189,7 +161,7 @@ class Endpoints:
         Raises:
             HTTPNotFound: There is none, or its state is not known here.
         """
-        engine = self._pages.registry.engines.get(request.match_info["engine"])
+        engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:
             raise web.HTTPNotFound(text="no such engine; /-/engines lists all\n")
@@ -198,29 +170,31 @@ class Endpoints:
     async def metrics_json(self, request: web.Request) -> web.StreamResponse:
         """Return the metrics page as values."""
         names = _names(request)
-        data = await self._pages.written(
+        data = await self.pages.written(
             lambda values: json_format.encode(values.engines, values.passthrough, names), names
         )
-        return await _body(Body([data]), request)
+        return await _response(Body([data]), request)
 
     async def cardinality(self, _: web.Request) -> web.StreamResponse:
         """Return the number of series by family and label."""
-        views = self._pages.views
-        report = await self._pages.written(
-            lambda values: count_series(values.engines, values.passthrough, views), with_gone=True
+        views = self.pages.views
+        report = await self.pages.written(
+            lambda values: cardinality_report(values.engines, values.passthrough, views),
+            with_gone=True,
         )
-        return _json(report.json())
+        return _json(report)
 
-    async def kv_curve(self, request: web.Request) -> web.StreamResponse:
+    async def hit_ratio_curve(self, request: web.Request) -> web.StreamResponse:
         """Return the hit curves of all engines that send lookups, or of the one that is named."""
-        engines = self._pages.registry.engines
+        engines = self.pages.registry.engines
         name = request.query.get("engine")
         if name is not None and name not in engines:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
         curves = []
         for engine in [*engines.values()] if name is None else [engines[name]]:
-            if engine.lookups is not None:
-                curves.append(engine_curve(engine, engine.lookups))
+            lookups = engine.part(Trackers).lookups
+            if lookups is not None:
+                curves.append(engine_curve(engine, lookups))
                 # A curve takes a millisecond.
                 await asyncio.sleep(0)
         return _json({"engines": curves})
@@ -231,16 +205,16 @@ class Endpoints:
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """Return the state of all engines now."""
-        assert self._live is not None
-        return await _body(await self._live.answer(), request)
+        assert self.live_view is not None
+        return await _response(await self.live_view.answer(), request)
 
     async def live_history(self, request: web.Request) -> web.StreamResponse:
         """Return the last ten minutes of the engine that the request names, or of all as one."""
-        assert self._live is not None
-        body = await self._live.history(request.query.get("engine"))
+        assert self.live_view is not None
+        body = await self.live_view.history(request.query.get("engine"))
         if body is None:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
-        return await _body(body, request)
+        return await _response(body, request)
 
     async def healthy(self, _: web.Request) -> web.StreamResponse:
         """Return 200: the event loop runs."""
@@ -252,45 +226,22 @@ class Endpoints:
             return web.Response(text="sidestep is ready\n")
         return web.Response(text="sidestep is not ready\n", status=503)
 
-    async def _page(self, view: str, request: web.Request) -> web.StreamResponse:
-        """Return the metrics page of ``view``, in the format that the request prefers."""
-        has_protobuf = self._pages.has_protobuf and view == "engine"
-        form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
-        packed = _accepts_gzip(request)
-        parts = await self._pages.page(
-            view,
-            form,
-            _names(request),
-            packed=packed,
-            by_prometheus=SCRAPE_TIMEOUT in request.headers,
-        )
-        return _response(parts, CONTENT_TYPES[form], packed=packed)
-
 
 def _names(request: web.Request) -> frozenset[str]:
     """Return the families that the request selects; empty for all."""
     return frozenset(request.query.getall("name[]", []))
 
 
-def _accepts_gzip(request: web.Request) -> bool:
-    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
-    return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
-
-
-def _response(parts: Sequence[bytes], content_type: str, *, packed: bool) -> web.StreamResponse:
-    """Return a response with this body, gzipped if ``packed``."""
+async def _response(
+    body: Body, request: web.Request, content_type: str = JSON
+) -> web.StreamResponse:
+    """Return a response with a shared body, gzipped if the request accepts that."""
     # A cache in between must not return one format to a client that asked for another.
     headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-    if packed:
-        headers["Content-Encoding"] = "gzip"
-    return PartsResponse(parts, headers)
-
-
-async def _body(body: Body, request: web.Request) -> web.StreamResponse:
-    """Return a shared body as JSON, gzipped if the request accepts that."""
-    packed = _accepts_gzip(request)
-    parts = await body.packed() if packed else body.parts
-    return _response(parts, JSON, packed=packed)
+    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
+    if {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted):
+        return PartsResponse(body.parts, headers)
+    return PartsResponse(await body.packed(), {**headers, "Content-Encoding": "gzip"})
 
 
 def _json(value: object, status: int = 200) -> web.Response:
@@ -327,7 +278,7 @@ def _engine(engine: Engine, health: Health | None) -> dict[str, Any]:
         "up": engine.is_up,
         "state": None if health is None else health.state.value,
         "reason": _reason(health),
-        "streams": len(engine.streams),
+        "streams": len(engine.feeds.streams),
         "restarts": engine.restarts,
         "features": sorted(engine.description.features),
         "info": engine.info,

@@ -11,8 +11,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from sidestep.http.connection import Limits
 from sidestep.http.current_config import ActiveConfig, CurrentConfig
-from sidestep.http.limits import Limits
 from sidestep.http.listener import HttpListener
 from sidestep.http.request_guard import RequestGuard
 from sidestep.telemetry.logs import RateLimitedLog
@@ -21,15 +21,16 @@ from sidestep.telemetry.self_metrics import SelfMetrics
 log = logging.getLogger(__name__)
 
 
-class _AiohttpFilter(logging.Filter):
-    """Replaces aiohttp's lines by rate-limited ones, which are short unless it is a bug."""
+class _AiohttpLogger(logging.Logger):
+    """Replaces aiohttp's log lines by rate-limited ones; only a bug has a traceback."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
-        super().__init__()
+        super().__init__("sidestep.http.aiohttp", logging.DEBUG)
         self._metrics = metrics
         self._limited = RateLimitedLog(log)
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def handle(self, record: logging.LogRecord) -> None:
+        """Log a line about a client or a bug; aiohttp's other lines say nothing of use."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             self._metrics.add("sidestep_http_refused_total", 1, "bad_request")
@@ -38,14 +39,6 @@ class _AiohttpFilter(logging.Filter):
             self._limited.warning("bad_request", "%s: %s", record.getMessage(), what)
         elif record.levelno >= logging.WARNING:
             self._limited.error("bug", "%s", record.getMessage(), trace=error)
-        return False
-
-
-def aiohttp_logger(metrics: SelfMetrics) -> logging.Logger:
-    """Return a logger for aiohttp's server."""
-    logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one per server
-    logger.addFilter(_AiohttpFilter(metrics))
-    return logger
 
 
 REFUSED = ("bad_request", "connections", "handshake", "host", "overload", "slow")
@@ -75,20 +68,15 @@ class HttpServer:
         path = Path(config_file) if config_file else None
         self.current = CurrentConfig(path, metrics, self._changed)
         self._listener: HttpListener | None = None
-        self._guard = RequestGuard(self.current, metrics, self._limits, allowed_hosts)
+        self._guard = RequestGuard(self.current.active.config, metrics, self._limits, allowed_hosts)
+        metrics.set("sidestep_http_connections", 0)
         for reason in REFUSED:
             metrics.add("sidestep_http_refused_total", 0, reason)
-        metrics.read("sidestep_http_connections", lambda: [((), self.connections)])
 
     @property
     def scheme(self) -> str:
         """Return ``https`` with TLS, else ``http``."""
         return "https" if self.current.active.context is not None else "http"
-
-    @property
-    def connections(self) -> int:
-        """Return the number of open connections."""
-        return self._listener.connections if self._listener is not None else 0
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -100,7 +88,7 @@ class HttpServer:
             app,
             access_log=None,
             shutdown_timeout=5.0,
-            logger=aiohttp_logger(self._metrics),
+            logger=_AiohttpLogger(self._metrics),
             keepalive_timeout=self._limits.idle_seconds,
             lingering_time=1.0,
         )

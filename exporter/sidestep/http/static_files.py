@@ -40,11 +40,7 @@ class File(NamedTuple):
 
 
 class LivePage:
-    """The live page and the files that it loads.
-
-    Args:
-        links: Path and text of each link to a page for programs.
-    """
+    """The live page and the files that it loads."""
 
     def __init__(self, links: Iterable[tuple[str, str]]) -> None:
         found = {}
@@ -80,14 +76,11 @@ def _file(name: str, body: bytes) -> File:
 
 
 def _answer(request: web.Request, file: File) -> web.StreamResponse:
-    known = request.if_none_match or ()
-    is_known = any(each.value == file.tag for each in known)
-    response = web.Response(status=304, headers=HEADERS) if is_known else _whole(file)
+    if any(each.value == file.tag for each in request.if_none_match or ()):
+        response = web.Response(status=304, headers=HEADERS)
+    else:
+        response = web.Response(
+            body=file.body, content_type=file.content_type, charset="utf-8", headers=HEADERS
+        )
     response.etag = file.tag
     return response
-
-
-def _whole(file: File) -> web.Response:
-    return web.Response(
-        body=file.body, content_type=file.content_type, charset="utf-8", headers=HEADERS
-    )

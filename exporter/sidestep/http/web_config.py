@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -13,24 +12,15 @@ import msgspec
 from sidestep.config.yaml_reader import read
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
-from sidestep.http.tls_config import TlsConfig, TlsSection, tls_config
+from sidestep.http.tls import TlsConfig, TlsSection, tls_config
 
 MAX_COST = 18
 """Highest cost of a bcrypt hash: 16 s of a core; 31 would take a day, and cannot be stopped."""
 _BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _NUMBER = re.compile(r"\+?[0-9]{1,9}")
-_DURATION = re.compile(r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?(?:ns|us|µs|μs|ms|s|m|h))+")
-_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
-_UNITS = {
-    "ns": Decimal("1e-9"),
-    "us": Decimal("1e-6"),
-    "µs": Decimal("1e-6"),
-    "μs": Decimal("1e-6"),
-    "ms": Decimal("1e-3"),
-    "s": Decimal(1),
-    "m": Decimal(60),
-    "h": Decimal(3600),
-}
+_DURATION = re.compile(r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?(?:ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)([a-z]+)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
     "X-Frame-Options": ("deny", "sameorigin"),
@@ -155,4 +145,4 @@ def _seconds(given: str) -> float:
         raise ConfigError(
             "rate_limit.interval must be a duration with its unit, as 500ms, 1s or 1m30s"
         )
-    return float(sum(Decimal(part) * _UNITS[unit] for part, unit in _PART.findall(given)))
+    return sum(float(part) * _UNITS[unit] for part, unit in _PART.findall(given))

@@ -1,4 +1,4 @@
-"""Bindings of streams to engines: engine indices of items, and streams that have gone silent."""
+"""Bindings of streams to the engines that they feed, and streams that have gone silent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EngineBindings:
         """Return whether a core's ``hello`` is to be repeated later, when front ends are known (R9).
 
         A front end that is known before the core's first item owns the latencies that users see.
-        After an outage both have items to send, in which the same requests occur.
+        After an outage both send items of the same requests.
         """
         known = self._receiver.streams.get(hello.stream)
         if known is not None and known.incarnation == hello.incarnation:
@@ -65,28 +65,27 @@ class EngineBindings:
         """Return whether a core names ``info``, whose front ends may connect and have not yet."""
         engine = self._registry.find(info.id)
         is_expected = info.role == CORE and FRONT_END_STATS in info.features
-        return is_expected and (engine is None or not any(map(self._is_active, engine.front_ends)))
+        return is_expected and (
+            engine is None or not any(map(self._is_active, engine.feeds.front_ends))
+        )
 
     def _is_active(self, name: str) -> bool:
         stream = self._receiver.streams.get(name)
         return stream is not None and stream.state is not StreamState.CLOSED and not stream.silent
 
     def restore(self, stream: Stream) -> None:
-        """Restore what ``stream``, from a snapshot, is to its engines."""
+        """Restore the roles of ``stream``, which is from a snapshot, for its engines."""
         for info in stream.engines:
             engine = self._registry.find(info.id)
             if engine is None:
                 continue
             if info.role == CORE:
-                engine.lost_cores.add(stream.id)
+                engine.feeds.lost_cores.add(stream.id)
             elif info.role == FRONT_END:
-                engine.front_ends.add(stream.id)
+                engine.feeds.front_ends.add(stream.id)
 
     def attach(self, stream: Stream, retired: int | None, now: float) -> list[Work]:
-        """Return the work that binds the engines of ``stream``, one call per engine.
-
-        A stream can have hundreds of engines, so the calls run in separate slices.
-        """
+        """Return the work that binds the engines of ``stream``: one call per engine, each in a slice of its own."""
         if retired is not None:
             self._remove(retired, now)
         # Engines of this incarnation's previous Hello; None if this exporter has had none.
@@ -109,27 +108,22 @@ class EngineBindings:
         return [*works, partial(self._bound, stream, before, now)]
 
     def note_backlog(self, stream: Stream, *, has_items: bool, now: float) -> None:
-        """Note of the engines of ``stream`` that they fall behind, or that they have caught up.
-
-        ``has_items`` says whether it has just delivered something.
-        """
-        if has_items is stream.caught_up:
-            return
+        """Note that the engines of ``stream`` fall behind, since it has delivered items, or have caught up."""
         if not has_items:
             self._catch_up(stream, now)
             return
         for engine in self.engines[stream.incarnation]:
-            engine.caught_up_at = math.nan
+            engine.feeds.caught_up_at = math.nan
 
     def _catch_up(self, stream: Stream, now: float) -> None:
-        behind = [e for e in self.engines[stream.incarnation] if math.isnan(e.caught_up_at)]
+        behind = [e for e in self.engines[stream.incarnation] if math.isnan(e.feeds.caught_up_at)]
         if not behind:
             return
         streams = self._receiver.streams.values()
         delivering = {s.incarnation for s in streams if s.state is _OPEN and not s.caught_up}
         for engine in behind:
-            if not engine.streams & delivering:
-                engine.caught_up_at = now
+            if not engine.feeds.streams & delivering:
+                engine.feeds.caught_up_at = now
 
     def resume(self, stream: Stream) -> None:
         """Bind a silent stream to its engines again."""
@@ -156,7 +150,7 @@ class EngineBindings:
         stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
         self._receiver.changes += 1
         self._feed(stream, engine, info.role)
-        engine.caught_up_at = math.nan
+        engine.feeds.caught_up_at = math.nan
         return engine
 
     def unbind(self, stream: Stream, identity: str) -> None:
@@ -166,8 +160,7 @@ class EngineBindings:
         fed = self.engines.get(stream.incarnation, [])
         for engine in fed:
             if engine.id == identity:
-                engine.streams.discard(stream.incarnation)
-                engine.seen_at = max(engine.seen_at, stream.seen_at)
+                engine.feeds.remove(stream.incarnation, stream.seen_at)
                 self._registry.touch(engine)
         fed[:] = [engine for engine in fed if engine.id != identity]
 
@@ -179,11 +172,10 @@ class EngineBindings:
     def detach(self, stream: Stream, seen_at: float) -> None:
         """Detach ``stream`` from its engines as of ``seen_at``."""
         for engine in self.engines.get(stream.incarnation, ()):
-            engine.streams.discard(stream.incarnation)
-            engine.seen_at = max(engine.seen_at, seen_at)
+            engine.feeds.remove(stream.incarnation, seen_at)
         for info in stream.engines:
             if info.role == CORE and (core := self._registry.find(info.id)) is not None:
-                core.lost_cores.add(stream.id)
+                core.feeds.lost_cores.add(stream.id)
 
     def expire(self, now: float) -> None:
         """Detach silent streams and drop the bindings of expired ones."""
@@ -206,7 +198,7 @@ class EngineBindings:
         for info in stream.engines:
             engine = self._registry.find(info.id)
             if engine is not None and info.role == FRONT_END:
-                engine.front_ends.discard(stream.id)
+                engine.feeds.front_ends.discard(stream.id)
 
     def _bind(
         self,
@@ -225,9 +217,9 @@ class EngineBindings:
             engine.restarts += 1
             self._registry.reset_gauges(engine)
             if info.role == CORE:
-                # Others belonged to the core's previous process, some of whose items came after theirs.
-                engine.front_ends = set(filter(self._is_active, engine.front_ends))
-        engine.contested = stream.replica > 1
+                # The others belonged to the core's previous process, which may have sent items after them.
+                engine.feeds.front_ends = set(filter(self._is_active, engine.feeds.front_ends))
+        engine.feeds.contested = stream.replica > 1
         self._feed(stream, engine, info.role)
         engines.append(engine)
 
@@ -236,8 +228,7 @@ class EngineBindings:
         fed = set(self.engines.get(stream.incarnation, ()))
         for engine in before:
             if engine not in fed:
-                engine.streams.discard(stream.incarnation)
-                engine.seen_at = max(engine.seen_at, now)
+                engine.feeds.remove(stream.incarnation, now)
         # Drop the bindings of streams that the receiver has forgotten.
         known = {stream.incarnation for stream in self._receiver.streams.values()}
         for incarnation in self.engines.keys() - known:
@@ -249,16 +240,15 @@ class EngineBindings:
         return engine
 
     def _feed(self, stream: Stream, engine: Engine, role: str) -> None:
-        engine.streams.add(stream.incarnation)
+        engine.feeds.streams.add(stream.incarnation)
         if role == CORE:
-            engine.lost_cores.discard(stream.id)
+            engine.feeds.lost_cores.discard(stream.id)
         elif role == FRONT_END:
-            engine.front_ends.add(stream.id)
-        # Without its core, an engine's gauges are those of before.
+            engine.feeds.front_ends.add(stream.id)
+        # Without its core, an engine's gauges have their last values.
         engine.live = engine.live or engine.is_up
         self._registry.touch(engine)
 
     def _remove(self, incarnation: int, now: float) -> None:
         for engine in self.engines.pop(incarnation, ()):
-            engine.streams.discard(incarnation)
-            engine.seen_at = max(engine.seen_at, now)
+            engine.feeds.remove(incarnation, now)

@@ -41,7 +41,7 @@ GOES_ON = "its counters go on"
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """State of an engine in the lines so far.
+    """State of an engine by the lines so far.
 
     Attributes:
         streams: Names of the streams that feed it, by incarnation.
@@ -59,10 +59,8 @@ class _Known:
 class ConnectionLog:
     """Follows which streams feed the engines that are counted here.
 
-    Engines of sources in this process have no lines: the sources have their own.
-
-    Args:
-        clock: Of the rate limits: a line of each kind and engine in a minute.
+    Engines of sources in this process have no lines: the sources have their own. An engine has one line
+    of each kind in a minute, by ``clock``.
     """
 
     def __init__(self, registry: Registry, receiver: Receiver, clock: Callable[[], float]) -> None:
@@ -112,7 +110,7 @@ class ConnectionLog:
         for engine in self._registry.engines.values():
             known = self._known.get(engine.id)
             before = frozenset() if known is None else known.streams.keys()
-            if engine.streams != before and not engine.absent:
+            if engine.feeds.streams != before and not engine.absent:
                 self._changed(engine, known)
         for name in self._known.keys() - self._registry.engines.keys():
             if name not in self._registry:
@@ -123,7 +121,7 @@ class ConnectionLog:
         streams = {
             stream.incarnation: stream
             for stream in self._receiver.streams.values()
-            if stream.incarnation in engine.streams
+            if stream.incarnation in engine.feeds.streams
         }
         if any(stream.state is StreamState.LOCAL for stream in streams.values()):
             return

@@ -8,12 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.messages import Heartbeat
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
-from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
-from sidestep.tracking.health.states import EngineState
+from sidestep.telemetry.self_metrics import LabelledValue, Labels, Reading, SelfMetrics
+from sidestep.tracking.health.states import EngineState, Health
+
+STATES = tuple((state, (state.value,)) for state in EngineState)
+OF_STREAMS: dict[str, Callable[[Stream], float]] = {
+    "sidestep_stream_ring_bytes": lambda stream: stream.beat.ring_bytes if stream.beat else 0,
+    "sidestep_stream_lag_items": lambda stream: (
+        max(stream.beat.head - stream.seq, 0) if stream.beat else 0
+    ),
+    "sidestep_stream_push_dropped_total": lambda stream: stream.dropped,
+    "sidestep_stream_errors_total": lambda stream: stream.errors,
+    "sidestep_folded_items_total": lambda stream: stream.folded,
+}
+"""Values of streams that other processes send, by family."""
 
 
 def read_metrics(
@@ -31,15 +42,7 @@ def read_metrics(
         "sidestep_engine_missing_fields",
         engines.samples(lambda engine: [((path,), 1) for path in engine.renamed_fields]),
     )
-    # A version of a model has no other metrics here, but a state of its own.
-    parts = Engines(registry, with_parts=True)
-    read("sidestep_engine_state", parts.samples(lambda engine: _states(health, engine)))
-    read("sidestep_engine_stalled_seconds", parts.samples(lambda engine: _stalls(health, engine)))
-    read("sidestep_engine_step_age_seconds", parts.samples(lambda engine: _steps(health, engine)))
-    read(
-        "sidestep_engine_unfinished_requests",
-        parts.samples(lambda engine: _unfinished(health, engine)),
-    )
+    _read_health(metrics, registry, health)
     read("sidestep_engines", lambda: [((), len(registry.engines))])
     read("sidestep_series", SeriesCount(registry).reading)
     read(
@@ -59,22 +62,50 @@ def read_metrics(
             ((), sum(s.state is not StreamState.CLOSED and not s.silent for s in streams.values()))
         ],
     )
-    read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))
-    read("sidestep_stream_lag_items", of_streams(_lag))
+    for name, value in OF_STREAMS.items():
+        read(name, of_streams(value))
     read(
         "sidestep_stream_durable_lag_items",
         of_streams(lambda stream: stream.seq - stream.durable if receiver.durable else 0),
     )
-    read("sidestep_stream_push_dropped_total", of_streams(lambda stream: stream.dropped))
-    read("sidestep_stream_errors_total", of_streams(lambda stream: stream.errors))
-    read("sidestep_folded_items_total", of_streams(lambda stream: stream.folded))
+
+
+def _read_health(metrics: SelfMetrics, registry: Registry, health: HealthMonitor) -> None:
+    # A version of a model has no other metrics here, but a state of its own.
+    engines = Engines(registry, with_parts=True)
+
+    def stalls(found: Health, _: Engine) -> list[LabelledValue]:
+        if found.state is not EngineState.STALLED or found.reason is None:
+            return []
+        return [((found.reason.value,), found.age)]
+
+    families: dict[str, Callable[[Health, Engine], list[LabelledValue]]] = {
+        "sidestep_engine_state": lambda found, _: [
+            (labels, float(found.state is state)) for state, labels in STATES
+        ],
+        "sidestep_engine_stalled_seconds": stalls,
+        "sidestep_engine_step_age_seconds": lambda found, engine: (
+            [((), found.step_age or 0.0)] if health.has_steps(engine) else []
+        ),
+        "sidestep_engine_unfinished_requests": lambda found, _: (
+            [] if found.unfinished is None else [((), found.unfinished)]
+        ),
+    }
+    for name, samples in families.items():
+
+        def read(
+            engine: Engine, samples: Callable[..., list[LabelledValue]] = samples
+        ) -> list[LabelledValue]:
+            found = health.of(engine)
+            return [] if found is None else samples(found, engine)
+
+        metrics.read(name, engines.samples(read))
 
 
 class Engines:
-    """Engines by the labels of self-metrics; the labels are cached while no engine's labels change.
+    """Engines by the labels of self-metrics, which are cached while no engine's labels change.
 
-    Args:
-        with_parts: Whether to include engines that are part of another engine.
+    Engines that are part of another engine are included only ``with_parts``.
     """
 
     def __init__(self, registry: Registry, *, with_parts: bool = False) -> None:
@@ -87,7 +118,7 @@ class Engines:
         """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
         return lambda: [(labels, value(engine)) for labels, engine in self._engines()]
 
-    def samples(self, samples: Callable[[Engine], Iterable[Sample]]) -> Reading:
+    def samples(self, samples: Callable[[Engine], Iterable[LabelledValue]]) -> Reading:
         """Return a reading of any number of ``samples`` of each engine, with own labels."""
         return lambda: [
             ((*labels, *own), value)
@@ -134,7 +165,7 @@ class SeriesCount:
         self._known: dict[int, tuple[int, int]] = {}
         """By label version: the version of an engine, and its number of series then."""
 
-    def reading(self) -> Iterable[Sample]:
+    def reading(self) -> Iterable[LabelledValue]:
         """Read the number of series for ``SelfMetrics.read``."""
         before, self._known = self._known, {}
         known = self._known
@@ -157,42 +188,3 @@ def series_of(engine: Engine) -> int:
         + sum(map(len, engine.keyed))
         + sum(len(family.children) for family in engine.open_families.values())
     )
-
-
-_STATES = tuple((state, (state.value,)) for state in EngineState)
-
-
-def _states(health: HealthMonitor, engine: Engine) -> list[Sample]:
-    found = health.of(engine)
-    if found is None:
-        return []
-    return [(labels, float(found.state is state)) for state, labels in _STATES]
-
-
-def _stalls(health: HealthMonitor, engine: Engine) -> list[Sample]:
-    found = health.of(engine)
-    if found is None or found.state is not EngineState.STALLED or found.reason is None:
-        return []
-    return [((found.reason.value,), found.age)]
-
-
-def _steps(health: HealthMonitor, engine: Engine) -> list[Sample]:
-    found = health.of(engine)
-    if found is None or not health.has_steps(engine):
-        return []
-    return [((), found.step_age or 0.0)]
-
-
-def _unfinished(health: HealthMonitor, engine: Engine) -> list[Sample]:
-    found = health.of(engine)
-    if found is None or found.unfinished is None:
-        return []
-    return [((), found.unfinished)]
-
-
-def _beat(stream: Stream) -> Heartbeat:
-    return stream.beat or Heartbeat(stream.incarnation, 0, 0)
-
-
-def _lag(stream: Stream) -> int:
-    return max(_beat(stream).head - stream.seq, 0)

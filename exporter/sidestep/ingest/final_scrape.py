@@ -11,10 +11,7 @@ class FinalScrape:
     """Detects whether the last counts of all engines have been scraped.
 
     Once Prometheus has scraped the exporter, other clients' scrapes do not count: routers poll the
-    page many times a second, and store nothing.
-
-    Args:
-        clock: The monotonic clock of the intake.
+    page many times a second, and store nothing. ``clock`` is the monotonic clock of the intake.
     """
 
     def __init__(self, intake: Intake, clock: Callable[[], float]) -> None:
@@ -37,5 +34,5 @@ class FinalScrape:
     def done(self) -> bool:
         """Return whether nothing is left to scrape: all engines have ended, and a later page was scraped."""
         engines = self._intake.registry.engines.values()
-        ended = not self._intake.busy and not any(engine.streams for engine in engines)
-        return ended and all(engine.seen_at < self._scraped_at for engine in engines)
+        ended = not self._intake.busy and not any(engine.feeds.streams for engine in engines)
+        return ended and all(engine.feeds.seen_at < self._scraped_at for engine in engines)

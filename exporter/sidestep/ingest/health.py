@@ -15,6 +15,7 @@ from sidestep.protocol.progress import Progress
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import RateLimitedLog
+from sidestep.tracking.health.machine import HealthTracker
 from sidestep.tracking.health.states import LEVELS, EngineState, Health, Presence, Process
 from sidestep.tracking.health.step_times import Thresholds
 
@@ -41,7 +42,7 @@ _NEW = Health(EngineState.STARTING)
 
 
 class AwakeClock:
-    """Monotonic time without the pauses of the exporter itself, which engines are not blamed for."""
+    """Monotonic time without the exporter's own pauses, for which no engine is to blame."""
 
     def __init__(self) -> None:
         self._pauses = 0.0
@@ -69,12 +70,14 @@ class _Followed:
     """Health of one engine, and what its next evaluation needs.
 
     Attributes:
+        tracker: Progress of its processes.
         health: At its last evaluation; None before the first.
         has_steps: Whether a process of it reports steps.
         last_seen: The engine's ``last_seen`` then.
         item_at: Awake time of the evaluation that found its last item; None: none has arrived.
     """
 
+    tracker: HealthTracker = dataclasses.field(default_factory=HealthTracker)
     health: Health | None = None
     has_steps: bool = False
     last_seen: float = 0.0
@@ -100,9 +103,7 @@ class _Streams:
 class HealthMonitor:
     """Follows the health of all engines but those that a polled server no longer has.
 
-    Args:
-        limits: Least and most seconds without progress.
-        clock: Of the log's rate limits; monotonic.
+    ``limits`` has the least and the most seconds without progress; ``clock`` limits the log's rate.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class HealthMonitor:
         self._receiver = receiver
         self._limits = limits
         self._awake = AwakeClock()
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[Engine, _Followed] = {}
         self._reporting: set[int] = set()
         """Incarnations that have reported progress."""
         self._expected: set[str] = set()
@@ -139,12 +140,12 @@ class HealthMonitor:
         """Return the health of ``engine`` at its last evaluation; None if it has none."""
         if not _has_health(engine):
             return None
-        found = self._followed.get(engine.id)
+        found = self._followed.get(engine)
         return _NEW if found is None or found.health is None else found.health
 
     def has_steps(self, engine: Engine) -> bool:
         """Return whether a connected process of ``engine`` reports steps."""
-        found = self._followed.get(engine.id)
+        found = self._followed.get(engine)
         return found is not None and found.has_steps
 
     def restored(self, streams: Sequence[Stream], now: float) -> None:
@@ -155,26 +156,17 @@ class HealthMonitor:
     def report(
         self, stream: Stream, reports: Iterable[tuple[Engine, str, Progress]], now: float
     ) -> None:
-        """Record progress.
-
-        Args:
-            stream: The stream that has brought it.
-            reports: Each engine, the role of the process for it, and its progress.
-            now: Monotonic seconds.
-        """
+        """Record what ``stream`` reports: engines, its process's role for each, and their progress."""
         awake = self._awake.read(now)
         self._reporting.add(stream.incarnation)
         for engine, role, progress in reports:
             progress.stack = [_frame(text) for text in progress.stack]
             process = Process(stream.id, role, awake)
-            engine.health.report(process, progress, self._limits, awake)
+            followed = self._followed.setdefault(engine, _Followed())
+            followed.tracker.report(process, progress, self._limits, awake)
 
     def update(self, now: float) -> None:
-        """Evaluate the next batch of engines; call it several times a second.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Evaluate the next batch of engines; call it several times a second."""
         pause = self._awake.advance(now)
         if pause:
             # What was sent meanwhile has not been received yet: no process has been silent for longer.
@@ -198,10 +190,10 @@ class HealthMonitor:
             self._expected &= set() if is_over else {s.id for s in streams if s.silent}
         engines = self._registry.engines
         self._due = [engine for engine in engines.values() if _has_health(engine)]
-        self._followed = {e.id: self._followed.get(e.id) or _Followed() for e in self._due}
+        self._followed = {e: self._followed.get(e) or _Followed() for e in self._due}
 
     def _evaluate(self, engine: Engine, now: float) -> None:
-        followed = self._followed.get(engine.id)
+        followed = self._followed.get(engine)
         if followed is None:
             return
         awake = self._awake.read(now)
@@ -210,7 +202,7 @@ class HealthMonitor:
         processes = self._processes(engine, now)
         followed.has_steps = any(process.role == CORE for process in processes)
         before = followed.health
-        followed.health = health = engine.health.health(
+        followed.health = health = followed.tracker.health(
             self._presence(engine, now),
             processes,
             self._limits,
@@ -223,14 +215,13 @@ class HealthMonitor:
     def _processes(self, engine: Engine, now: float) -> list[Process]:
         """Return the processes of ``engine`` that report progress, and should.
 
-        A front end that has fallen silent feeds the engine no more, but the requests that it has
-        accepted still wait, whatever the core does.
+        A silent front end no longer feeds the engine, but the requests that it has accepted still wait.
         """
         awake = self._awake.read(now)
-        front_ends = [self._receiver.streams.get(name) for name in engine.front_ends]
+        front_ends = [self._receiver.streams.get(name) for name in engine.feeds.front_ends]
         waiting = {s.incarnation for s in front_ends if s and s.state is not StreamState.CLOSED}
         found: list[Process] = []
-        for incarnation in (engine.streams | waiting) & self._reporting:
+        for incarnation in (engine.feeds.streams | waiting) & self._reporting:
             stream = self._streams.by_incarnation.get(incarnation)
             if stream is not None:
                 role = self._streams.roles.get((incarnation, engine.id), "")
@@ -242,8 +233,8 @@ class HealthMonitor:
 
         A server ends when its core is killed; a core that it stops says goodbye itself.
         """
-        front_ends = [self._receiver.streams.get(name) for name in engine.front_ends]
-        feeding = map(self._streams.by_incarnation.get, engine.streams)
+        front_ends = [self._receiver.streams.get(name) for name in engine.feeds.front_ends]
+        feeding = map(self._streams.by_incarnation.get, engine.feeds.streams)
         return (
             bool(front_ends)
             and all(s is None or s.state is StreamState.CLOSED for s in front_ends)
@@ -253,13 +244,13 @@ class HealthMonitor:
     def _presence(self, engine: Engine, now: float) -> Presence:
         """Return whether the engine's processes are there."""
         if engine.is_up:
-            feeding = map(self._streams.by_incarnation.get, engine.streams)
+            feeding = map(self._streams.by_incarnation.get, engine.feeds.streams)
             is_unanswered = all(s is not None and s.unanswered for s in feeding)
             is_lost = is_unanswered or self._is_abandoned(engine, now)
             return Presence.LOST if is_lost else Presence.CONNECTED
         streams = self._receiver.streams
-        lost = [streams[name] for name in engine.lost_cores if name in streams]
-        if not engine.lost_cores and engine.id in self._streams.latest:
+        lost = [streams[name] for name in engine.feeds.lost_cores if name in streams]
+        if not engine.feeds.lost_cores and engine.id in self._streams.latest:
             lost = [self._streams.latest[engine.id]]
         if any(stream.id in self._expected for stream in lost):
             return Presence.EXPECTED
@@ -305,5 +296,5 @@ def _has_health(engine: Engine) -> bool:
 
 
 def _frame(text: str) -> str:
-    """Return a frame of a stack as log lines and pages may have it; in ASCII, it takes a byte a character."""
+    """Return a frame of a stack in printable ASCII, cut to the length that log lines and pages may have."""
     return printable(text[:MAX_FRAME_CHARS]).encode("ascii", "replace").decode()

@@ -16,8 +16,6 @@ from functools import partial
 import msgspec
 
 from sidestep.engines.apply import Applier
-from sidestep.engines.dialect import Dialects
-from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
 from sidestep.errors import WireError
 from sidestep.ingest.bindings import EngineBindings, Work
@@ -25,10 +23,9 @@ from sidestep.ingest.connection_log import ConnectionLog
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.kv_curves import CurveTracker
+from sidestep.metrics.hit_ratio_curves import HitRatioCurves
 from sidestep.metrics.load_inputs import LoadTracker
-from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.claims import Placement, numbered_id
 from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import (
@@ -37,13 +34,11 @@ from sidestep.protocol.messages import (
     Heartbeat,
     Hello,
     Nack,
-    Settings,
     decode_from_sender,
     sender_of,
 )
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
-from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.health.step_times import Thresholds
@@ -62,61 +57,56 @@ class Intake:
     """Decoder of frames and owner of the state that they update.
 
     Args:
+        applier: Applies items to the engines of its registry.
+        receiver: The streams, and the protocol by which they are received.
+        metrics: Self-metrics that count frames and items.
+        clock: Monotonic seconds, for limits on log lines and for sources in this process.
         wall: Unix time, for display only.
-        durable: Whether snapshots are written, so that senders hold their frames until then.
-        settings: Settings by which senders fold.
         guard: Authorization and throttling of peers; by default everything is allowed.
         limits: Seconds without progress after which engines count as stalled.
-        dialects: Those of the registry's layouts.
-        request_log: Log of the requests that end; None: there is none.
 
     Attributes:
+        registry: The engines.
         bindings: Streams and the engines that they feed.
         loads: Saturation of the engines that are counted here.
         curves: Hit ratios of prefix caches of other sizes.
         health: Health of these engines.
-        refused: Frames rejected so far.
+        accepted: Frames that were not refused.
         refusals: Last refusal by reason, for people.
         items: Items applied so far.
     """
 
     def __init__(
         self,
-        registry: Registry,
+        applier: Applier,
+        receiver: Receiver,
         metrics: SelfMetrics,
         *,
-        boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        durable: bool = False,
-        settings: Settings | None = None,
         guard: PeerGuard | None = None,
         limits: Thresholds | None = None,
-        dialects: Dialects = DIALECTS,
-        request_log: RequestLog | None = None,
     ) -> None:
-        self.registry = registry
+        self.applier = applier
+        self.receiver = receiver
         self.metrics = metrics
-        self.request_log = request_log
-        self.receiver = Receiver(boot, settings, durable=durable)
-        self.applier = Applier(registry, dialects)
-        self._decode = dialects.decode
+        self.registry = registry = applier.registry
         self.guard = guard or PeerGuard(metrics, clock)
-        self.accepted = self.refused = self.items = 0
+        self.accepted = self.items = 0
         self.loads = LoadTracker(registry)
-        self.curves = CurveTracker(registry)
+        self.curves = HitRatioCurves(registry)
         self._clock, self._wall = clock, wall
-        self.bindings = EngineBindings(registry, self.receiver)
+        self.bindings = EngineBindings(registry, receiver)
         self._work: deque[Work] = deque()
         self._sender = ""
         """The stream whose items are being applied, for the log."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
-        self._connections = ConnectionLog(registry, self.receiver, clock)
+        self._connections = ConnectionLog(registry, receiver, clock)
         self.refusals = self._connections.refusals
-        self.health = HealthMonitor(registry, self.receiver, limits or Thresholds(), clock)
-        read_metrics(metrics, registry, self.receiver, self.health)
+        self.health = HealthMonitor(registry, receiver, limits or Thresholds(), clock)
+        read_metrics(metrics, registry, receiver, self.health)
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
 
     @property
@@ -135,43 +125,48 @@ class Intake:
         """
         if not self.guard.allows(peer, key, now):
             return []
-        refused = self.refused
-        replies = self._accept(peer, frames, now, key)
-        if self.refused != refused:
-            self.guard.count_invalid(peer, key, now)
-        return replies
-
-    def _accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
-        if len(frames) != 1:
-            return self._refuse(
-                self._name(peer), WireError("multipart", f"{len(frames)} frames in a message")
-            )
+        placed: Placement | None = None
+        message: FromSender | None = None
         try:
+            if len(frames) != 1:
+                raise WireError("multipart", f"{len(frames)} frames in a message")  # noqa: TRY301
             self.guard.check(key)
             message = decode_from_sender(frames[0])
+            self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
+            if isinstance(message, Hello):
+                placed = self._place(message, now, key)
+                if placed is None:
+                    return []
         except WireError as error:
-            sender = sender_of(frames[0])
-            self._refuse(f"stream {sender}" if sender else self._name(peer), error)
-            return self.receiver.refuse_frame(peer, error)
-        self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
-        if isinstance(message, Hello):
-            return self._accept_hello(peer, message, frames[0], now, key)
-        return self._receive(peer, message, frames[0], now)
+            self.guard.count_invalid(peer, key, now)
+            return self._refuse(peer, frames, message, error)
+        return self._receive(peer, message, frames[0], now, placed)
 
-    def _accept_hello(
-        self, peer: bytes, hello: Hello, frame: bytes, now: float, key: str
+    def _place(self, hello: Hello, now: float, key: str) -> Placement | None:
+        """Return ``hello`` with the ids of its server; None: the sender is to repeat it.
+
+        Raises:
+            WireError: Its names or engines are refused.
+        """
+        self.guard.admit(key, hello, self.receiver.streams.get)
+        placed = self.receiver.place(hello, now)
+        if placed is None:
+            return None
+        self.bindings.check(placed.hello)
+        return None if self.bindings.must_wait(placed.hello, now) else placed
+
+    def _refuse(
+        self, peer: bytes, frames: Sequence[bytes], message: FromSender | None, error: WireError
     ) -> Replies:
-        try:
-            self.guard.admit(key, hello, self.receiver.streams.get)
-            placed = self.receiver.place(hello, now)
-            if placed is not None:
-                self.bindings.check(placed.hello)
-        except WireError as error:
-            self._refuse(f"stream {hello.stream}", error)
-            return self.receiver.refuse_hello(peer, hello, error).replies
-        if placed is None or self.bindings.must_wait(placed.hello, now):
-            return []
-        return self._receive(peer, hello, frame, now, placed)
+        """Count and log a refused message, which is None where it cannot be decoded."""
+        self.reject(error.reason)
+        if isinstance(message, Hello):
+            self._connections.refused(f"stream {message.stream}", error.reason, str(error))
+            return self.receiver.refuse_hello(peer, message, error)
+        sender = sender_of(frames[0]) if len(frames) == 1 else ""
+        name = f"stream {sender}" if sender else self._name(peer)
+        self._connections.refused(name, error.reason, str(error))
+        return self.receiver.refuse_frame(peer, error) if len(frames) == 1 else []
 
     def _receive(
         self,
@@ -201,13 +196,16 @@ class Intake:
         engines = self.bindings.engines[stream.incarnation]
         if isinstance(message, Heartbeat):
             self._report(stream, message, engines, now)
-        raws = self._without_oversized(frame, received.items, stream.id)
-        self.bindings.note_backlog(stream, has_items=bool(raws or received.records), now=now)
-        if raws:
+        is_large = len(frame) > MAX_ITEM_BYTES
+        items = self._without_oversized(received.items) if is_large else received.items
+        has_items = bool(items or received.totals)
+        if has_items is not stream.caught_up:
+            self.bindings.note_backlog(stream, has_items=has_items, now=now)
+        if items:
             # Reversed: the next item is popped from the end.
-            self._work.append(partial(self._apply_items, engines, [*raws][::-1]))
+            self._work.append(partial(self._apply_items, engines, [*items][::-1]))
         self._work.extend(
-            partial(self._add_record, engines, stream.replica, raw) for raw in received.records
+            partial(self._add_totals, engines, stream.replica, raw) for raw in received.totals
         )
         if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
@@ -235,7 +233,7 @@ class Intake:
             self.health.report(stream, reports, now)
 
     def work(self) -> None:
-        """Run one slice of work: apply an item or a record, run a step or bind an engine.
+        """Run one slice of work: apply an item, add totals, or bind an engine.
 
         An error affects only that slice.
         """
@@ -259,7 +257,7 @@ class Intake:
         self._work.extendleft(reversed(works))
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Count a rejected frame, item or record by ``reason``."""
+        """Count a rejected frame or item, or rejected totals, by ``reason``."""
         self.metrics.add("sidestep_rejected_total", count, reason)
         log.debug("rejected: %s", reason)
 
@@ -270,11 +268,11 @@ class Intake:
             WireError: See ``Applier.apply``.
         """
         self.applier.apply(engine, item)
-        if math.isnan(engine.caught_up_at):
+        if math.isnan(engine.feeds.caught_up_at):
             # The first answer of a server has all that it has counted since the last one.
-            engine.caught_up_at = self._clock()
-        self._arrived = self._wall()
-        self._applied(engine)
+            engine.feeds.caught_up_at = self._clock()
+        engine.last_seen = self._wall()
+        self.items += 1
 
     def expire(self, now: float) -> None:
         """Expire silent streams, sources and engines; call about once a second."""
@@ -309,38 +307,33 @@ class Intake:
         raw = raws.pop()
         if raws:
             self._work.appendleft(partial(self._apply_items, engines, raws))
-        item = self._decode(raw)
+        item = self.applier.dialects.decode(raw)
         if item.engine >= len(engines):
             raise WireError("unknown_engine")
         engine = engines[item.engine]
         self.applier.apply(engine, item)
-        self._applied(engine)
-
-    def _add_record(self, engines: list[Engine], replica: int, raw: msgspec.Raw) -> None:
-        record = decode_record(raw)
-        name = numbered_id(record.head.engine.id, replica)
-        engine = next((e for e in engines if e.id == name), None)
-        if engine is None:
-            raise WireError("unknown_engine")
-        moved = self.applier.add_record(engine, record)
-        self.metrics.add("sidestep_rebucketed_observations_total", moved)
-        self._applied(engine)
-
-    def _applied(self, engine: Engine) -> None:
         engine.last_seen = self._arrived
         self.items += 1
 
-    def _without_oversized(
-        self, frame: bytes, items: Sequence[msgspec.Raw], sender: str
-    ) -> Sequence[msgspec.Raw]:
-        """Return ``items`` without those over the size limit, which only a large frame can hold."""
-        if len(frame) <= MAX_ITEM_BYTES:
-            return items
+    def _add_totals(self, engines: list[Engine], replica: int, raw: msgspec.Raw) -> None:
+        """Add the totals of items that a sender folded."""
+        added = decode_totals(raw)
+        name = numbered_id(added.head.engine.id, replica)
+        engine = next((e for e in engines if e.id == name), None)
+        if engine is None:
+            raise WireError("unknown_engine")
+        moved = self.applier.add_totals(engine, added)
+        self.metrics.add("sidestep_rebucketed_observations_total", moved)
+        engine.last_seen = self._arrived
+        self.items += 1
+
+    def _without_oversized(self, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
+        """Return ``items`` of a large frame without those over the size limit."""
         allowed = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
         if len(allowed) < len(items):
             self.reject("too_big", len(items) - len(allowed))
             error = WireError("too_big", f"{max(map(len, items))} bytes")
-            self._connections.refused(f"an item of stream {sender}", error.reason, str(error))
+            self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
         return allowed
 
     def _name(self, peer: bytes) -> str:
@@ -348,9 +341,3 @@ class Intake:
         streams = self.receiver.streams.values()
         names = (f"stream {stream.id}" for stream in streams if stream.peer == peer)
         return next(names, f"connection {peer.hex()}")
-
-    def _refuse(self, sender: str, error: WireError) -> Replies:
-        self.refused += 1
-        self.reject(error.reason)
-        self._connections.refused(sender, error.reason, str(error))
-        return []

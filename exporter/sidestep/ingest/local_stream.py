@@ -21,15 +21,16 @@ MAX_FED = 64
 """Engines of one publisher; a well-behaved publisher has one rank, so one engine."""
 
 
+def identity(dialect: str, *parts: str) -> str:
+    """Return the identity of an engine that a source feeds."""
+    name = "/".join((dialect, *parts))
+    if len(name) > MAX_LABEL_CHARS:
+        name = f"{dialect}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+    return name
+
+
 class Feed:
-    """Stream of one source in this process, as the source uses it.
-
-    Args:
-        name: Stable name of the stream.
-
-    Attributes:
-        intake: Intake that applies items and counts rejections.
-    """
+    """Stream of one source in this process, as the source uses it; ``name`` is stable over restarts."""
 
     def __init__(self, intake: Intake, name: str) -> None:
         self.intake = intake
@@ -61,7 +62,7 @@ class Feed:
 
     def is_fed(self, engine: Engine) -> bool:
         """Return whether the stream feeds ``engine``; after a long silence it does not."""
-        return self._stream.incarnation in engine.streams
+        return self._stream.incarnation in engine.feeds.streams
 
 
 class ServerFeed(Feed):
@@ -91,7 +92,7 @@ class ServerFeed(Feed):
             or not (self.is_fed(engine) or self._stream.silent)
         ):
             engine = self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
-        engine.seen_at = max(engine.seen_at, item.stamp)
+        engine.feeds.seen_at = max(engine.feeds.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 
@@ -139,11 +140,7 @@ class ServerFeed(Feed):
 
 
 class RankFeed(Feed):
-    """Stream of a subscription: each rank of the publisher is an engine.
-
-    Args:
-        feature: Feature that the subscription adds to its engines.
-    """
+    """Stream of a subscription: each rank of the publisher is an engine, which gets ``feature``."""
 
     def __init__(self, intake: Intake, subscription: Subscription, feature: str) -> None:
         super().__init__(intake, subscription.name)
@@ -174,13 +171,14 @@ class RankFeed(Feed):
                 if info.id == self._info(label).id:
                     self._bind_again(label)
 
-    def engine(self, label: str) -> Engine:
-        """Return the engine of the publisher's rank ``label``, or of the configured label.
+    def engine(self, rank: int | None) -> Engine:
+        """Return the engine of a message, by its configured label or the rank in the message.
 
         Raises:
             WireError: The engine is over a limit, or belongs to another publisher.
         """
-        label = self.subscription.engine or label
+        one = self.subscription
+        label = one.engine or str(one.rank if rank is None else rank)
         engine = self._engines.get(label)
         if engine is not None and self.is_fed(engine):
             return engine
@@ -192,7 +190,7 @@ class RankFeed(Feed):
         info = self._info(label)
         engines = self.intake.registry.engines
         known = engines.get(info.id)
-        if known is not None and any(map(known.streams.__contains__, self._rivals())):
+        if known is not None and any(map(known.feeds.streams.__contains__, self._rivals())):
             raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
         engine = self._engines[label] = self.intake.bindings.bind(self._stream, info)
         # The old stamp may come from the clock of another process.
@@ -218,9 +216,7 @@ class RankFeed(Feed):
 
     def _info(self, label: str) -> EngineInfo:
         model, more = self.subscription.model, self.subscription.labels
-        name = "/".join((DIALECT, model, label, *(f"{key}={value}" for key, value in more)))
-        if len(name) > MAX_LABEL_CHARS:
-            name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+        name = identity(DIALECT, model, label, *(f"{key}={value}" for key, value in more))
         labels = {"engine": label, "model_name": model, **dict(more)}
         known = self.intake.registry.find(name)
         features = {self._feature} | (known.description.features if known is not None else set())

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Protocol
 
 from prometheus_client.registry import Collector
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.source import Source
 
 SOURCES_GROUP = "sidestep.sources"
 """Entry point group of sources: functions of the configuration and the intake that return
-``source.Source`` objects."""
+``Source`` objects."""
 COLLECTORS_GROUP = "sidestep.collectors"
 """Entry point group of additional prometheus_client collectors: classes or functions without
 arguments that return one."""
+
+
+class Source(Protocol):
+    """A source that runs inside the exporter, such as a poller or a subscriber."""
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Start in the running event loop; call ``wake`` when a message may be ready.
+
+        Raises:
+            ConfigError: The source's input is not available.
+        """
+
+    def receive(self, now: float) -> bool:
+        """Apply at most one message; return whether more may be ready."""
+
+    def tick(self, now: float) -> None:
+        """Run periodic work, such as timeouts; called several times a second."""
+
+    def cut(self) -> None:
+        """Close connections, free the memory that peers filled and start again."""
+
+    def close(self) -> None:
+        """Start closing all connections."""
+
+    async def wait_closed(self) -> None:
+        """Return when all connections are closed."""
 
 
 def collectors() -> list[Collector]:
@@ -37,10 +64,7 @@ def collectors() -> list[Collector]:
 def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]:
     """Return the sources that installed packages register under ``sidestep.sources``.
 
-    Args:
-        config: The configuration.
-        intake: Accepts what sources bring.
-        passthrough: Registry of other exporters' pages.
+    ``passthrough`` is the registry of other exporters' pages.
 
     Raises:
         ConfigError: A source cannot be created, or a setting needs one and none is installed.

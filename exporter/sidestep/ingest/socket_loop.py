@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.source import PATIENCE, Source, Sources
+from sidestep.ingest.plugins import Source
 from sidestep.protocol.messages import FromExporter, encode
 from sidestep.telemetry.self_metrics import LagMeter
 from sidestep.transport.access import Access
 from sidestep.transport.listener import SKIPPING, IngestListener
 from sidestep.transport.process import resident
-from sidestep.transport.upkeep import Upkeep
-from sidestep.transport.watchdog import Watchdog
+from sidestep.transport.upkeep import Upkeep, Watchdog
 
 BUDGET = 0.002
 """Seconds of the event loop that one slice of draining may take."""
@@ -27,16 +27,69 @@ CLOSING = 1.0
 """Seconds that the final drain may take."""
 MAX_LEAD = 0.05
 """Seconds that the socket or the sources may have been served longer than the other before it waits.
-Who had nothing to read for a while must not keep the other from being read for as long afterwards."""
+Whichever had nothing to read for a while must not keep the other waiting for as long afterwards."""
+PATIENCE = 1.0
+"""Seconds to wait for connections to close during shutdown."""
+
+
+class Sources:
+    """All sources; those that may have messages are read in turn."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._all = list(sources)
+        self._ready: dict[Source, None] = {}
+        """Sources that may have messages, in the order in which they are read."""
+
+    def open(self, drain: Callable[[], None]) -> None:
+        """Start all sources; ``drain`` is called when a message may be ready.
+
+        Raises:
+            ConfigError: The input of a source is not available.
+        """
+
+        def wake(source: Source) -> None:
+            self._ready.setdefault(source)
+            drain()
+
+        for source in self._all:
+            source.open(partial(wake, source))
+            self._ready.setdefault(source)
+
+    def receive(self, now: float) -> bool:
+        """Apply one message of the next ready source; return whether there was one."""
+        while self._ready:
+            source = next(iter(self._ready))
+            del self._ready[source]
+            if source.receive(now):
+                self._ready[source] = None
+                return True
+        return False
+
+    def tick(self, now: float) -> None:
+        """Run the periodic work of each source, and read each once."""
+        for source in self._all:
+            source.tick(now)
+            self._ready.setdefault(source)
+
+    def cut(self) -> bool:
+        """Free the memory that peers filled, in each source; return whether there is a source."""
+        for source in self._all:
+            source.cut()
+        return bool(self._all)
+
+    def close(self) -> None:
+        """Start closing all sources."""
+        for source in self._all:
+            source.close()
+
+    async def wait_closed(self) -> None:
+        """Return when every source has closed its connections; they close concurrently."""
+        for source in self._all:
+            await source.wait_closed()
 
 
 class Ingest:
-    """Owner of the ingest socket that runs the intake in slices of the event loop.
-
-    Args:
-        access: Keys and groups that may connect.
-        watchdog: Memory limits; by default none.
-    """
+    """Owner of the ingest socket, which runs the intake in slices of the event loop's time."""
 
     def __init__(
         self,
@@ -69,10 +122,6 @@ class Ingest:
 
     def open(self, endpoints: Iterable[str], sources: Iterable[Source] = ()) -> None:
         """Bind the socket, and drain it and ``sources`` in the running event loop.
-
-        Args:
-            endpoints: Endpoints that engines connect to.
-            sources: Sources that run in this process and feed engines.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
@@ -129,8 +178,7 @@ class Ingest:
         for descriptor in listener.descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
-    # Readers that re-arm each other would starve the loop, so one flag marks that a slice
-    # is scheduled, and no second one is.
+    # Only one slice is scheduled at a time: several that schedule each other would starve the loop.
     def _drain(self) -> None:
         if self._upkeep is not None and self._upkeep.has_too_many_connections():
             self._act(self._clock())
@@ -241,11 +289,12 @@ class Ingest:
             return not was_sources_turn and self._sources.receive(now)
         if arrival is not SKIPPING:
             peer, key, frames = arrival
-            self._reply(self.intake.accept(peer, frames, now, key))
+            if replies := self.intake.accept(peer, frames, now, key):
+                self._reply(replies)
         return True
 
     def _note_time(self) -> None:
-        """Charge the time since the last call to the side whose message was read last."""
+        """Add the time since the last call to that of the side whose message was read last."""
         now = time.perf_counter()
         spent = now - self._served_at
         self._served_at = now

@@ -1,1 +1,1 @@
-"""The state: engines, their series and histograms, limits, and the codec of records."""
+"""The state: engines, their series and histograms, limits, and the codec of totals."""

@@ -11,10 +11,10 @@ AVAILABILITY_KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
 def update_availability(engine: Engine) -> None:
     """Update the objective's counters from the engine's current ones; they never decrease.
 
-    SGLang counts an abort when it is requested, and the request when it ends. In between, the count
-    of served requests is lower than before, which Prometheus would take for a counter reset.
+    SGLang counts an abort when it is requested, and the request when it ends. In between, the number of
+    served requests is lower than before; Prometheus would take that for a counter reset.
     """
-    if engine.objectives is None or not engine.objectives.availability:
+    if not engine.settings.objectives.availability:
         return
     read = engine.layout.tables.availability_counts
     ended = None if read is None else read(engine)

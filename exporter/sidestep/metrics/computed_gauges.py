@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from sidestep.metrics.engine import Engine, Number
-from sidestep.metrics.hit_window import PREFIX
+from sidestep.metrics.engine import Engine, Number, Part
+from sidestep.metrics.recent_steps import PREFIX, RecentSteps
+from sidestep.metrics.saturation import Saturation
+from sidestep.metrics.trackers import Trackers
 
 
 def scalar(engine: Engine, name: str) -> Number:
@@ -14,46 +17,63 @@ def scalar(engine: Engine, name: str) -> Number:
     return sum(engine.values[slot] or 0 for slot in assignment.slots)
 
 
-def _sample_ratio(engine: Engine) -> float | None:
-    own = engine.own_sample_rate
-    if own is not None or engine.blocks is None:
-        return own
-    return engine.blocks.rate
+def _of(kind: type[Part], *path: str) -> Callable[[Engine], float | None]:
+    """Return the reader of an attribute of a part; None: the part, or one on the way, is not there."""
 
-
-def _shortest_step_time(engine: Engine) -> float | None:
-    found = engine.saturation
-    return None if found is None or found.shortest.seconds is None else found.shortest.measured
-
-
-def _of_curve(name: str) -> Callable[[Engine], float | None]:
     def read(engine: Engine) -> float | None:
-        summary = None if engine.lookups is None else engine.lookups.summary
-        return None if summary is None else getattr(summary, name)
+        found: Any = engine.find_part(kind)
+        for name in path:
+            found = getattr(found, name, None)
+        value: float | None = found
+        return value
 
     return read
 
 
+_block_rate = _of(Trackers, "blocks", "rate")
+
+
+def _sample_ratio(engine: Engine) -> float | None:
+    own = engine.own_sample_rate
+    return _block_rate(engine) if own is None else own
+
+
+def _shortest_step_time(engine: Engine) -> float | None:
+    found = engine.find_part(Saturation)
+    return None if found is None or found.shortest.seconds is None else found.shortest.measured
+
+
+class SetGauges(Part):
+    """Computed gauges that another package sets, since they do not follow from the engine's state.
+
+    Attributes:
+        values: Gauges by the name in ``catalog.row.Computed``.
+    """
+
+    def __init__(self) -> None:
+        self.values: Mapping[str, float] = {}
+
+
 COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
-    "prefix_cache_hit_rate": lambda engine: engine.hit_windows[PREFIX].rate,
+    "prefix_cache_hit_rate": lambda engine: engine.part(RecentSteps).hit_windows[PREFIX].rate,
     "kv_sample_ratio": _sample_ratio,
-    "kv_cached_sample_ratio": lambda engine: engine.blocks.rate if engine.blocks else None,
+    "kv_cached_sample_ratio": _block_rate,
     "max_running_requests": lambda engine: engine.max_running_requests,
-    "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
-    "shortest_step": lambda engine: (
-        engine.saturation.shortest.seconds if engine.saturation else None
-    ),
+    "saturation": _of(Saturation, "ratio"),
+    "shortest_step": _of(Saturation, "shortest", "seconds"),
     "shortest_step_time": _shortest_step_time,
-    "whatif_shared_hit_ratio": _of_curve("shared_hit_ratio"),
-    "whatif_hit_ratio_per_gib": _of_curve("per_gib"),
-    "whatif_sufficient_blocks": _of_curve("sufficient"),
-    "kv_working_set_blocks": _of_curve("working_set"),
-    "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
+    "whatif_shared_hit_ratio": _of(Trackers, "lookups", "summary", "shared_hit_ratio"),
+    "whatif_hit_ratio_per_gib": _of(Trackers, "lookups", "summary", "per_gib"),
+    "whatif_sufficient_blocks": _of(Trackers, "lookups", "summary", "sufficient"),
+    "kv_working_set_blocks": _of(Trackers, "lookups", "summary", "working_set"),
+    "kv_tracked_blocks": _of(Trackers, "blocks", "tracked"),
 }
-"""Functions by the name in ``catalog.model.Computed``; the others are in ``Engine.computed``."""
+"""Functions by the name in ``catalog.row.Computed``; ``SetGauges`` has the others."""
 
 
 def computed_gauge(engine: Engine, name: str) -> float | None:
     """Return the gauge ``name`` of ``engine``; None: no sample."""
     compute = COMPUTED_GAUGES.get(name) or engine.layout.tables.computed.get(name)
-    return engine.computed.get(name) if compute is None else compute(engine)
+    if compute is not None:
+        return compute(engine)
+    return engine.part(SetGauges).values.get(name)

@@ -1,8 +1,7 @@
 """Limits on the engine descriptions in Hellos.
 
-Each field has its own limit in ``protocol.messages``. Labels are repeated in every line of a page,
-and each bucket bound adds lines: without these limits, a Hello of 1 MiB whose fields were all
-valid led to a page of gigabytes.
+Each field has its own limit in ``protocol.messages``. But labels are repeated in every line of a page, and
+each bucket bound adds lines: without further limits, a valid Hello of 1 MiB made a page of gigabytes.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ ORDINARY_INFO_CHARS = 4096
 
 
 def check_engines(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
-    """Check that the engines of a Hello can be registered.
-
-    Args:
-        registry: The engines that are known.
-        named: Number of engines in the Hellos of other streams.
-        infos: The engines of the Hello.
+    """Check that the engines of a Hello can be registered; other streams name ``named`` engines.
 
     Raises:
         WireError: An engine is invalid, or there are too many, or their descriptions are too large.
@@ -66,16 +60,6 @@ def check_engines(registry: Registry, named: int, infos: Sequence[EngineInfo]) -
     _check_page(registry, infos)
 
 
-def check_update(registry: Registry, info: EngineInfo) -> None:
-    """Check that ``info`` can replace the description of an engine that is registered.
-
-    Raises:
-        WireError: It is too large.
-    """
-    _check_size(registry, info)
-    _check_page(registry, [info])
-
-
 def excess(registry: Registry, info: EngineInfo) -> int:
     """Return by how many bytes the engine's page may exceed an ordinary one's, approximately."""
     chars = label_chars(info.labels)
@@ -83,7 +67,7 @@ def excess(registry: Registry, info: EngineInfo) -> int:
     found = 0
     for buckets, bounds in info.bounds.items():
         more = len(bounds) - len(DEFAULTS.get(buckets, ()))
-        if more > 0 and buckets not in registry.overrides:
+        if more > 0 and buckets not in registry.series.overrides:
             histograms, name_chars = families.get(buckets, (0, 0))
             found += more * (histograms * (LINE_BYTES + chars) + name_chars)
             lines += more * histograms
@@ -94,10 +78,9 @@ def excess(registry: Registry, info: EngineInfo) -> int:
 
 @functools.cache
 def _ordinary_page(layout: Layout) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Return the size of a page with default bounds.
+    """Return the most lines of a page with default bounds; by bucket family, histograms and characters.
 
-    Returns:
-        The most lines; and by bucket family, the most histograms and the characters of their names.
+    The characters are those of the histograms' names.
     """
     lines = 0
     families: dict[str, tuple[int, int]] = {}

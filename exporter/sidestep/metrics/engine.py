@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
 from sidestep.catalog.dialect import Polled
 from sidestep.catalog.layout import Layout, SlotAssignment, Storage
-from sidestep.catalog.model import OBSERVED, Kind, Row
+from sidestep.catalog.row import OBSERVED, Kind, Row
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_UNDECIDED, Objectives
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.saturation import Saturation
-from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
+from sidestep.metrics.slo_counter import SloCounter
+from sidestep.protocol.engine_totals import Totals
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES
 from sidestep.protocol.messages import (
     CORE_INFO,
@@ -27,12 +26,6 @@ from sidestep.protocol.messages import (
     MISSING_FIELDS,
     EngineInfo,
 )
-from sidestep.tracking.health.machine import HealthTracker
-from sidestep.tracking.kv_blocks.lookups import LookupTracker
-from sidestep.tracking.kv_blocks.tracker import BlockTracker
-from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.outcomes import RequestSink
-from sidestep.tracking.requests.rules import UNTRACKED
 
 Number = int | float
 Key = tuple[str, ...]
@@ -62,7 +55,7 @@ class OpenFamily:
 
 @dataclasses.dataclass(slots=True)
 class Description:
-    """Description of an engine as its processes sent it; the next Hello replaces it as a whole.
+    """An engine as its processes describe it; the next Hello replaces the description as a whole.
 
     Attributes:
         core_info: Info metrics by short name, as the engine core last sent them.
@@ -71,7 +64,7 @@ class Description:
         closed: All values that a label can have, by label name, as the Hello lists them.
         sent_bounds: Bucket bounds that the engine sent, by bucket family.
         bounds: Bucket bounds in use, by bucket family.
-        encoded_head: The encoded head of the engine's records; empty until it is needed.
+        encoded_head: The encoded head of the engine's totals; empty until it is needed.
         excess_bytes: Bytes by which the engine's page may exceed an ordinary engine's; see
             ``description_limits``.
     """
@@ -84,6 +77,77 @@ class Description:
     bounds: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
     encoded_head: bytes = b""
     excess_bytes: int = 0
+
+    @property
+    def missing_fields(self) -> dict[str, str]:
+        """Paths of fields that the engine's release lacks, with ``MISSING`` or ``ABSENT``."""
+        return {
+            name.replace("__", "."): status
+            for info in (self.core_info, self.front_info)
+            for name, status in info.get(MISSING_FIELDS, {}).items()
+        }
+
+
+@dataclasses.dataclass(slots=True)
+class Feeds:
+    """The streams that feed an engine.
+
+    Attributes:
+        streams: Incarnations that feed it now.
+        lost_cores: Streams of its core that are silent or closed.
+        front_ends: Streams of front ends that send what users waited, or have sent it until recently.
+        contested: Whether another living server had the ids of its server first.
+        seen_at: Monotonic time at which the exporter last received anything for it.
+        caught_up_at: Monotonic time since which its counters grow as things happen; NaN while a stream
+            delivers what it has held.
+    """
+
+    streams: set[int] = dataclasses.field(default_factory=set)
+    lost_cores: set[str] = dataclasses.field(default_factory=set)
+    front_ends: set[str] = dataclasses.field(default_factory=set)
+    contested: bool = False
+    seen_at: float = 0.0
+    caught_up_at: float = 0.0
+
+    def remove(self, incarnation: int, seen_at: float) -> None:
+        """Remove a stream from which the exporter last received something at ``seen_at``."""
+        self.streams.discard(incarnation)
+        self.seen_at = max(self.seen_at, seen_at)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeriesSettings:
+    """Settings of the series of all engines.
+
+    Attributes:
+        overrides: Bucket bounds that the operator has set, by bucket family.
+        native: Settings of native histograms; None: classic histograms only.
+        objectives: Objectives that the requests counted here are compared with.
+    """
+
+    overrides: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+    native: NativeSettings | None = None
+    objectives: Objectives = dataclasses.field(default_factory=Objectives)
+
+
+class Part:
+    """State of one engine that only the module of its class makes, reads and writes.
+
+    An engine has at most one part of a class; ``Engine.part`` makes it. The engine calls the methods,
+    which do nothing by default.
+    """
+
+    def detach_core(self, engine: Engine) -> None:
+        """End what depends on the events of the engine's core, which no stream sends any more."""
+
+    def save(self, totals: Totals) -> None:
+        """Write to ``totals`` what a snapshot, or a sender that folds items, is to hold."""
+
+    def add(self, totals: Totals) -> None:
+        """Add what ``save`` has written."""
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 class Engine:
@@ -99,93 +163,31 @@ class Engine:
         label_version: A number that no other engine has; it changes when the labels may change.
         description: Its description in the Hellos of its processes.
         info: Info metrics as exposed.
-        missing_fields: Paths of fields that the engine's release lacks, with ``MISSING`` or ``ABSENT``.
-        missing_slots: Storage and slot of the series that need one of these; they have no sample.
-        native: Settings of native histograms; None: classic histograms only.
-        objectives: Objectives that its requests count for; None where another process has
-            counted them already.
+        missing_slots: Storage and slot of the series that need fields which its release lacks; they
+            have no sample.
+        settings: Settings of its series.
         values: Scalars by slot; None: no sample.
         histograms: Histograms by slot; None: not exposed yet.
         keyed: Scalars with open label values, by slot and own label values.
         open_families: Self-described families by name.
         exposed_paths: Paths of the layout whose optional families are exposed.
-        hit_windows: Recent lookups in the prefix cache, an external and the multimodal cache.
-        held_tokens: Tokens of an engine step whose scheduler statistics have not arrived.
+        parts: Further state, by class.
         statistics: The last item of cumulative statistics that the engine's server keeps.
-        requests: The engine's requests in flight, where it sends request events.
-        sink: Receiver of its requests that end; None until its first one, or where they are not needed.
-        blocks: The engine's KV blocks, where it sends events of them.
-        lookups: Lookups in its prefix cache, where it sends them.
-        saturation: The engine's saturation estimate; None where it is not tracked.
-        health: Progress of the engine's processes, where they report it.
-        counted: Its own counters that have counters by tenant or prices, as they were accounted for last; None:
-            not yet.
-        computed: Computed gauges that do not follow from this state alone, by name.
         created: Unix time at which the counters began.
         restarts: How often another process has continued the engine.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
         last_seen: Unix time at which the exporter received the engine's last item.
-        seen_at: Monotonic time at which the exporter last received anything for the engine.
-        caught_up_at: Monotonic time since which its counters grow as things happen; NaN while a stream
-            delivers what it has held.
-        streams: Incarnations that feed the engine now.
-        lost_cores: Streams of the engine's core that are silent or closed.
-        front_ends: Streams of front ends that send what users waited, or have sent it until recently.
-        contested: Whether it is of a server whose ids another living server had already.
+        feeds: The streams that feed it.
         live: Whether gauges are exposed; they expire soon after the last stream detaches.
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
         version: The registry's version when this engine last changed.
     """
 
-    __slots__ = (
-        "absent",
-        "blocks",
-        "caught_up_at",
-        "computed",
-        "contested",
-        "counted",
-        "created",
-        "description",
-        "exposed_paths",
-        "front_ends",
-        "gauge_stamp",
-        "health",
-        "held_tokens",
-        "histograms",
-        "hit_windows",
-        "id",
-        "info",
-        "keyed",
-        "label_version",
-        "labels",
-        "last_seen",
-        "layout",
-        "live",
-        "lookups",
-        "lost_cores",
-        "missing_fields",
-        "missing_slots",
-        "native",
-        "objectives",
-        "open_families",
-        "requests",
-        "restarts",
-        "saturation",
-        "seen_at",
-        "sink",
-        "statistics",
-        "streams",
-        "values",
-        "version",
-    )
-
     def __init__(
         self,
         layout: Layout,
         info: EngineInfo,
-        overrides: Mapping[str, Bounds],
-        native: NativeSettings | None = None,
-        objectives: Objectives | None = None,
+        settings: SeriesSettings | None = None,
         *,
         created: float = 0.0,
     ) -> None:
@@ -194,51 +196,42 @@ class Engine:
         self.labels: dict[str, str] = dict(info.labels)
         self.description = Description()
         self.info: Mapping[str, Mapping[str, str]] = {}
-        self.missing_fields: Mapping[str, str] = {}
         self.missing_slots: Sequence[tuple[Storage, int]] = ()
-        self.native = native
-        self.objectives = objectives
-        self.created = created
-        self.clear_series()
-        self.held_tokens = self.version = self.label_version = 0
-        self.statistics: Polled | None = None
-        self.requests: RequestTracker | None = None
-        self.sink: RequestSink | None = None
-        self.blocks: BlockTracker | None = None
-        self.lookups: LookupTracker | None = None
-        self.saturation: Saturation | None = None
-        self.health = HealthTracker()
-        self.computed: dict[str, float] = {}
-        self.gauge_stamp = self.last_seen = self.seen_at = self.caught_up_at = 0.0
-        self.streams: set[int] = set()
-        self.lost_cores: set[str] = set()
-        self.front_ends: set[str] = set()
-        self.contested = False
-        self.live = True
-        self.absent = False
-        self.update(info, overrides)
-
-    def clear_series(self) -> None:
-        """Remove all series, including those that start at 0."""
-        layout = self.layout
+        self.settings = settings or SeriesSettings()
         self.values: list[Number | None] = [None] * layout.scalars
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open_families: dict[str, OpenFamily] = {}
         self.exposed_paths: set[str] = set()
-        self.counted: dict[str, Number | None] | None = None
-        self.hit_windows = HitWindow(), HitWindow(), HitWindow()
-        self.restarts = 0
+        self.parts: dict[type[Part], Part] = {}
+        self.statistics: Polled | None = None
+        self.created = created
+        self.restarts = self.version = self.label_version = 0
+        self.gauge_stamp = self.last_seen = 0.0
+        self.feeds = Feeds()
+        self.live = True
+        self.absent = False
+        self.update(info)
 
-    def update(self, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
+    def part(self, kind: type[AnyPart]) -> AnyPart:
+        """Return the engine's part of this class; make it if there is none."""
+        found: Any = self.parts.get(kind)
+        if found is None:
+            found = self.parts[kind] = kind()
+        part: AnyPart = found
+        return part
+
+    def find_part(self, kind: type[AnyPart]) -> AnyPart | None:
+        """Return the engine's part of this class, if it has one."""
+        found: Any = self.parts.get(kind)
+        part: AnyPart | None = found
+        return part
+
+    def update(self, info: EngineInfo) -> None:
         """Apply a new Hello; counters continue.
 
         A histogram whose bounds changed restarts at 0, since its counts cannot be moved; with
         native buckets they can.
-
-        Args:
-            info: The engine as the Hello describes it.
-            overrides: Bucket bounds that the operator has set, by bucket family.
         """
         features = frozenset(info.features)
         if ENGINE_CORE in self.description.features - features:
@@ -252,7 +245,7 @@ class Engine:
         self.info = {**core, **front}
         self.renew_label_version()
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
-        bounds = {**DEFAULTS, **sent, **overrides}
+        bounds = {**DEFAULTS, **sent, **self.settings.overrides}
         self.description = Description(core, front, features, info.closed, info.bounds, bounds)
         for slot, known in enumerate(self.histograms):
             if known is not None and known.bounds != self.bounds_of(slot):
@@ -293,13 +286,7 @@ class Engine:
 
     def _find_missing(self) -> None:
         """Find the series that need fields which a process has not found in the engine's release."""
-        infos = self.description.core_info, self.description.front_info
-        self.missing_fields = {
-            name.replace("__", "."): status
-            for info in infos
-            for name, status in info.get(MISSING_FIELDS, {}).items()
-        }
-        self.missing_slots = self.layout.slots_without(self.missing_fields)
+        self.missing_slots = self.layout.slots_without(self.description.missing_fields)
         self.drop_missing()
 
     def drop_missing(self) -> None:
@@ -315,7 +302,8 @@ class Engine:
     @property
     def renamed_fields(self) -> list[str]:
         """The missing fields that the engine's release should have."""
-        return [path for path, status in self.missing_fields.items() if status == MISSING]
+        missing = self.description.missing_fields
+        return [path for path, status in missing.items() if status == MISSING]
 
     def renew_label_version(self) -> None:
         """Note that the labels may have changed."""
@@ -324,7 +312,7 @@ class Engine:
     @property
     def is_up(self) -> bool:
         """True if streams feed the engine, among them that of its core if it has one."""
-        return bool(self.streams) and not self.lost_cores
+        return bool(self.feeds.streams) and not self.feeds.lost_cores
 
     @property
     def sent_labels(self) -> dict[str, str]:
@@ -369,34 +357,11 @@ class Engine:
         return int(size) if size.isdecimal() and len(size) <= MAX_SIZE_DIGITS else 0
 
     def detach_core(self) -> None:
-        """Stop tracking requests and blocks, since no stream sends their events any more."""
-        handled = self.layout.handled
-        if self.requests is not None:
-            slots = dict(zip(UNTRACKED, handled["untracked_requests"].slots, strict=False))
-            for reason, count in self.requests.close().items():
-                self.values[slots[reason]] = (self.values[slots[reason]] or 0) + count
-            # Groups of parallel samples that ended now, or on another engine since the last item.
-            for numbers in self.requests.samples.observed:
-                for name, number in zip(self.layout.tables.parallel_samples, numbers, strict=True):
-                    self.histogram(self.layout.find(name).slots[0]).observe(number)
-        if self.lookups is not None:
-            self.lookups.share(None)
-        self.requests = self.sink = self.blocks = self.lookups = None
-        self.lost_cores.clear()
+        """End what depends on the events of the engine's core, which no stream sends any more."""
+        for part in [*self.parts.values()]:
+            part.detach_core(self)
+        self.feeds.lost_cores.clear()
         self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
-        for name in ("requests_by_state", "longest_preemption"):
-            for slot in handled[name].slots if name in handled else ():
-                self.values[slot] = None
-
-    def without_series(self) -> Engine:
-        """Return a copy of this engine without series that is in no registry."""
-        made = copy.copy(self)
-        made.clear_series()
-        made.streams, made.last_seen = set(), 0.0
-        made.lost_cores, made.front_ends = set(), set()
-        made.requests = made.sink = made.blocks = made.lookups = made.statistics = None
-        made.health = HealthTracker()
-        return made
 
     def start_family(self, assignment: SlotAssignment) -> None:
         """Start the counters and histograms of a row at 0, as the engine does; gauges get no sample."""
@@ -450,16 +415,16 @@ class Engine:
 
     def _new_histogram(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
         """Return an empty histogram of a bucket family; a summary's has no buckets at all."""
-        if self.native is None or not bounds:
-            made = Histogram(bounds)
-        else:
-            made = self.native.histogram(bounds, buckets)
-        counter = self.slo_counter(family)
-        return made if counter is None else with_slo_counter(made, counter)
+        native = self.settings.native
+        made = (
+            Histogram(bounds) if native is None or not bounds else native.histogram(bounds, buckets)
+        )
+        made.slo_counter = self.slo_counter(family)
+        return made
 
     def slo_counter(self, family: str) -> SloCounter | None:
         """Return the SLO counter of ``family``; None where no objective names it."""
-        limits = () if self.objectives is None else self.objectives.limits(family)
+        limits = self.settings.objectives.limits(family)
         if not limits:
             return None
         requests, undecided = (self.layout.handler_slot(name) for name in SLO_HANDLERS)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.errors import WireError
-from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import FINEST, NativeBuckets
+from sidestep.protocol.engine_totals import NativeBuckets
+from sidestep.protocol.limits import FINEST, VALUE_LIMIT
 
 ZERO_THRESHOLD = 2.0**-128
 """The highest value that counts in the zero bucket."""

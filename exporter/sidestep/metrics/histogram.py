@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.metrics.exemplars import NO_EXEMPLARS, Exemplar, Exemplars
+from sidestep.metrics.slo_counter import SloCounter
+from sidestep.protocol.engine_totals import Buckets, NativeBuckets
 from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import NativeBuckets
-from sidestep.protocol.records import Buckets
 
 SORT_FROM = 5
 """Values from which on sorting is cheaper than one bisection per value (measured)."""
@@ -23,15 +23,17 @@ class Histogram:
         bounds: Upper bounds, without +Inf.
         counts: One count per bucket, not cumulative, the last for +Inf.
         exemplars: Observations whose trace is known.
+        slo_counter: Counts for objectives of what is observed, not of what is added; None: there are none.
     """
 
-    __slots__ = ("bounds", "counts", "exemplars", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "slo_counter", "sum")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.exemplars: Exemplars = NO_EXEMPLARS
+        self.slo_counter: SloCounter | None = None
 
     def exemplify(self, one: Exemplar) -> None:
         """Keep the exemplar of an observation, unless its bucket has a newer one."""
@@ -49,6 +51,8 @@ class Histogram:
             return 1
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        if self.slo_counter is not None:
+            self.slo_counter.count(value)
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
@@ -57,14 +61,15 @@ class Histogram:
             return count
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
+        if self.slo_counter is not None:
+            self.slo_counter.count(value, count)
         return 0
 
     def observe_many(self, values: list[float]) -> int:
         """Count ``values``, which may be reordered; return how many were refused.
 
-        NaN, infinities and negative values are refused: TTFT and end-to-end latency are
-        differences of wall clocks, which can step back, and an unknown interval is omitted
-        rather than guessed.
+        NaN, infinities and negative values are refused. TTFT and end-to-end latency are differences
+        of wall clocks, which can step back; an unknown interval is omitted.
         """
         refused = 0
         if len(values) < SORT_FROM:
@@ -97,6 +102,8 @@ class Histogram:
             # Skip to the next value's bucket: the latencies of one step lie close together.
             bucket = bisect_left(bounds, values[start], bucket + 1, last)
         counts[last] += len(values) - start
+        if self.slo_counter is not None:
+            self.slo_counter.count_sorted(values)
 
     def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
         """Count pairs of a value and a number of times; return how many observations were refused."""
@@ -112,18 +119,17 @@ class Histogram:
             if 0.0 <= value <= VALUE_LIMIT:
                 counts[bisect_left(bounds, value)] += count
                 total += value * count
+                if self.slo_counter is not None:
+                    self.slo_counter.count(value, count)
             else:
                 refused += count
         self.sum += total
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
-        """Add counts per bucket, of equal bounds, and the sum of their observations.
+        """Add counts per bucket, not cumulative, and the sum of the observations.
 
-        Args:
-            counts: One count per bucket, not cumulative.
-            total: The sum of the observations.
-            native: The same observations in native buckets, which a classic histogram ignores.
+        ``native`` has the same observations in native buckets, which a classic histogram ignores.
         """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
@@ -132,28 +138,22 @@ class Histogram:
         """Add the observations of ``other``, which has equal bounds."""
         self.add(other.counts, other.sum)
 
-    def empty_copy(self) -> Histogram:
-        """Return a plain histogram of the same bounds without observations."""
-        return Histogram(self.bounds)
-
-    def empty_with(self, bounds: Bounds) -> Histogram:
-        """Return a histogram of this kind with other bounds and no observations."""
-        return Histogram(bounds)
-
     def with_bounds(self, bounds: Bounds) -> Histogram:
         """Return the histogram under other bounds: it restarts at 0, since its counts cannot be moved."""
-        return self.empty_with(bounds)
+        found = Histogram(bounds)
+        found.slo_counter = self.slo_counter
+        return found
 
     def to_wire(self) -> Buckets:
         """Return the state as a wire struct."""
         return Buckets(self.sum, [*self.counts])
 
     def copy(self) -> Histogram:
-        """Return a copy of the current state."""
+        """Return a copy of the current state, which counts for no objective."""
         # Without the constructor's cost: a page copies thousands of histograms.
         found = Histogram.__new__(Histogram)
         found.bounds, found.counts, found.sum = self.bounds, self.counts.copy(), self.sum
-        found.exemplars = self.exemplars
+        found.exemplars, found.slo_counter = self.exemplars, None
         return found
 
     @property

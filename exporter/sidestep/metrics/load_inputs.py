@@ -42,25 +42,23 @@ class LoadTracker:
 
     def _update(self, engine: Engine, now: float) -> None:
         if engine.live and not engine.is_up:
-            # The engine may reconnect soon; until then its gauges are those of before.
+            # The engine may reconnect soon; until then its gauges have their last values.
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and not math.isnan(engine.caught_up_at) and reader is not None:
+        if engine.live and not math.isnan(engine.feeds.caught_up_at) and reader is not None:
             load = reader(engine)
         before = _gauges(engine)
         if load is None:
-            engine.saturation = None
+            engine.parts.pop(Saturation, None)
         else:
-            if engine.saturation is None:
-                engine.saturation = Saturation()
-            engine.saturation.update(now, load)
+            engine.part(Saturation).update(now, load)
         if before != _gauges(engine):
             self._registry.touch(engine)
 
 
 def _gauges(engine: Engine) -> tuple[float | None, ...]:
-    found = engine.saturation
+    found = engine.find_part(Saturation)
     return () if found is None else (found.ratio, found.shortest.seconds)
 
 

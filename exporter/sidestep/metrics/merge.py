@@ -1,11 +1,12 @@
-"""Addition of a record to an engine: from a sender that folded items, or a snapshot.
+"""Addition of totals to an engine: those of a sender that folded items, or of a snapshot.
 
-Counters and buckets add up, and a newer gauge replaces an older one. Adding a record to an engine
+Counters and buckets add up, and a newer gauge replaces an older one. Adding totals to an engine
 without series restores the engine.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from sidestep.catalog.buckets import Bounds
@@ -14,127 +15,118 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.record_codec import check_buckets, decode_polled, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.protocol.limits import OTHER, is_printable
-from sidestep.protocol.records import TOTAL_LIMIT, Buckets, OpenTotals, Record
+from sidestep.metrics.totals_codec import (
+    SAVED_PARTS,
+    check_buckets,
+    decode_polled,
+    extremes,
+    number_of,
+)
+from sidestep.protocol.engine_totals import Buckets, EngineTotals, OpenTotals
+from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.self_described import Family, Sample, Samples
 
+LARGEST = 10**30
+"""Largest accepted number. Items within their limits do not reach it in years, and sums of such
+numbers over all sequence numbers still fit into a float and a snapshot."""
+MAX_CHILDREN = 4 * MAX_OPEN_VALUES
+"""Most children of one family; a family with two labels may have twice the values."""
 
-def add_record(registry: Registry, engine: Engine, record: Record) -> int:
-    """Add a record that a sender folded; return how many observations had other bounds.
+
+def add_totals(registry: Registry, engine: Engine, added: EngineTotals) -> int:
+    """Add totals of folded items; return how many observations had other bounds.
 
     Raises:
-        WireError: The record has invalid numbers, and nothing was changed; or self-described
-            families contradict known ones, and everything else was added: the rejected families
-            are then removed from ``record``.
+        WireError: A number is invalid, and nothing was changed; or self-described families
+            contradict known ones, and everything else was added: the rejected families are then
+            removed from ``added``.
     """
-    moved = add_series(registry, engine, record)
-    more, refused = _add_families(registry, engine, record.totals.open)
-    # Families that were rejected are no longer in the record; everything else counts.
-    _count_slo(engine, record)
+    moved = add_series(registry, engine, added)
+    more, refused = _add_families(registry, engine, added.totals.open)
+    # Families that were rejected are no longer in there; everything else counts.
+    _count_slo(engine, added)
     if refused is not None:
         raise refused
     return moved + more
 
 
-def add_series(registry: Registry, engine: Engine, record: Record) -> int:
-    """Add all of ``record`` except self-described families; return as ``add_record`` does.
+def add_series(registry: Registry, engine: Engine, added: EngineTotals) -> int:
+    """Add all of ``added`` except self-described families; return as ``add_totals`` does.
 
     Raises:
-        WireError: The record has invalid numbers, and nothing was changed.
+        WireError: A number is invalid, and nothing was changed.
     """
-    totals = record.totals
+    totals = added.totals
     # All numbers are checked before the first is added.
-    scalars = list(_scalars(engine, record))
-    keyed = list(_keyed(engine, record))
+    scalars = list(_scalars(engine, added))
+    keyed = list(_keyed(engine, added))
     newer = totals.gauge_stamp >= engine.gauge_stamp or not totals.gauge_stamp
     _add_scalars(engine, scalars, newer=newer)
     for children, kind, found in keyed:
-        # A record without gauges must not remove any.
+        # Totals without gauges must not remove any.
         if found or totals.gauge_stamp:
             _add_children(registry, children, kind, found, newer=newer)
-    moved = _add_histograms(engine, record)
-    for window, hits in zip(engine.hit_windows, totals.hits, strict=False):
-        if hits.requests:
-            window.add(hits.requests, hits.queries, hits.hits)
+    moved = _add_histograms(engine, added)
+    for part in SAVED_PARTS:
+        engine.part(part).add(totals)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
-    engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
     engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
     return moved
 
 
-def check_slots(engine: Engine, record: Record) -> None:
-    """Check that all scalars of ``record`` that ``engine`` has slots for can be added.
+def restore_engine(registry: Registry, added: EngineTotals) -> Engine:
+    """Return a new engine with these totals, which no stream feeds yet.
+
+    A self-described family is omitted if the catalogue of this release has its name: one name must
+    not prevent that all counters are restored.
 
     Raises:
-        WireError: A number or a label is invalid.
+        WireError: A number is invalid, or the dialect is unknown.
     """
-    for _ in _scalars(engine, record):
-        pass
-    for _ in _keyed(engine, record):
-        pass
-
-
-def restore_engine(registry: Registry, record: Record) -> Engine:
-    """Return a new engine with the state in ``record``, which no stream feeds yet.
-
-    A self-described family whose name is in the catalogue of this release is omitted, so that one
-    name cannot prevent the restoration of all counters.
-
-    Raises:
-        WireError: The record has invalid numbers, or its dialect is unknown.
-    """
-    head = record.head
+    head = added.head
     layout = registry.layouts.get(head.engine.dialect)
     if layout is None:
         raise WireError("unknown_dialect", head.engine.dialect)
-    engine = Engine(
-        layout,
-        head.engine,
-        registry.overrides,
-        registry.native,
-        registry.objectives,
-        created=registry.wall(),
-    )
-    if record.totals.created:
-        engine.created = min(engine.created, record.totals.created)
+    engine = Engine(layout, head.engine, registry.series, created=registry.wall())
+    if added.totals.created:
+        engine.created = min(engine.created, added.totals.created)
     for children, row in zip(engine.keyed, layout.keyed, strict=True):
         if len(row.own_labels) == 1:
             # Values that the Hello lists would otherwise count towards the limit of open values.
             children.clear()
     engine.set_info(head.core_info, head.engine.info)
-    _drop_changed_bounds(engine, record)
-    engine.restarts = record.totals.restarts
-    add_series(registry, engine, record)
-    _add_families(registry, engine, record.totals.open)
-    engine.last_seen = record.totals.last_seen
-    if record.totals.polled:
-        engine.statistics = decode_polled(layout.tables, record.totals.polled[-1])
+    _drop_changed_bounds(engine, added)
+    engine.restarts = added.totals.restarts
+    add_series(registry, engine, added)
+    _add_families(registry, engine, added.totals.open)
+    engine.last_seen = added.totals.last_seen
+    if added.totals.polled:
+        engine.statistics = decode_polled(layout.tables, added.totals.polled[-1])
         engine.absent = engine.statistics.absent
     engine.live = False
     return engine
 
 
-def _drop_changed_bounds(engine: Engine, record: Record) -> None:
+def _drop_changed_bounds(engine: Engine, added: EngineTotals) -> None:
     """Remove histograms whose bounds changed, unless they have native buckets, which can be moved."""
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
-    head, histograms = record.head, record.totals.histograms
+    head, histograms = added.head, added.totals.histograms
     for index, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
         buckets = histograms[index]
-        if buckets is None or (engine.native is not None and buckets.native is not None):
+        if buckets is None or (engine.settings.native is not None and buckets.native is not None):
             continue
         if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
             histograms[index] = None
 
 
-def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
-    """Yield the slot and the value of each number that this release has a row for."""
+def _scalars(engine: Engine, added: EngineTotals) -> Iterator[tuple[int, Number]]:
+    """Yield the slot and the value of each scalar that this release has a row for."""
     slots, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
-    for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
+    for (name, label), value in zip(added.head.scalars, added.totals.scalars, strict=True):
         if value is None:
             continue
         slot = slots.get((name, label))
@@ -145,11 +137,11 @@ def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
 
 
 def _keyed(
-    engine: Engine, record: Record
+    engine: Engine, added: EngineTotals
 ) -> Iterator[tuple[dict[Key, Number], str, list[tuple[Key, Number]]]]:
     """Yield each family with open label values: its children, its kind, and the numbers to add."""
     rows = {row.name: (slot, row) for slot, row in enumerate(engine.layout.keyed)}
-    for name, children in zip(record.head.keyed, record.totals.keyed, strict=True):
+    for name, children in zip(added.head.keyed, added.totals.keyed, strict=True):
         if name not in rows:
             continue
         slot, row = rows[name]
@@ -159,9 +151,9 @@ def _keyed(
             raise WireError("bad_label", name)
         gauge = row.kind == "gauge"
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
-        if row.name in (SLO_REQUESTS, SLO_UNDECIDED) and engine.objectives is not None:
+        if row.name in (SLO_REQUESTS, SLO_UNDECIDED):
             # The counters of an objective that was removed would never change again.
-            found = [(key, n) for key, n in found if engine.objectives.includes(key)]
+            found = [(key, n) for key, n in found if engine.settings.objectives.includes(key)]
         yield engine.keyed[slot], row.kind, found
 
 
@@ -192,12 +184,12 @@ def _add_children(
         children[capped] = children.get(capped, 0) + value
 
 
-def _add_histograms(engine: Engine, record: Record) -> int:
+def _add_histograms(engine: Engine, added: EngineTotals) -> int:
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
-    head = record.head
+    head = added.head
     moved = 0
     for name, bounds, buckets in zip(
-        head.histograms, head.bounds, record.totals.histograms, strict=True
+        head.histograms, head.bounds, added.totals.histograms, strict=True
     ):
         if buckets is not None and name in slots:
             moved += _add_buckets(engine.histogram(slots[name]), tuple(bounds), buckets)
@@ -258,7 +250,7 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
                 sample.counts = _rebucketed(tuple(totals.bounds), child.buckets, wanted)
                 moved += sum(sample.counts)
         family.samples.append(sample)
-    add_samples(registry, engine, Samples(0, 0.0, [family]), from_record=True)
+    add_samples(registry, engine, Samples(0, 0.0, [family]), from_totals=True)
     return moved
 
 
@@ -276,14 +268,14 @@ def _counts(buckets: Buckets) -> list[int]:
     return [int(count) for count in buckets.counts]
 
 
-def _count_slo(engine: Engine, record: Record) -> None:
-    """Count ``record``'s observations for the objectives that its sender did not know."""
-    if engine.objectives is None or not engine.objectives.names:
+def _count_slo(engine: Engine, added: EngineTotals) -> None:
+    """Count the observations in ``added`` for the objectives that its sender did not know."""
+    if not engine.settings.objectives.names:
         return
     if SLO_HANDLERS[0] not in engine.layout.handled:
-        # The dialect has no latencies, so the record's SLO counts were not checked.
+        # The dialect has no latencies: there is nothing to count, and no slot to count it in.
         return
-    head, totals = record.head, record.totals
+    head, totals = added.head, added.totals
     counted = {
         child.labels[-1]
         for name, children in zip(head.keyed, totals.keyed, strict=True)
@@ -305,3 +297,31 @@ def _count_family_slo(
     slo_counter = engine.slo_counter(family)
     if slo_counter is not None:
         slo_counter.count_buckets(tuple(bounds), _counts(buckets), counted)
+
+
+def check_totals(engine: Engine, added: EngineTotals) -> None:
+    """Check that all of ``added`` except self-described families can be added to ``engine``.
+
+    Raises:
+        WireError: A number is too large, a series occurs twice, or there are more children than an
+            engine may have; nothing of them may be added.
+    """
+    head, totals = added.head, added.totals
+    for names in (head.scalars, head.histograms, head.keyed, [one.name for one in totals.open]):
+        if len({*names}) != len(names):
+            raise WireError("bad_item", "totals name a series twice")
+    families = [*totals.keyed, *(family.children for family in totals.open)]
+    sizes = [len(children) for children in families]
+    if sum(sizes) > MAX_OBSERVATIONS or max(sizes, default=0) > MAX_CHILDREN:
+        raise WireError("over_limit", "more children than an engine has")
+    children = [child for some in families for child in some]
+    histograms = [*totals.histograms, *(child.buckets for child in children)]
+    values = [*totals.scalars, *(child.value for child in children)]
+    values += [buckets.total for buckets in histograms if buckets is not None]
+    numbers = [number_of(value) if isinstance(value, str) else value or 0 for value in values]
+    numbers += [extremes(buckets.counts)[1] for buckets in histograms if buckets is not None]
+    if any(not -LARGEST <= number <= LARGEST for number in numbers):
+        raise WireError("bad_item", "a number that is too large")
+    # Both raise an error for what cannot be added.
+    deque(_scalars(engine, added), maxlen=0)
+    deque(_keyed(engine, added), maxlen=0)

@@ -17,9 +17,8 @@ from sidestep.metrics.exponential_buckets import (
     upper,
 )
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.protocol.limits import VALUE_LIMIT
-from sidestep.protocol.native_buckets import COARSEST, NativeBuckets
-from sidestep.protocol.records import Buckets
+from sidestep.protocol.engine_totals import Buckets, NativeBuckets
+from sidestep.protocol.limits import COARSEST, VALUE_LIMIT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,13 +82,9 @@ class NativeHistogram(Histogram):
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:
-        """Add counts per bucket, of equal bounds, and the sum of their observations.
+        """Add counts per classic bucket, not cumulative, and the sum of the observations.
 
-        Args:
-            counts: One count per classic bucket, not cumulative.
-            total: The sum of the observations.
-            native: The same observations in native buckets. Without it, each observation counts
-                at the upper bound of its classic bucket.
+        Without ``native``, each observation counts at the upper bound of its classic bucket.
         """
         super().add(counts, total)
         if native is None:
@@ -120,20 +115,13 @@ class NativeHistogram(Histogram):
         """Add the observations of ``other``, which has equal bounds."""
         self.add(other.counts, other.sum, other.to_wire().native)
 
-    def empty_copy(self) -> NativeHistogram:
-        """Return a plain native histogram of the same bounds without observations."""
-        return NativeHistogram(self.bounds, self.schema, self.created)
-
-    def empty_with(self, bounds: Bounds) -> NativeHistogram:
-        """Return a histogram of this kind with other bounds and no observations."""
-        return NativeHistogram(bounds, self.schema, self.created)
-
     def with_bounds(self, bounds: Bounds) -> NativeHistogram:
         """Return the same observations under other bounds.
 
         Each observation counts at the upper bound of its native bucket.
         """
-        found = self.empty_with(bounds)
+        found = NativeHistogram(bounds, self.schema, self.created)
+        found.slo_counter = self.slo_counter
         native = self._native()
         found.add(rebucket(*as_classic(native), bounds), self.sum, native)
         return found
@@ -148,6 +136,7 @@ class NativeHistogram(Histogram):
         found.bounds, found.counts, found.sum = self.bounds, self.counts.copy(), self.sum
         found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
         found.buckets, found.exemplars = self.buckets.copy(), self.exemplars
+        found.slo_counter = None
         return found
 
     def _native(self) -> NativeBuckets:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from sidestep.catalog.layout import exposed_names
-from sidestep.catalog.model import OBSERVED, Kind
+from sidestep.catalog.row import OBSERVED, Kind
 from sidestep.metrics.engine import Engine, Key, OpenFamily
 
 MAX_OPEN_FAMILIES = 512
@@ -26,12 +26,10 @@ PUNCTUATION = 4
 
 @dataclasses.dataclass(slots=True)
 class Usage:
-    """Use of the quota by the self-described families of one engine.
+    """Use of the quota by the self-described families of one engine; see ``OpenFamilyQuota``.
 
     Attributes:
         label_chars: Characters of the engine's labels in each line.
-        series: Number of children.
-        bytes: Approximate bytes that these take on a page.
     """
 
     label_chars: int
@@ -59,13 +57,7 @@ class OpenFamilyQuota:
         """Number of engines that have a family, by its name."""
 
     def limit(self, engine: Engine, series: int, size: int) -> str:
-        """Return the limit that ``engine`` would exceed with ``series`` more children, or ''.
-
-        Args:
-            engine: The engine that would get them.
-            series: Number of additional children.
-            size: Approximate bytes that these take on a page.
-        """
+        """Return the limit that ``engine`` would exceed with ``series`` children of ``size`` bytes, or ''."""
         used = self._used(engine)
         exceeded = {
             "engine_series": used.series + series > MAX_ENGINE_SERIES,

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
-from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.prices import Prices
-from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
-from sidestep.metrics.engine import ORIGIN, Engine, Key, Number
-from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.engine import ORIGIN, Engine, Key, Number, SeriesSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
-from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.kv_blocks.tracker import BlockTracker
+from sidestep.tracking.kv_blocks.tracker import BlockTracker, Sampling
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
-from sidestep.tracking.requests.rules import Rules
+from sidestep.tracking.requests.settings import RequestSettings
 
 TENANT = "tenant"
 """Label of the families by tenant."""
@@ -56,6 +54,43 @@ LIMITS = (
 )
 
 
+@dataclasses.dataclass(slots=True)
+class Tracking:
+    """Settings of the trackers of all engines.
+
+    Attributes:
+        requests: Settings for reading request events.
+        sampling: Settings of KV block tracking; see ``Registry.sample_blocks``.
+        lookups: Settings of lookup tracking.
+        request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
+    """
+
+    requests: RequestSettings = dataclasses.field(default_factory=RequestSettings)
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    lookups: LookupSettings = dataclasses.field(default_factory=LookupSettings)
+    request_sink: Callable[[Engine], RequestSink] | None = None
+
+
+class Accounting:
+    """Accounting of tokens.
+
+    Attributes:
+        tenants: Names of the tenants that are shown; None: tenants are not counted.
+        prices: Prices of tokens now; cost that was counted stays.
+        is_on: Whether tokens are counted by tenant or have had prices.
+    """
+
+    def __init__(self, tenants: Container[str] | None = None, prices: Prices | None = None) -> None:
+        self.tenants = tenants
+        self.prices = prices or Prices()
+        self.is_on = tenants is not None or bool(self.prices)
+
+    def change_prices(self, prices: Prices) -> None:
+        """Count with these prices from now on."""
+        self.prices = prices
+        self.is_on = self.is_on or bool(prices)
+
+
 class Registry:
     """All engines, by identity.
 
@@ -63,73 +98,44 @@ class Registry:
         engines: Engines that are exposed.
         retired: Engines that were silent for long: they are not exposed, but the counters of one
             that returns continue.
-        rules: Rules for reading request events.
-        sampling: Settings of KV block tracking; see ``sample_blocks``.
+        series: Settings of the engines' series.
+        tracking: Settings of their trackers.
+        accounting: Accounting of their tokens.
+        reserved: Names that the exporter's own collectors use.
+        is_exposed: Returns whether pages contain a family.
+        wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
+            that is not needed.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
-        native: Settings of native histograms; None: classic histograms only.
-        objectives: Objectives that the requests counted here are compared with.
         sample_groups: Groups of parallel samples, which may be spread over engines.
         version: Increases with every change, so that an unchanged page can be reused.
         limited: Updates that went to ``__other__`` or were refused, by limit.
         parts: Number of engines that are part of another engine.
         quota: Limits on self-described families, and their current use.
-        reserved: Names that the exporter's own collectors use.
-        is_exposed: Returns whether pages contain a family.
-        wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
-            that is not needed.
-        tenants: Names of the tenants that are shown; None: tenants are not counted.
         has_exemplars: Whether a histogram has had exemplars.
-        request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
-        prices: Prices of tokens now; cost that was counted stays.
-        lookup_settings: Settings of lookup tracking.
     """
 
     def __init__(
         self,
         layouts: Mapping[str, Layout],
-        overrides: Mapping[str, Bounds],
-        rules: Rules | None = None,
-        sampling: Sampling | None = None,
-        native: NativeSettings | None = None,
+        series: SeriesSettings | None = None,
+        tracking: Tracking | None = None,
+        accounting: Accounting | None = None,
         *,
-        objectives: Objectives | None = None,
         reserved: frozenset[str] = frozenset(),
         is_exposed: Callable[[str], bool] = lambda _: True,
         wall: Callable[[], float] | None = None,
-        tenants: Container[str] | None = None,
-        request_sink: Callable[[Engine], RequestSink] | None = None,
-        prices: Prices | None = None,
-        lookup_settings: LookupSettings | None = None,
     ) -> None:
         self.layouts = layouts
-        self.overrides = overrides
-        self.rules = rules or Rules()
-        self.sampling = sampling or Sampling()
-        self.native = native
-        self.objectives = objectives or Objectives()
-        self.sample_groups = SampleGroups()
-        self.engines: dict[str, Engine] = {}
-        self.retired: dict[str, Engine] = {}
-        self.version = 0
-        self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
-        self.refused_blocks: Counter[str] = Counter()
-        self.parts = 0
-        self.quota = OpenFamilyQuota()
+        self.series = series or SeriesSettings()
+        self.tracking = tracking or Tracking()
+        self.accounting = accounting or Accounting()
         self.reserved = reserved
         self.is_exposed = is_exposed
+        native = self.series.native
         self.wall = wall or (native.wall if native is not None else float)
-        self.tenants = tenants
         self.has_exemplars = False
-        self.request_sink = request_sink
-        self.prices = prices or Prices()
-        self.lookup_settings = lookup_settings or LookupSettings()
-        self._label_keys: set[LabelKey] = set()
-        """Labels of the engines that are exposed."""
-
-    @property
-    def accounts(self) -> bool:
-        """True if tokens are counted by tenant or have prices."""
-        return self.tenants is not None or bool(self.prices)
+        self.version = 0
+        self.clear()
 
     def __contains__(self, identity: str) -> bool:
         """Return whether an engine, exposed or retired, has this identity."""
@@ -147,8 +153,8 @@ class Registry:
         """Check that the engine that ``info`` describes can be exposed.
 
         Raises:
-            WireError: The dialect is unknown or differs from that of the engine's other streams,
-                or the labels are invalid for the dialect.
+            WireError: The dialect is unknown, or another stream of the engine has another one, or the
+                dialect does not allow the labels.
         """
         layout = self.layouts.get(info.dialect)
         if layout is None:
@@ -157,7 +163,7 @@ class Registry:
         if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
         known = self.find(info.id)
-        if known is not None and known.streams and known.layout is not layout:
+        if known is not None and known.feeds.streams and known.layout is not layout:
             # Its streams would keep updating an engine that is no longer exposed.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
@@ -175,11 +181,9 @@ class Registry:
             self._forget(engine)
             engine = None
         if engine is None:
-            engine = Engine(
-                layout, info, self.overrides, self.native, self.objectives, created=self.wall()
-            )
+            engine = Engine(layout, info, self.series, created=self.wall())
         else:
-            engine.update(info, self.overrides)
+            engine.update(info)
         if info.id not in self.engines:
             self.expose(engine)
         self.touch(engine)
@@ -220,18 +224,19 @@ class Registry:
         return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
-        """Return whether ``engine`` returns with other labels; while a stream feeds it, they are fixed."""
-        return not engine.streams and engine.sent_labels != info.labels
+        """Return whether ``engine`` returns with other labels; a stream that feeds it keeps them."""
+        return not engine.feeds.streams and engine.sent_labels != info.labels
 
     def clear(self) -> None:
         """Delete all engines."""
-        self.engines.clear()
-        self.retired.clear()
-        self._label_keys.clear()
+        self.engines: dict[str, Engine] = {}
+        self.retired: dict[str, Engine] = {}
+        self._label_keys: set[LabelKey] = set()
+        """Labels of the engines that are exposed."""
         self.parts = 0
         self.quota = OpenFamilyQuota()
-        self.limited = Counter(dict.fromkeys(LIMITS, 0))
-        self.refused_blocks.clear()
+        self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
+        self.refused_blocks: Counter[str] = Counter()
         self.sample_groups = SampleGroups()
         self.version += 1
 
@@ -244,7 +249,7 @@ class Registry:
         """Remove the gauges of ``engine``, since another process runs it now."""
         # The host may have rebooted, which resets its monotonic clock.
         engine.gauge_stamp = 0.0
-        if engine.streams:
+        if engine.feeds.streams:
             return
         for slot in engine.layout.scalar_gauges:
             engine.values[slot] = None
@@ -256,75 +261,89 @@ class Registry:
     def expire(self, now: float) -> None:
         """Expire silent engines: first their gauges, then all their series, then their totals."""
         for engine in list(self.engines.values()):
-            if engine.requests is not None and engine.requests.release_overdue(now):
+            requests = engine.part(Trackers).requests
+            if requests is not None and requests.release_overdue(now):
                 self.touch(engine)
             # Gauges are exposed again only when the engine sends an item.
-            if engine.live and not engine.is_up and now - engine.seen_at >= GAUGES_EXPIRE_SECONDS:
+            if (
+                engine.live
+                and not engine.is_up
+                and now - engine.feeds.seen_at >= GAUGES_EXPIRE_SECONDS
+            ):
                 engine.live = False
                 self.touch(engine)
-            silence = 0.0 if engine.streams else now - engine.seen_at
-            if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.streams):
+            silence = 0.0 if engine.feeds.streams else now - engine.feeds.seen_at
+            if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.feeds.streams):
                 engine.detach_core()
                 self.retire(engine)
         # Engines that a polled server no longer has are deleted first, since their names may change
         # every second.
         for engine in sorted(self.retired.values(), key=lambda e: not e.absent):
-            if now - engine.seen_at >= TOTALS_EXPIRE_SECONDS or len(self.retired) > MAX_ENGINES:
+            if (
+                now - engine.feeds.seen_at >= TOTALS_EXPIRE_SECONDS
+                or len(self.retired) > MAX_ENGINES
+            ):
                 del self.retired[engine.id]
                 self._forget(engine)
                 self.version += 1
 
     def release_requests(self) -> None:
-        """Pass on all requests that wait for front ends, since the exporter ends."""
+        """Pass on all requests that wait for a front end, because the exporter ends."""
         for engine in self.engines.values():
-            if engine.requests is not None:
-                engine.requests.release_held()
+            requests = engine.part(Trackers).requests
+            if requests is not None:
+                requests.release_held()
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""
-        self.sampling.rate = rate
+        self.tracking.sampling.rate = rate
         for engine in self:
             self.touch(engine)
 
     def requests_of(self, engine: Engine) -> RequestTracker:
         """Return the request tracker of ``engine``; create it if there is none."""
-        if engine.requests is None:
+        trackers = engine.part(Trackers)
+        if trackers.requests is None:
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
             sink = self.sink_of(engine)
-            engine.requests = RequestTracker(self.rules, self.sample_groups, deployment, sink)
-        return engine.requests
+            trackers.requests = RequestTracker(
+                self.tracking.requests, self.sample_groups, deployment, sink
+            )
+        return trackers.requests
 
     def sink_of(self, engine: Engine) -> RequestSink | None:
         """Return the receiver of the requests of ``engine`` that end; create it if there is none."""
-        if engine.sink is None and self.request_sink is not None:
-            engine.sink = self.request_sink(engine)
-        return engine.sink
+        trackers = engine.part(Trackers)
+        if trackers.sink is None and self.tracking.request_sink is not None:
+            trackers.sink = self.tracking.request_sink(engine)
+        return trackers.sink
 
     def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:
         """Return the tracker of ``engine``'s KV blocks, a new one where there is none of ``kind``."""
-        if not isinstance(engine.blocks, kind):
-            engine.blocks = kind(self.sampling)
+        blocks = engine.part(Trackers).blocks
+        if not isinstance(blocks, kind):
+            blocks = engine.part(Trackers).blocks = kind(self.tracking.sampling)
             self._share_blocks()
-        return engine.blocks
+        return blocks
 
     def lookups_of(self, engine: Engine) -> LookupTracker:
         """Return the tracker of ``engine``'s lookups; create it if there is none."""
-        if engine.lookups is None:
-            engine.lookups = LookupTracker(self.lookup_settings)
-        return engine.lookups
+        trackers = engine.part(Trackers)
+        if trackers.lookups is None:
+            trackers.lookups = LookupTracker(self.tracking.lookups)
+        return trackers.lookups
 
     def _share_blocks(self) -> None:
         """Divide the capacity for KV blocks equally among the engines."""
-        trackers = [e.blocks for e in self.engines.values() if e.blocks is not None]
-        capacity = self.sampling.capacity
-        share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
-        for tracker in trackers:
-            tracker.resize(min(capacity, share))
-        for engine in self.engines.values():
+        found = [(e, e.part(Trackers).blocks) for e in self.engines.values()]
+        tracked = [(engine, blocks) for engine, blocks in found if blocks is not None]
+        capacity = self.tracking.sampling.capacity
+        share = max(FULL_SHARES * capacity // max(len(tracked), 1), 1)
+        for engine, blocks in tracked:
+            blocks.resize(min(capacity, share))
             # Pages have the number of tracked blocks.
-            if engine.blocks is not None:
-                self.touch(engine)
+            self.touch(engine)
 
     def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
         """Add ``count`` to the child of a counter whose own label is ``value``."""
@@ -349,7 +368,7 @@ class Registry:
         return found
 
     def hide_tenant(self, name: str) -> None:
-        """Count from now on under ``__other__`` what was counted for a tenant."""
+        """Add the counts of a tenant to those of ``__other__``."""
         for engine in self:
             for children in _by_tenant(engine):
                 if (name,) in children:

@@ -1,17 +1,19 @@
 """Saturation of an engine: the offered load divided by the load that the engine can serve.
 
-Two direct signs enclose it, averaged over the last minutes: how full the batch is, which is too low
-where steps take longer the fuller they are, and how much of the time the engine works, which is too
-high where they do not. The shortest step of the last day says which of both counts how much: the
-part of a step that it explains costs the same whatever the batch, and the rest grows with the load.
-An engine that only computes chunks of long prompts has no short step: what its shortest one computed,
-of all the tokens that a step may have, grows with the load, too.
+The estimate lies between two measurements, both averaged over the last minutes. How full the batch is
+gives too little where a fuller batch takes longer steps. How much of the time the engine works gives
+too much where it does not. The shortest step of the last day weighs them: its time is the part of a step
+that costs the same whatever the batch, and the rest grows with the load. An engine that only computes
+chunks of long prompts has no short step, so the tokens of its shortest one, as a share of the most that a
+step may have, count as load.
 """
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+from sidestep.metrics.engine import Part
 
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 10.0
 """Seconds between two updates: an update sooner than the first is ignored; after a gap longer than
@@ -72,8 +74,6 @@ class ShortestStep:
         fullness: Tokens of such a step, as a share of the most that it may have; 0 if unknown.
     """
 
-    __slots__ = ("_current", "_mark", "_period", "_previous", "fullness", "measured", "seconds")
-
     def __init__(self) -> None:
         self.seconds: float | None = None
         self.measured = self.fullness = 0.0
@@ -95,7 +95,7 @@ class ShortestStep:
             self._mark = load
         elif (steps := load.steps - (mark.steps or 0)) >= WINDOW_STEPS and load.stamp > mark.stamp:
             seconds = (load.stamp - mark.stamp) / steps
-            # Chunks of prompts without an output, which are no steps, make it 1.
+            # Chunks of prompts without an output do not count as steps; with them, the share is 1.
             full = (load.tokens - mark.tokens) / (steps * load.budget) if load.budget else 0.0
             self._current = min(self._current, (seconds, load.seen, min(max(full, 0.0), 1.0)))
             self._mark = load
@@ -103,7 +103,7 @@ class ShortestStep:
         self.seconds = seconds if seconds < math.inf else None
 
 
-class Saturation:
+class Saturation(Part):
     """The saturation of one engine; call ``update`` about once a second.
 
     Attributes:
@@ -111,21 +111,6 @@ class Saturation:
             queue grows; never negative. None in the first minute.
         shortest: The engine's shortest step.
     """
-
-    __slots__ = (
-        "_arrived",
-        "_before",
-        "_begun",
-        "_busy",
-        "_known",
-        "_occupied",
-        "_seconds",
-        "_since",
-        "_steps",
-        "_when",
-        "ratio",
-        "shortest",
-    )
 
     def __init__(self) -> None:
         self.reset()
@@ -190,7 +175,7 @@ class Saturation:
         found = served / self._seconds * offered / (self._begun + FEW_REQUESTS)
         if self._since is not None and now - self._since >= BLOCKED_SECONDS:
             found = max(found, 1.0)
-        # Rounding to a thousandth avoids sending insignificant changes.
+        # Rounded, so that an insignificant change does not make the engine's page a new one.
         return round(found, 3)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice, pairwise
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import OWN_PREFIXES, FeedTarget, exposed_names
-from sidestep.catalog.model import OBSERVED, Kind
+from sidestep.catalog.row import OBSERVED, Kind
 from sidestep.errors import WireError
 from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.metrics.exponential_buckets import check_native
@@ -19,16 +19,12 @@ from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 def add_samples(
-    registry: Registry, engine: Engine, item: Samples, *, from_record: bool = False
+    registry: Registry, engine: Engine, item: Samples, *, from_totals: bool = False
 ) -> None:
-    """Add self-described families; all are checked before any is added.
+    """Add self-described families to ``engine``; all are checked before any is added.
 
-    Args:
-        registry: The engine's registry.
-        engine: The engine whose series are updated.
-        item: The families.
-        from_record: Whether the families come from a record, which has the further slots that they
-            feed, and the SLO counts, elsewhere.
+    With ``from_totals``, the families are those of totals, which also hold the other series that such
+    families feed, and the counts for objectives.
 
     Raises:
         WireError: A family contradicts the catalogue, or its own earlier description.
@@ -51,42 +47,12 @@ def add_samples(
     for name, target in made.families.items():
         if name not in engine.layout.sampled_rows:
             registry.quota.describe(target)
-    counts_slo = not from_record and engine.objectives is not None and bool(engine.objectives.names)
+    counts_slo = not from_totals and bool(engine.settings.objectives.names)
     for family in item.families:
-        targets = () if from_record else engine.layout.feeds.get(family.name, ())
+        targets = () if from_totals else engine.layout.feeds.get(family.name, ())
         _add(registry, engine, engine.open_families[family.name], family, targets)
         if counts_slo:
             _count_slo(engine, family, targets)
-
-
-def adopt_families(
-    registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
-) -> WireError | None:
-    """Add complete families to ``engine``, which has none; omit those that exceed a limit.
-
-    Args:
-        registry: The engine's registry.
-        engine: The engine that gets the families.
-        families: Families, each with the approximate bytes that it takes on a page.
-
-    Returns:
-        The error of the last family that was omitted.
-    """
-    refused: WireError | None = None
-    for family, size in families:
-        in_catalogue = family.name in engine.layout.sampled_rows
-        try:
-            if not in_catalogue:
-                _check_new_name(_NewFamilies(registry), family.name, family.kind, family.labels)
-            _check_limit(registry, engine, len(family.children), size)
-        except WireError as error:
-            refused = error
-            continue
-        engine.open_families[family.name] = family
-        registry.quota.resize(engine, len(family.children), size)
-        if not in_catalogue:
-            registry.quota.describe(family)
-    return refused
 
 
 class _NewFamilies:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.dialect import ALL_VALUES, Series
 from sidestep.catalog.layout import Layout, SlotAssignment
-from sidestep.catalog.model import Computed
+from sidestep.catalog.row import Computed
 from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.histogram import Histogram

@@ -88,12 +88,6 @@ class _Transport(HTTPAdapter):
 class Destination:
     """The receiver of one signal. Its methods block, and one thread at a time calls them.
 
-    Args:
-        signal: The signal.
-        url: URL for it.
-        metrics: Self-metrics.
-        clock: Monotonic seconds.
-
     Raises:
         ConfigError: A variable of OpenTelemetry's is invalid.
     """

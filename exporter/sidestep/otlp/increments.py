@@ -42,10 +42,6 @@ class Increments:
 
     An increment that was not accepted is part of the next one. With a state directory, the totals
     outlive the process, as the counters do.
-
-    Args:
-        kinds: The kinds.
-        directory: Where the totals are kept.
     """
 
     def __init__(self, kinds: Collection[str], directory: StateDirectory | None) -> None:
@@ -120,7 +116,7 @@ def _read(directory: StateDirectory) -> Iterator[tuple[Key, Total]]:
 
 
 def difference(value: Value, before: Value) -> Value | None:
-    """Return by how much a value has grown; None if it cannot be ``before`` and what came after."""
+    """Return by how much a value has grown; None if it cannot have grown from ``before``."""
     if isinstance(value, Exponential):
         return _grown(value, before) if isinstance(before, Exponential) else None
     if isinstance(value, tuple):

@@ -9,32 +9,25 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.exposition.aggregated_series import (
-    AggregatedSeries,
-    aggregate_histograms,
-    aggregate_native,
-    rebucketed,
-)
+from sidestep.exposition.aggregated_series import rebucketed
 from sidestep.exposition.engine_values import RegistryValues
-from sidestep.exposition.families import Family, families, series_labels
-from sidestep.exposition.own_families import OwnValues
-from sidestep.exposition.pages import PageCopier
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.sample_families import (
+from sidestep.exposition.families import Family
+from sidestep.exposition.family_series import (
     Observed,
     SampleFamily,
     collected,
+    family_series,
     passed_on,
     series_of,
     whole,
 )
+from sidestep.exposition.own_families import OwnValues
+from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import bound_text
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.metrics.registry import Registry
-from sidestep.telemetry.self_metrics import OwnRegistry
 
 NANOS = 1_000_000_000
 
@@ -83,61 +76,40 @@ class PageFamilies:
     """Reads the families of the page.
 
     Args:
-        registry: The engines.
-        passthrough: Families of other exporters.
-        own: The exporter's own collectors.
-        series_filter: Labels, families and buckets to leave out.
         exponential: Whether histograms with native buckets are read with those.
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        passthrough: PassthroughRegistry,
-        own: OwnRegistry,
-        series_filter: SeriesFilter,
-        *,
-        exponential: bool,
+        self, copier: PageCopier, series_filter: SeriesFilter, *, exponential: bool
     ) -> None:
-        self._copier = PageCopier(registry, passthrough, own)
-        self._began = int(own.metrics.created * NANOS)
+        self.copier = copier
+        self._began = int(copier.own.metrics.created * NANOS)
         self._filter = series_filter
         self._exponential = exponential
-        self._aggregated = AggregatedSeries(series_filter.dropped_labels)
         self._oldest = 0.0
         """When the oldest engine began: series of several engines must not start later than before."""
 
-    def copy(self) -> Iterator[SeriesFamily]:
+    async def copy(self) -> Iterator[SeriesFamily]:
         """Copy the values of all families at this moment, and return the families."""
-        values = self._copier.copy(with_gone=bool(self._filter.dropped_labels))
+        values = await self.copier.copy(with_gone=bool(self._filter.dropped_labels))
         passthrough = chain.from_iterable(_sampled(passed_on(each)) for each in values.passthrough)
         return chain(self._of_engines(values.engines), passthrough, self._of_exporter(values.own))
 
     def _of_engines(self, values: RegistryValues) -> Iterator[SeriesFamily]:
-        self._aggregated.retain(values)
         created = [engine.created for engine in values.engines]
         self._oldest = min([*created, *filter(None, [self._oldest])], default=0.0)
-        for family in families(values):
-            is_aggregated = self._filter.dropped_labels or family.is_shared
-            read = self._aggregate if is_aggregated else self._single
+        for family, series in family_series(values, dropped_labels=self._filter.dropped_labels):
             kind = "histogram" if family.kind == "summary" else family.kind
-            yield SeriesFamily(family.name, kind, family.help, read(values, family))
-
-    def _single(self, values: RegistryValues, family: Family) -> Iterator[Series]:
-        """Yield series of one engine each."""
-        for engine in family.engines(values):
-            names, children = family.children(engine)
-            start = int(engine.created * NANOS)
-            for key, value in children:
-                labels = series_labels(engine, family, names, key)
-                yield self._series(family, labels, value, start)
-
-    def _aggregate(self, values: RegistryValues, family: Family) -> Iterator[Series]:
-        """Yield series of several engines each."""
-        aggregate = aggregate_native if self._exponential else aggregate_histograms
-        start = int(self._oldest * NANOS)
-        for labels, value in self._aggregated.series(values, family, aggregate):
-            yield self._series(family, dict(labels), value, start)
+            found = (
+                self._series(
+                    family,
+                    labels,
+                    value,
+                    int((self._oldest if engine is None else engine.created) * NANOS),
+                )
+                for labels, value, engine in series
+            )
+            yield SeriesFamily(family.name, kind, family.help, found)
 
     def _series(
         self, family: Family, labels: Mapping[str, str], value: Number | Histogram, start: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,35 +11,26 @@ from opentelemetry.sdk import environment_variables as variables
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.exposition.pages import Hold
+from sidestep.exposition.pages import PageCopier
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.otlp.destination import LOGS, METRICS, TRACES, Destination, Signal
 from sidestep.otlp.increments import Increments
-from sidestep.otlp.log_records import log_records
 from sidestep.otlp.metric_sender import MetricSender
 from sidestep.otlp.page_families import PageFamilies
 from sidestep.otlp.resource import Resource, resource
-from sidestep.otlp.spans import spans
+from sidestep.otlp.spans import log_records, spans
 from sidestep.requests.record import RequestRecord
-from sidestep.requests.record_queue import RecordQueue
-from sidestep.requests.record_writer import RecordWriter, Write
-from sidestep.snapshot.schedule import Snapshots
-from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.requests.record_output import RecordOutput, Write
+from sidestep.snapshot.state_file import StateDirectory
 
 Convert = Callable[[RequestRecord, bytes, Resource], Sequence[Any]]
 """Returns the SDK's objects for a record, which is also given as its line."""
 
 
 def record_output(
-    queue: RecordQueue, convert: Convert, resource: Resource, destination: Destination
+    output: RecordOutput, convert: Convert, resource: Resource, destination: Destination
 ) -> Write:
-    """Return what sends records until the receiver has accepted or refused them.
-
-    Args:
-        queue: Counts records that cannot be read.
-        convert: Makes the SDK's objects.
-        resource: Their resource.
-        destination: The receiver.
-    """
+    """Return what sends lines to a receiver; ``output`` counts those that cannot be read."""
     decode = msgspec.json.Decoder(RequestRecord).decode
 
     def converted(lines: Sequence[bytes]) -> Iterator[Sequence[Any]]:
@@ -57,7 +47,7 @@ def record_output(
         if parts and destination.export(parts, len(parts)) == "failed":
             return False
         for _ in range(len(lines) - len(made)):
-            queue.lose("unreadable")
+            output.lose("unreadable")
         return True
 
     return write
@@ -81,17 +71,9 @@ class Senders:
     """The senders of one exporter.
 
     Args:
-        config: All settings.
+        outputs: Outputs of records; those to OTLP are given what writes them.
         port: Port of the exporter's page; 0: none.
-        families: Makes what reads the families of the page, given whether to read native buckets.
-        queues: Records by output; those of other outputs than OTLP's are ignored.
-        metrics: Self-metrics.
-        hold: Pauses all changes for a block, so that a push is of one moment.
-        snapshots: Snapshots that pushes wait for.
-
-    Attributes:
-        metrics: Sender of the page's families; None: they are not sent.
-        records: Writers of the records of requests.
+        directory: Keeps the totals that were sent with delta temporality.
 
     Raises:
         ConfigError: A variable of OpenTelemetry's is invalid.
@@ -100,45 +82,40 @@ class Senders:
     def __init__(
         self,
         config: Config,
-        port: int,
-        families: Callable[..., PageFamilies],
-        queues: Sequence[RecordQueue],
-        metrics: SelfMetrics,
+        copier: PageCopier,
+        series_filter: SeriesFilter,
+        outputs: Sequence[RecordOutput],
         *,
-        hold: Hold,
-        snapshots: Snapshots | None,
+        port: int,
+        directory: StateDirectory | None,
     ) -> None:
+        metrics = copier.own.metrics
         source = resource(port)
         self.metrics: MetricSender | None = None
         if config.otlp_endpoint:
             preference = os.environ.get(TEMPORALITY, "").strip().lower()
-            directory = None if snapshots is None else snapshots.directory
             self.metrics = MetricSender(
-                families(exponential=_is_exponential(config)),
+                PageFamilies(copier, series_filter, exponential=_is_exponential(config)),
                 Increments(DELTA.get(preference, ()), directory),
                 source,
                 Destination(METRICS, config.otlp_endpoint, metrics),
                 metrics,
-                hold=hold,
-                snapshots=snapshots,
             )
-        outputs: Mapping[str, tuple[Signal, str, Convert]] = {
+        signals: Mapping[str, tuple[Signal, str, Convert]] = {
             "traces": (TRACES, config.otlp_traces_endpoint, spans),
             "logs": (LOGS, config.otlp_logs_endpoint, log_records),
         }
         self._destinations: list[Destination] = []
-        self.records: list[RecordWriter] = []
-        for queue in queues:
-            if queue.output in outputs:
-                signal, url, convert = outputs[queue.output]
+        for output in outputs:
+            if output.name in signals:
+                signal, url, convert = signals[output.name]
                 destination = Destination(signal, url, metrics)
-                output = record_output(queue, convert, source, destination)
                 self._destinations.append(destination)
-                self.records.append(RecordWriter(queue, output, MAX_PAUSE, PERIOD))
+                write = record_output(output, convert, source, destination)
+                output.write_by(write, MAX_PAUSE, PERIOD)
 
-    async def close_records(self) -> None:
-        """Send the last records of requests, for a few seconds, and close the connections."""
-        await asyncio.gather(*(asyncio.to_thread(writer.close) for writer in self.records))
+    def close_records(self) -> None:
+        """Close the connections of the outputs of records, which have been closed before."""
         for destination in self._destinations:
             destination.close()
 

@@ -1,17 +1,25 @@
-"""Spans of requests that have ended, from their records."""
+"""Spans and log records of requests that have ended, from their records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
 
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    set_span_in_context,
+)
 from opentelemetry.trace.status import Status, StatusCode
 
 from sidestep.otlp.resource import SCOPE, Resource
 from sidestep.requests.record import DIGITS, FAILED, RequestRecord
-from sidestep.requests.timeline import timeline
+from sidestep.requests.timeline import MAX_NANOS, nanos, timeline
 
 NAME = "llm_request"
 """Name of a request's span, which is vLLM's: conventions have none for the server's side."""
@@ -19,6 +27,14 @@ OPERATIONS: Mapping[str, str] = {"chatcmpl": "chat", "embd": "embeddings"}
 """Values of ``gen_ai.operation.name`` by the prefix of an OpenAI id."""
 COMPLETION = "text_completion"
 """The operation where the id does not say: an engine completes a sequence of tokens."""
+SEVERITIES: Mapping[str, SeverityNumber] = {
+    "abort": SeverityNumber.WARN,
+    "refused": SeverityNumber.WARN,
+    "error": SeverityNumber.ERROR,
+    "engine_died": SeverityNumber.ERROR,
+    "expired": SeverityNumber.ERROR,
+}
+"""Severity by reason, where a request was not served."""
 Attribute = str | bool | int | float | tuple[str, ...]
 
 
@@ -74,6 +90,33 @@ def spans(record: RequestRecord, _: bytes, resource: Resource) -> list[ReadableS
         for place, phase in enumerate(found.phases, 1)
     ]
     return [request, *phases]
+
+
+def log_records(record: RequestRecord, line: bytes, resource: Resource) -> list[ReadableLogRecord]:
+    """Return the log record of a request, whose body is the record's line."""
+    own, _ = contexts(record)
+    severity = SEVERITIES.get(record.reason, SeverityNumber.INFO)
+    end = min(nanos(record.time), MAX_NANOS)
+    attributes = {
+        "sidestep.request.key": record.key,
+        "sidestep.request.reason": record.reason,
+        "sidestep.engine": record.engine,
+        "sidestep.tenant": record.tenant,
+        "gen_ai.provider.name": record.dialect,
+        "gen_ai.request.model": record.adapter or record.model,
+        "gen_ai.response.id": record.id,
+        "error.type": error_type(record),
+    }
+    found = LogRecord(
+        timestamp=end,
+        observed_timestamp=end,
+        context=set_span_in_context(NonRecordingSpan(own)),
+        severity_text=severity.name,
+        severity_number=severity,
+        body=line.decode().rstrip("\n"),
+        attributes=present(attributes),
+    )
+    return [ReadableLogRecord(found, resource, SCOPE)]
 
 
 def error_type(record: RequestRecord) -> str:

@@ -10,8 +10,8 @@ from msgspec import Meta
 from sidestep.protocol.limits import MAX_OBSERVATIONS, Count, Seconds, Text
 
 ALLOCATED, TOUCHED, EVICTED, RESET = range(4)
-"""A block was allocated; was hit by another request's prefix; was reallocated or evicted; the whole
-cache was reset (``blocks`` is then ignored)."""
+"""A block was allocated. It was hit by another request's prefix. It was reallocated or evicted. The whole
+cache was reset, and ``blocks`` is ignored."""
 
 MAX_CHANGES = 1024
 MAX_HASHES = 4 * MAX_OBSERVATIONS

@@ -1,10 +1,10 @@
-"""Lookups of requests in a prefix cache, as far as their blocks are in the sample.
+"""Lookups of requests in a prefix cache, for a sample of the blocks.
 
-A block's key is a number of 64 bits that only senders with the same salt make of the same content.
-Those of the sample lie in the top ``rate`` of all numbers. Hot blocks, which many requests begin
-with, would be in the sample or not with their whole share of the lookups. So of the hot blocks at
-the beginning of a prompt every ``HOT_STEP``-th is sent, in the sample or not, and stands for those
-up to the next.
+A block's key is a number of 64 bits. Senders with the same salt make the same key of the same content.
+The sample has the blocks whose keys lie in the top ``rate`` of all numbers. Hot blocks are those with which
+many requests begin. One that is in the sample by chance, or is not, would distort the estimate. So
+of the hot blocks at the beginning of a prompt, every ``HOT_STEP``-th is sent, whatever its key, and stands
+for the blocks up to the next one.
 """
 
 from __future__ import annotations

@@ -174,6 +174,6 @@ def _shares(stream: Stream, engines: Iterable[EngineInfo]) -> bool:
 
 
 def _doubles(core: EngineInfo, other: EngineInfo) -> bool:
-    """Return whether ``other`` counts what ``core`` has sent to it and counts as well."""
+    """Return whether ``other`` counts the requests that ``core`` has sent to it and counts itself."""
     is_tapped = core.role == CORE and FRONT_END_STATS in core.features
     return is_tapped and not other.role and other.dialect == core.dialect

@@ -31,6 +31,8 @@ TOKENS_LIMIT = 1 << 20
 FLOPS_LIMIT = 1 << 62
 """Maximum operations or bytes of one step: an H100 exceeds 2**40 in a millisecond."""
 VALUE_LIMIT = 1e15
+COARSEST, FINEST = -4, 8
+"""Range of the schemas of native histograms that Prometheus supports."""
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_LIMIT)]
@@ -40,6 +42,7 @@ Number = Annotated[float, Meta(ge=-VALUE_LIMIT, le=VALUE_LIMIT)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1e6)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Meta(ge=0.0, le=VALUE_LIMIT)]
+Schema = Annotated[int, Meta(ge=COARSEST, le=FINEST)]
 Text = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 LabelName = Annotated[str, Meta(pattern=r"^(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")]
@@ -62,9 +65,9 @@ def is_printable(text: str) -> bool:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as a part of one line: other than printable characters as JSON escapes them.
+    """Return ``text`` for a line of a log or a terminal, with unprintable characters escaped as in JSON.
 
-    For logs and terminals: a name must not end the line, move the cursor or turn the text around.
+    A name must not end the line, move the cursor or turn the text around.
     """
     if text.isprintable():
         return text

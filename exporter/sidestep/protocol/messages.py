@@ -1,4 +1,4 @@
-"""Messages of the session protocol; a frame holds one. ``sender`` and ``receiver`` have the rules."""
+"""Messages of the session protocol, one in each frame. ``sender`` and ``receiver`` have the rules."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sidestep.protocol.limits import (
     Labels,
     Number,
     Random64,
+    Schema,
     Seconds,
     Seq,
     Share,
@@ -31,7 +32,6 @@ from sidestep.protocol.limits import (
     is_printable,
     printable,
 )
-from sidestep.protocol.native_buckets import Schema
 from sidestep.protocol.progress import Progress
 
 Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
@@ -55,7 +55,7 @@ LIMITS = "limits"
 ``max_step_tokens`` that one of its steps computes."""
 MISSING_FIELDS = "missing_fields"
 """Info key that is not a metric: paths of fields that the engine's release lacks, with ``__`` for a dot.
-The value is ``MISSING`` for a field that it should have, ``ABSENT`` where it is known to have none."""
+The value is ``MISSING`` for a field that the release should have, and ``ABSENT`` for one that it cannot have."""
 MISSING, ABSENT = "missing", "absent"
 
 
@@ -74,9 +74,9 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
         features: Enabled options; families that need one are exposed at once.
         closed: Label values known in advance, by label name, such as the positions of a
             draft; their series start at 0.
-        role: ``CORE``: the stream's process schedules the requests, and without it the engine is
-            down; ``FRONT_END``: it receives them, and a core has its own stream; empty: neither is
-            known.
+        role: Role of the stream's process. ``CORE``: it schedules the requests, and without it the
+            engine is down. ``FRONT_END``: it receives them, and the core has a stream of its own.
+            Empty: unknown.
     """
 
     id: Identifier
@@ -132,14 +132,14 @@ class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
 class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
     """Sum of the items ``first`` to ``last``, which were folded because the ring was full.
 
-    ``records`` (``records.Record``), one per engine of the stream, hold what the items add;
+    ``totals`` (``engine_totals.EngineTotals``), one per engine of the stream, hold what the items add;
     each is decoded separately, later.
     """
 
     incarnation: Random64
     first: Seq
     last: Seq
-    records: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENGINES_PER_STREAM)]
+    totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENGINES_PER_STREAM)]
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
@@ -149,9 +149,9 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
         head: Highest seq assigned.
         ring_bytes: Bytes in the sender's ring.
         dropped: Items without a seq, because the queue was full or they could not be read.
-        errors: Records that could not be translated or encoded.
+        errors: Steps that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
-        progress: Progress of the stream's engines, as far as the sender measures it.
+        progress: Progress of those of the stream's engines for which the sender measures it.
     """
 
     incarnation: Random64
@@ -180,11 +180,11 @@ class Objective(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Exporter settings that a sender needs, so that folded records fit the exporter's series.
+    """Exporter settings that a sender needs, so that folded items fit the exporter's series.
 
     Attributes:
         buckets: Bounds by bucket family where the operator has set them.
-        scheduled: See ``tracking.requests.rules``, as for ``latency``, ``max_tracked``, ``max_age``.
+        scheduled: See ``RequestSettings``, as for ``latency``, ``max_tracked``, ``max_age``.
         kv_scale: Whether an observation of a sampled block is scaled up by the sample rate.
         kv_max_tracked: Maximum sampled blocks tracked at once, per engine.
         schemas: Schemas of native histograms by bucket family where the operator has set them;
@@ -225,14 +225,11 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
     settings: Settings | None = None
 
 
-NACK_CODES = frozenset(
-    ["need_hello", "unauthorised", "id_conflict", "over_limit", "bad_schema", "version"]
-)
-"""Codes of a Nack."""
-
-
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
-    """Rejection of a message, by one of ``NACK_CODES``; ``incarnation`` is 0 where unknown."""
+    """Rejection of a message; ``incarnation`` is 0 where it is unknown.
+
+    ``code`` is need_hello, unauthorised, id_conflict, over_limit, bad_schema or version.
+    """
 
     boot: Random64
     incarnation: Random64

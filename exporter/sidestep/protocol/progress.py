@@ -20,8 +20,8 @@ STARTING, ASLEEP, PAUSED = "starting", "asleep", "paused"
 class Progress(msgspec.Struct, array_like=True, gc=False):
     """Progress of one engine. A step is a batch with tokens; ages are seconds.
 
-    A step is as old as the end of the one before, if it was scheduled earlier. A front end sees no
-    steps: it counts the engine's answers instead.
+    The age of a step counts from the end of the step before, if that is later than its own start. A
+    front end sees no steps: it counts the engine's answers.
 
     Attributes:
         engine: Index of the engine in the stream's Hello.

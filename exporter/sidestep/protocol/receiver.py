@@ -15,6 +15,7 @@ import msgspec
 
 from sidestep.errors import WireError
 from sidestep.protocol.claims import Claims, Placement, numbered
+from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Ack,
@@ -28,7 +29,6 @@ from sidestep.protocol.messages import (
     Nack,
     Settings,
 )
-from sidestep.protocol.records import TOTAL_LIMIT
 from sidestep.protocol.stream import Stream, StreamState
 
 ACK_INTERVAL = 0.25
@@ -88,7 +88,7 @@ class Received:
     Attributes:
         stream: The sender's stream, if it is known.
         items: Items to apply now, in order; their seqs are consumed even if that fails (R1).
-        records: Records of folded items, to be applied likewise.
+        totals: Encoded totals of folded items, to be added likewise.
         replies: Messages to send, each with its connection.
         opened: True if a Hello opened the stream or changed its engines.
         retired: The incarnation that a new process of the stream replaced.
@@ -98,7 +98,7 @@ class Received:
 
     stream: Stream | None = None
     items: Sequence[msgspec.Raw] = ()
-    records: Sequence[msgspec.Raw] = ()
+    totals: Sequence[msgspec.Raw] = ()
     replies: list[tuple[bytes, FromExporter]] = dataclasses.field(default_factory=list)
     opened: bool = False
     retired: int | None = None
@@ -226,13 +226,15 @@ class Receiver:
         code = error.reason if error.reason in _CODES else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
-    def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
+    def refuse_hello(
+        self, peer: bytes, hello: Hello, error: WireError
+    ) -> list[tuple[bytes, FromExporter]]:
         """Return the answer to a Hello whose engines are refused; nothing changes."""
         code = error.reason if error.reason in ("unauthorised", "id_conflict") else "over_limit"
-        return self._refuse(peer, hello.incarnation, code, str(error))
+        return self._refuse(peer, hello.incarnation, code, str(error)).replies
 
     def _hello_event(self, hello: Hello, now: float) -> tuple[Stream, Event]:
-        """Return the present incarnation of the stream, and which event ``hello`` is for it."""
+        """Return the known incarnation of the stream, and the event that ``hello`` is for it."""
         stream = self.streams.get(hello.stream) or Stream(hello.stream, hello.incarnation)
         owner = self._by_incarnation.get(hello.incarnation)
         if owner is not None and owner.id != stream.id:
@@ -284,7 +286,7 @@ class Receiver:
             stream.seq += len(message.items)
             return Received(stream, message.items)
         stream.seq = message.last
-        return Received(stream, records=message.records)
+        return Received(stream, totals=message.totals)
 
     def _count_duplicates(
         self, stream: Stream, peer: bytes, message: Batch | Aggregate, now: float
@@ -393,7 +395,7 @@ class Receiver:
 
 
 def _event(message: Batch | Aggregate | Heartbeat | Bye, seq: int) -> Event:
-    """Return which event ``message`` is for an open stream of which ``seq`` was applied last."""
+    """Return the event that ``message`` is for an open stream whose items are applied up to ``seq``."""
     if isinstance(message, _WITH_ITEMS):
         if message.first == seq + 1 and message.last >= seq:
             return _NEXT
@@ -404,7 +406,7 @@ def _event(message: Batch | Aggregate | Heartbeat | Bye, seq: int) -> Event:
 
 
 def _grown(total: int, more: int) -> int:
-    """Return the sum, up to what a snapshot holds: a peer may send any number any number of times."""
+    """Return the sum, at most what a snapshot can hold: a peer may send any number any number of times."""
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 

@@ -1,7 +1,7 @@
 """Raw request events of a scheduler with their times; all intervals are computed in the exporter.
 
-Requests are identified by numbers that the sending process assigns; users' ids are in an ``Identity`` alone. ``stamp`` is that process's monotonic clock in seconds,
-``arrival`` and ``wall`` are Unix times of its host.
+The sending process assigns the numbers of requests; only an ``Identity`` has users' ids. ``stamp`` is in
+seconds of that process's monotonic clock, ``arrival`` and ``wall`` are Unix times of its host.
 """
 
 from __future__ import annotations
@@ -203,9 +203,12 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
     """Events of one engine's scheduler until ``stamp``, in order; without events, only the time advances.
 
-    ``source`` changes with the sending process. If ``unseen`` is not None, it is the same process, which
-    has dropped events: as many of its requests ended in them, the others go on. Requests that reached the scheduler before the Unix
-    time ``known_until`` are in this item or an earlier one; 0: the item does not say.
+    Attributes:
+        source: Changes with the sending process, and after it has dropped events.
+        known_until: Unix time before which all requests that reached the scheduler are in this item
+            or an earlier one; 0: unknown.
+        unseen: Requests that ended in the events which the process has dropped; the others go on.
+            None: this is another process.
     """
 
     engine: Count

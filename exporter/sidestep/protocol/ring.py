@@ -69,16 +69,13 @@ class Ring:
             self._next = max(self._next - 1, 0)
 
     def resume(self, applied: int) -> None:
-        """Treat the frames in flight as lost: send again from behind the seq ``applied``."""
+        """Treat the frames in flight as lost: send again all frames after the seq ``applied``."""
         self._next = sum(chunk.last <= applied for chunk in self._chunks)
         self._flying.clear()
         self.in_flight = 0
 
     def replace(self, applied: int, make: Callable[[int, int], Sequence[Chunk]]) -> int:
-        """Replace the first chunk behind ``applied``; return how many seqs it had.
-
-        ``make`` returns the new chunks for a first and a last seq.
-        """
+        """Replace the first chunk after ``applied`` by those of ``make``; return how many seqs it had."""
         for index, chunk in enumerate(self._chunks):
             if chunk.first > applied:
                 others = make(chunk.first, chunk.last)

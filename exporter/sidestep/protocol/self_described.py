@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import WireError
+from sidestep.protocol.engine_totals import NativeBuckets
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_BOUNDS,
@@ -23,7 +24,6 @@ from sidestep.protocol.limits import (
     Text,
 )
 from sidestep.protocol.messages import DECODE_ERRORS
-from sidestep.protocol.native_buckets import NativeBuckets
 
 EngineIndex = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 

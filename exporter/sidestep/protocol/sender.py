@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from random import Random
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from sidestep.errors import WireError
-from sidestep.protocol.folding import Folded, Folder
 from sidestep.protocol.limits import MAX_BATCH_ITEMS, VERSION, escape
 from sidestep.protocol.messages import (
     Ack,
@@ -56,6 +56,40 @@ NIL = msgspec.Raw(b"\xc0")
 """An empty item, which takes the seq of one that the exporter cannot read (S7)."""
 
 
+class Folded(NamedTuple):
+    """Merged items, as the encoded totals in each frame to send."""
+
+    items: int
+    frames: list[list[bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the totals."""
+        return sum(len(totals) for frame in self.frames for totals in frame)
+
+
+class Folder(Protocol):
+    """Merges the items of one stream, from one ``seal`` to the next.
+
+    Attributes:
+        settings: Settings of the exporter that answered last: items are merged by its rules.
+        kv_sample_rate: Share of KV blocks that it asked to be sampled.
+    """
+
+    settings: Settings
+    kv_sample_rate: float | None
+
+    @property
+    def count(self) -> int:
+        """Items merged since the last seal."""
+
+    def fold(self, data: bytes, engines: Sequence[EngineInfo]) -> bool:
+        """Add an encoded item; return whether it could be counted."""
+
+    def seal(self) -> Folded:
+        """Return the merged items, and start again with the next item."""
+
+
 class Sender:
     """Sends one stream. The caller owns the connection and the clock.
 
@@ -72,7 +106,7 @@ class Sender:
         dropped: Items that could not be folded, or that the exporter refused.
         folded: Items that were folded.
         seals: Number of times that folded items were queued to be sent.
-        errors: Records that could not be made into items; the caller counts them here.
+        errors: Steps that could not be made into items; the caller counts them here.
         boot: Number of the exporter process that answered last.
         complaint: Reason for which the exporter refuses the stream; empty while it does not.
         lookup_key: See ``messages.Settings``, of the exporter that answered last.
@@ -371,10 +405,10 @@ class Sender:
     def _append_folded(self, folded: Folded) -> None:
         """Append the frames of folded items: one seq each, the last frame has all remaining ones."""
         end = self._seq + folded.items
-        for left, records in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
+        for left, totals in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
             first = self._seq + 1
             last = first if left else end
-            raws = [msgspec.Raw(record) for record in records]
+            raws = [msgspec.Raw(one) for one in totals]
             self._append(last, Aggregate(self.incarnation, first, last, raws))
 
     def _append(self, last: int, message: Batch | Aggregate) -> None:

@@ -36,12 +36,12 @@ class Stream:
         durable: Highest seq that outlives this process.
         seen_at: Monotonic time of its last message.
         silent: True if it has been silent for so long that its engines' gauges have expired.
-        unanswered: True if the server that a source in this process polls accepts connections and
-            has not answered for so long that its engines' gauges have expired.
+        unanswered: True if a polled server accepts connections, but has not answered for so long that
+            its engines' gauges have expired.
         caught_up: True once it has sent all that it held when it connected.
         beat: Its last Heartbeat, without the progress that it carried.
         dropped: Items that all its incarnations reported as dropped.
-        errors: Records that they could not translate or encode.
+        errors: Steps that they could not translate or encode.
         folded: Items that they folded.
         duplicates: Items received more than once and applied once, since this process started.
         acked: Applied, durable and sample rate of its last acknowledgement.

@@ -5,25 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import escape
 from sidestep.transport.path_owners import open_file
 
 STANDARD_OUTPUT = "-"
-
-
-class LineSink(Protocol):
-    """Where lines are written to, in a thread that may block."""
-
-    def write(self, lines: bytes) -> None:
-        """Write whole lines.
-
-        Raises:
-            OSError: They could not be written.
-        """
 
 
 class LogFile:
@@ -86,21 +75,17 @@ class LogFile:
         return self._path.with_name(f"{self._path.name}.{number}")
 
 
-class StandardOutput:
-    """The process's standard output."""
-
-    def write(self, lines: bytes) -> None:
-        """Write whole lines of JSON."""
-        if not lines.isascii():
-            lines = "\n".join(map(escape, lines.decode().split("\n"))).encode()
-        sys.stdout.buffer.write(lines)
-        sys.stdout.buffer.flush()
-
-
-def line_sink(path: str, size: int, files: int) -> LineSink:
-    """Return where ``--requests.log PATH`` writes to.
+def line_sink(path: str, size: int, files: int) -> Callable[[bytes], None]:
+    """Return what writes whole lines to ``--requests.log PATH``, may block, and raises OSError.
 
     Raises:
         ConfigError: The file cannot be opened.
     """
-    return StandardOutput() if path == STANDARD_OUTPUT else LogFile(Path(path), size, files)
+    return _print if path == STANDARD_OUTPUT else LogFile(Path(path), size, files).write
+
+
+def _print(lines: bytes) -> None:
+    if not lines.isascii():
+        lines = "\n".join(map(escape, lines.decode().split("\n"))).encode()
+    sys.stdout.buffer.write(lines)
+    sys.stdout.buffer.flush()

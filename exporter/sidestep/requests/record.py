@@ -107,21 +107,14 @@ def output_tokens(ended: EndedRequest) -> int:
 
 
 def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecord:
-    """Return the record of a request.
-
-    Args:
-        engine: The engine that had it.
-        ended: The request.
-        now: Unix time, for a request that ended without an event.
-    """
+    """Return the record of a request; one without an event at its end has ended ``now``."""
     request = ended.request or Request(ended.stamp)
     identity = request.identity or UNIDENTIFIED
     trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)
     queued, first, arrival = request.queued, request.first, request.arrival
-    begin, ttft, e2e = _queued_at(ended, request), _ttft(request), _e2e(ended, request)
-    decode, more = _between(first, request.last), request.tokens - 1
+    begin = _queued_at(ended, request)
     labels = engine.labels
-    has_objectives = engine.objectives is not None and engine.objectives.names
+    has_objectives = bool(engine.settings.objectives.names)
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
         time=_utc(_ended_at(ended, request, now)),
@@ -140,16 +133,16 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         refused=ended.refused,
         arrival=None if arrival is None else _utc(arrival),
         queued=None if begin is None else _utc(begin),
-        e2e_seconds=None if e2e is None else round(e2e, DIGITS),
-        queue_seconds=_seconds(queued, request.scheduled),
-        prefill_seconds=_seconds(request.scheduled, first),
-        decode_seconds=_seconds(first, _decoded_until(ended, request)),
+        e2e_seconds=_rounded(_e2e(ended, request)),
+        queue_seconds=_rounded(_between(queued, request.scheduled)),
+        prefill_seconds=_rounded(_between(request.scheduled, first)),
+        decode_seconds=_rounded(_between(first, _decoded_until(ended, request))),
         preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
         preempted_at=_preemptions(request) if request.pauses else [],
-        ttft_seconds=None if ttft is None else round(ttft, DIGITS),
-        mean_itl_seconds=round(decode / more, DIGITS) if decode is not None and more > 0 else None,
-        max_itl_seconds=round(request.longest_gap, DIGITS) or None,
+        ttft_seconds=_rounded(_ttft(request)),
+        mean_itl_seconds=_rounded(_mean_itl(request)),
+        max_itl_seconds=_rounded(request.longest_gap) or None,
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
         cached_tokens=request.cached,
         external_tokens=request.external,
@@ -165,12 +158,11 @@ def latencies(ended: EndedRequest) -> dict[str, float | None]:
     request = ended.request
     if request is None:
         return dict.fromkeys(LATENCIES)
-    decode, more = _between(request.first, request.last), request.tokens - 1
     return {
         "e2e": _e2e(ended, request),
         "queue": _between(request.queued, request.scheduled),
         "ttft": _ttft(request),
-        "time_per_output_token": decode / more if decode is not None and more > 0 else None,
+        "time_per_output_token": _mean_itl(request),
         "inter_token": request.longest_gap or None,
     }
 
@@ -183,16 +175,15 @@ def objectives_met(
     A request that was not served meets none. One of inter-token latency is met if the longest
     time between two outputs meets it.
     """
-    if engine.objectives is None:
-        return {}
+    objectives = engine.settings.objectives
     is_served = ended.reason not in FAILED
     found: dict[str, bool] = {}
     for name, family in engine.layout.tables.latencies.items():
         seconds = times.get(name)
         if seconds is not None:
-            for limit in engine.objectives.limits(family):
+            for limit in objectives.limits(family):
                 found[limit.objective] = is_served and seconds <= limit.threshold
-    if engine.objectives.availability:
+    if objectives.availability:
         found[AVAILABILITY] = is_served
     return found
 
@@ -234,11 +225,14 @@ def _between(start: float | None, end: float | None) -> float | None:
     return end - start
 
 
-def _seconds(start: float | None, end: float | None) -> float | None:
-    """Return the interval as a record has it."""
-    if start is None or end is None or end < start:
-        return None
-    return round(end - start, DIGITS)
+def _mean_itl(request: Request) -> float | None:
+    """Return the time per output token after the first."""
+    decode, more = _between(request.first, request.last), request.tokens - 1
+    return decode / more if decode is not None and more > 0 else None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, DIGITS)
 
 
 def _utc(time: float) -> datetime:

@@ -6,16 +6,20 @@ snapshot is older, is made or sent again by the exporter's successor, with the s
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from sidestep.config.settings import Config
+from sidestep.errors import ConfigError
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
-from sidestep.requests.conditions import Condition
+from sidestep.requests.conditions import Condition, parse
+from sidestep.requests.log_file import line_sink
 from sidestep.requests.record import (
     FAILED,
     latencies,
@@ -23,11 +27,15 @@ from sidestep.requests.record import (
     objectives_met,
     output_tokens,
 )
-from sidestep.requests.record_queue import LOST, RecordQueue
+from sidestep.requests.record_output import LOST, MAX_PENDING, RecordOutput, Write
 from sidestep.requests.tenants import Tenants
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.outcomes import EndedRequest
 
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
 GOODPUT = ("goodput_requests", "goodput_tokens")
 """Handlers of the requests that met all objectives."""
 RECORDS, PENDING = "sidestep_request_records_total", "sidestep_request_records_pending"
@@ -37,42 +45,35 @@ class RequestLog:
     """Maker of all records of one exporter.
 
     Args:
-        queues: One for each output.
-        metrics: Self-metrics that count records.
-        condition: Which requests get a record.
         share: Share of the requests that get one, chosen by their ids.
-        wall: Unix time.
-
-    Attributes:
-        queues: See the argument.
     """
 
     def __init__(
         self,
-        queues: Sequence[RecordQueue],
+        outputs: Sequence[RecordOutput],
         metrics: SelfMetrics,
         condition: Condition | None = None,
         share: float = 1.0,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.queues = queues
+        self.outputs = outputs
         self._metrics = metrics
         self._condition = condition or Condition()
         self._threshold = share * (1 << 32)
         self._wall = wall
         self._encoder = msgspec.json.Encoder()
-        metrics.read(PENDING, lambda: [((one.output,), len(one)) for one in queues])
+        metrics.read(PENDING, lambda: [((one.name,), len(one)) for one in outputs])
 
     @property
     def taken(self) -> int:
         """Number of times that an output has finished with a record."""
-        return sum(queue.taken for queue in self.queues)
+        return sum(output.taken for output in self.outputs)
 
     def restore(self, output: str, lines: Sequence[bytes]) -> None:
         """Put the records of a snapshot into the queue of their output again."""
-        for queue in self.queues:
-            if queue.output == output:
-                queue.restore(lines)
+        for each in self.outputs:
+            if each.name == output:
+                each.restore(lines)
                 return
         lose_output(self._metrics, output, lines)
 
@@ -85,8 +86,8 @@ class RequestLog:
             return
         self._metrics.add(RECORDS)
         line = self._encoder.encode(record) + b"\n"
-        for queue in self.queues:
-            queue.put(line)
+        for output in self.outputs:
+            output.put(line)
 
     def lose(self, count: int) -> None:
         """Count requests that ended unseen."""
@@ -99,13 +100,58 @@ def lose_output(metrics: SelfMetrics, output: str, lines: Sequence[bytes]) -> No
     metrics.add(LOST, len(lines), "removed", output)
 
 
-class EngineRequests:
-    """Receiver of the requests of one engine.
+def request_log(config: Config, metrics: SelfMetrics) -> RequestLog | None:
+    """Return the log of requests; None if there is none.
 
-    Args:
-        requests: Log of their records; None: there is none.
-        tenants: Tenants that are counted; None: none are.
+    Raises:
+        ConfigError: The file cannot be opened, or the condition is malformed.
     """
+    destinations = {
+        "file": ("--requests.log", config.requests_log),
+        "traces": ("--otlp.traces-endpoint", config.otlp_traces_endpoint),
+        "logs": ("--otlp.logs-endpoint", config.otlp_logs_endpoint),
+    }
+    outputs = [
+        RecordOutput(output, flag, metrics)
+        for output, (flag, destination) in destinations.items()
+        if destination
+    ]
+    if not outputs:
+        return None
+    try:
+        condition = parse(config.requests_log_if) if config.requests_log_if else None
+    except ValueError as error:
+        raise ConfigError(f"--requests.log.if: {error}") from None
+    if config.requests_log:
+        size = config.requests_log_size * MIB
+        outputs[0].write_by(
+            _writes(line_sink(config.requests_log, size, config.requests_log_files))
+        )
+    return RequestLog(outputs, metrics, condition, config.requests_log_share)
+
+
+def _writes(sink: Callable[[bytes], None]) -> Write:
+    """Return what writes records to a file, and logs its errors."""
+    limited = RateLimitedLog(log)
+
+    def write(batch: list[bytes]) -> bool:
+        try:
+            sink(b"".join(batch))
+        except OSError as error:
+            limited.warning(
+                "write",
+                "cannot write --requests.log: %s; up to %d records wait",
+                error.strerror or error,
+                MAX_PENDING,
+            )
+            return False
+        return True
+
+    return write
+
+
+class EngineRequests:
+    """Receiver of the requests of one engine, for their records and tenants, if there are such."""
 
     def __init__(
         self, requests: RequestLog | None, tenants: Tenants | None, engine: Engine
@@ -117,7 +163,7 @@ class EngineRequests:
         """Slots of the counters of requests and tokens that met all objectives; empty without any."""
         self._by_tenant: list[int] = []
         """The same by tenant; empty if tenants are not counted."""
-        if engine.objectives is not None and engine.objectives.names:
+        if engine.settings.objectives.names:
             handled = engine.layout.handled
             self._goodput = [handled[name].slots[0] for name in GOODPUT]
             self._count_goodput("", 0, 0)
@@ -139,7 +185,7 @@ class EngineRequests:
             self._requests.add(self._engine, ended)
 
     def _begin_by_tenant(self) -> None:
-        """Count for no shown tenant what was counted before tenants were."""
+        """Count as ``__other__`` what was counted before tenants were counted."""
         engine = self._engine
         handled = engine.layout.handled
         self._by_tenant = [handled[f"tenant_{name}"].slots[0] for name in GOODPUT]

@@ -12,7 +12,7 @@ NO_TENANT = "__none__"
 SKETCH_FACTOR = 10
 """Counters of the sketch for each tenant that is shown."""
 LEAD = 2
-"""A tenant replaces a shown one once it has as many times its requests."""
+"""A tenant replaces a shown one once it has this many times its requests."""
 
 
 def _by_salt(identity: Identity, _: str) -> str:

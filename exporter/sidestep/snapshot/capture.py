@@ -17,15 +17,18 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.merge import restore_engine
-from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
+from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
-from sidestep.protocol.records import TOTAL_LIMIT
 from sidestep.protocol.stream import Stream, StreamState
-from sidestep.requests.request_log import lose_output
+from sidestep.requests.request_log import RequestLog, lose_output
+from sidestep.snapshot.contents import same_names
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
-from sidestep.tracking.requests.parallel_samples import EngineSamples
+from sidestep.tracking.requests.machine import RequestTracker
 
 
 class SavedStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
@@ -57,12 +60,12 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     """
 
     is_exposed: bool
-    record: msgspec.Raw
+    totals: msgspec.Raw
     has_origin: bool = False
 
 
 class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
-    """An engine that another exporter counted; ignored."""
+    """An engine that another exporter counted, in earlier snapshots; it is ignored."""
 
 
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -89,6 +92,7 @@ SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | Sa
 Piece = SavedPart | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
+_STREAM_FIELDS = same_names(Stream, "SavedStream")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
@@ -114,9 +118,10 @@ class Capture:
         saved: State in the last snapshot that was written.
     """
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, request_log: RequestLog | None = None) -> None:
         self.saved: State = (-1, -1, -1)
         self._intake = intake
+        self._request_log = request_log
         self._taken: State = (-1, -1, -1)
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
@@ -124,8 +129,7 @@ class Capture:
     @property
     def state(self) -> State:
         """Version of the state; it grows with every change that a snapshot would include."""
-        records = self._intake.request_log
-        taken = 0 if records is None else records.taken
+        taken = 0 if self._request_log is None else self._request_log.taken
         return self._intake.registry.version, self._intake.receiver.changes, taken
 
     def mark_saved(self) -> None:
@@ -148,11 +152,11 @@ class Capture:
         streams = [
             _encoder.encode(_saved_stream(each)) for each in intake.receiver.streams.values()
         ]
-        records = [] if intake.request_log is None else intake.request_log.queues
+        records = [] if self._request_log is None else self._request_log.outputs
         rest = [
-            _encoder.encode(SavedRecords(lines, queue.output))
-            for queue in records
-            for lines in queue.chunks()
+            _encoder.encode(SavedRecords(lines, output.name))
+            for output in records
+            for lines in output.chunks()
         ]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(
@@ -178,27 +182,35 @@ class Capture:
             self._pieces[engine.id] = version, pieces
             found += pieces
         samples = self._intake.registry.sample_groups
-        groups = inflight_state.capture_groups(samples, _siblings(begun.engines))
+        trackers = _request_trackers(begun.engines)
+        siblings = {name: tracker.samples for name, tracker in trackers.items()}
+        groups = inflight_state.capture_groups(samples, siblings)
         return [*found, *map(_encoder.encode, groups), *begun.rest]
 
     def _engine_pieces(self, engine: Engine) -> Iterator[bytes]:
         is_exposed = engine.id in self._intake.registry.engines
-        record = msgspec.Raw(encode_record(engine, totals_of(engine)))
-        yield _encoder.encode(SavedEngine(is_exposed, record, ORIGIN in engine.labels))
-        if engine.requests is not None:
-            yield from map(
-                _encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests)
-            )
+        totals = msgspec.Raw(encode_totals(engine, totals_of(engine)))
+        yield _encoder.encode(SavedEngine(is_exposed, totals, ORIGIN in engine.labels))
+        requests = engine.part(Trackers).requests
+        if requests is not None:
+            yield from map(_encoder.encode, inflight_state.capture_tracker(engine.id, requests))
 
 
-def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
+def restore(
+    intake: Intake,
+    pieces: Iterable[bytes],
+    now: float,
+    request_log: RequestLog | None = None,
+) -> None:
     """Restore the state that a previous process captured in ``pieces``.
 
     Raises:
         WireError: A piece is invalid; nothing is restored.
     """
     try:
-        _restore(intake, [_decoder.decode(piece) for piece in pieces], now)
+        found = [_decoder.decode(piece) for piece in pieces]
+        _restore(intake, found, now)
+        _restore_records(intake.metrics, request_log, found)
     except (*DECODE_ERRORS, WireError, LookupError, ValueError) as error:
         intake.registry.clear()
         raise WireError("unreadable", str(error)) from None
@@ -225,23 +237,24 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     _restore_requests(registry, groups)
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
-    _restore_records(intake, pieces)
 
 
-def _restore_records(intake: Intake, pieces: Sequence[Piece]) -> None:
+def _restore_records(
+    metrics: SelfMetrics, request_log: RequestLog | None, pieces: Sequence[Piece]
+) -> None:
     # After the exporter's own counters, which may count them as lost.
     for piece in pieces:
         if not isinstance(piece, SavedRecords):
             continue
-        if intake.request_log is None:
-            lose_output(intake.metrics, piece.output, piece.lines)
+        if request_log is None:
+            lose_output(metrics, piece.output, piece.lines)
         else:
-            intake.request_log.restore(piece.output, piece.lines)
+            request_log.restore(piece.output, piece.lines)
 
 
 def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
-    engine = restore_engine(registry, decode_record(piece.record))
-    engine.seen_at = now
+    engine = restore_engine(registry, decode_totals(piece.totals))
+    engine.feeds.seen_at = now
     if piece.has_origin:
         # Keep the label even if the duplicate engine is gone, so that the series stay the same.
         engine.labels[ORIGIN] = engine.id
@@ -252,44 +265,31 @@ def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
 
 
 def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
-    trackers = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
+    trackers = _request_trackers(registry.engines.values())
     for tracker in trackers.values():
         inflight_state.sort_preempted(tracker)
     inflight_state.restore_groups(registry.sample_groups, groups, trackers)
 
 
-def _siblings(engines: Iterable[Engine]) -> dict[str, EngineSamples]:
-    """Return the parallel samples by engine, for engines with tracked requests."""
-    return {engine.id: engine.requests.samples for engine in engines if engine.requests is not None}
+def _request_trackers(engines: Iterable[Engine]) -> dict[str, RequestTracker]:
+    """Return the request trackers of the engines that have one, by identity."""
+    found = {engine.id: engine.part(Trackers).requests for engine in engines}
+    return {name: tracker for name, tracker in found.items() if tracker is not None}
 
 
 def _saved_stream(stream: Stream) -> SavedStream:
     return SavedStream(
-        stream.id,
-        stream.incarnation,
-        stream.seq,
-        stream.engines,
-        stream.state is not StreamState.CLOSED,
-        stream.dropped,
-        stream.errors,
-        stream.folded,
-        stream.beat,
-        list(stream.retired),
-        stream.mark,
-        stream.replica,
-        stream.server,
-        stream.process,
-        list(stream.retired.values()),
+        **{name: getattr(stream, name) for name in _STREAM_FIELDS},
+        open=stream.state is not StreamState.CLOSED,
+        retired=list(stream.retired),
+        retired_seqs=list(stream.retired.values()),
     )
 
 
 def _stream(piece: SavedStream) -> Stream:
-    stream = Stream(piece.id, piece.incarnation, b"", piece.engines, piece.seq)
-    stream.state = StreamState.DETACHED if piece.open else StreamState.CLOSED
-    # A process without a sequence number is not answered any more.
-    stream.retired = dict(zip(piece.retired, piece.retired_seqs, strict=False))
-    stream.beat = piece.beat
-    stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded
-    stream.mark, stream.replica = piece.mark, piece.replica
-    stream.server, stream.process = piece.server, piece.process
-    return stream
+    return Stream(
+        **{name: getattr(piece, name) for name in _STREAM_FIELDS},
+        state=StreamState.DETACHED if piece.open else StreamState.CLOSED,
+        # A process without a sequence number is not answered any more.
+        retired=dict(zip(piece.retired, piece.retired_seqs, strict=False)),
+    )

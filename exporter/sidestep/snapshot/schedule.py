@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.errors import WireError
 from sidestep.ingest.socket_loop import Ingest
+from sidestep.requests.request_log import RequestLog
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry.logs import RateLimitedLog
@@ -37,13 +38,15 @@ class Snapshots:
         self,
         directory: StateDirectory,
         ingest: Ingest,
+        request_log: RequestLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.directory = directory
         self._ingest = ingest
         self._intake = ingest.intake
-        self._capture = Capture(ingest.intake)
+        self._request_log = request_log
+        self._capture = Capture(ingest.intake, request_log)
         self._clock = clock
         self._wall = wall
         self._healthy = True
@@ -58,7 +61,7 @@ class Snapshots:
         try:
             pieces = self.directory.read()
             if pieces is not None:
-                restore(self._intake, pieces, self._clock())
+                restore(self._intake, pieces, self._clock(), self._request_log)
         except WireError as error:
             name = self.directory.set_aside()
             done = f"was set aside as {name}" if name else "cannot be renamed"

@@ -88,11 +88,7 @@ class StateDirectory:
         return verified(data)
 
     def set_aside(self) -> str:
-        """Rename a damaged snapshot, so that it is kept for analysis but not read again.
-
-        Returns:
-            The new name; empty where it cannot be renamed.
-        """
+        """Rename a damaged snapshot, so that it is not read again; return its name, empty if it cannot be renamed."""
         names = (DAMAGED, *(f"{DAMAGED}.{number}" for number in range(2, MAX_DAMAGED + 1)))
         with contextlib.suppress(OSError), open_directory(self.path) as directory:
             for name in names:
@@ -158,7 +154,7 @@ def _remove(name: str, directory: int) -> None:
 
 
 def _write(name: str, data: bytes, directory: int) -> None:
-    """Write all of ``data``; on a full disk os.write can write only a part without an error."""
+    """Write all of ``data``: on a full disk, ``os.write`` may write a part of it without an error."""
     handle = _open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, directory)
     try:
         left = memoryview(data)

@@ -38,7 +38,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One JSON object per line; a record's ``fields`` become members."""
+    """One JSON object per line; a record's ``fields`` become members beside the line's own."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -46,8 +46,8 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
-            **getattr(record, "fields", {}),
         }
+        line = {**line, **getattr(record, "fields", {}), **line}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return escape(msgspec.json.encode(line).decode())
@@ -87,7 +87,6 @@ class RateLimitedLog:
     For events that a peer can cause as often as it likes.
 
     Args:
-        logger: Destination of the lines.
         kinds: Kinds to distinguish; all others count as one kind. This bounds the memory even if a
             peer chooses the kind.
     """

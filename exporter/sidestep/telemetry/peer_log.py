@@ -20,8 +20,7 @@ class PeerLog:
     another if its cause changes. One that is over within ``PATIENCE`` has none.
 
     Args:
-        logger: Destination of the lines.
-        name: Beginning of each line, such as ``--forward``.
+        name: Beginning of each line, such as ``--subscribe``.
         peer: The other end and its endpoint, as a line names them.
     """
 

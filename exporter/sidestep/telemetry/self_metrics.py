@@ -16,8 +16,8 @@ from sidestep.errors import ConfigError
 from sidestep.telemetry.rows import BY_NAME, SelfRow
 
 Labels = tuple[str, ...]
-Sample = tuple[Labels, float]
-Reading = Callable[[], Iterable[Sample]]
+LabelledValue = tuple[Labels, float]
+Reading = Callable[[], Iterable[LabelledValue]]
 """Returns samples."""
 
 
@@ -82,12 +82,8 @@ class SelfMetrics(Collector):
         for row in BY_NAME.values():
             yield _family(row)
 
-    def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[Sample]]]:
-        """Yield the families that have samples, in the order of the page.
-
-        Args:
-            names: Families to yield; empty for all.
-        """
+    def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[LabelledValue]]]:
+        """Yield the families that have samples, in the order of the page."""
         for name, row in BY_NAME.items():
             if names and name not in names:
                 continue
@@ -195,6 +191,6 @@ class LagMeter:
         self._recent = [(at, known) for at, known in self._recent if now - at < 1.0]
         self._recent.append((now, max(lag, 0.0)))
 
-    def reading(self) -> Iterable[Sample]:
+    def reading(self) -> Iterable[LabelledValue]:
         """Return the only sample, as a reading for ``SelfMetrics.read``."""
         return [((), max((lag for _, lag in self._recent), default=0.0))]

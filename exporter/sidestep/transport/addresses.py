@@ -6,13 +6,13 @@ IPC, TCP = "ipc://", "tcp://"
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    """Return host and port; a source address before a semicolon is dropped."""
+    """Return host and port of the target, without a source address before a semicolon."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(";")[2].rpartition(":")
     return host.strip("[]"), port
 
 
 def is_host(text: str) -> bool:
-    """Return whether ``text`` can be looked up as a host's name: its labels are neither empty nor too long."""
+    """Return whether ``text`` can be a host's name: no label of it is empty or too long."""
     try:
         text.encode("idna")
     except UnicodeError:
@@ -21,11 +21,7 @@ def is_host(text: str) -> bool:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return ``endpoint`` if its host can be looked up, or it has none.
-
-    Raises:
-        ValueError: It cannot; completes an error line.
-    """
+    """Return ``endpoint`` after checking the name of its host."""
     host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""
     if host and not is_host(host):
         raise ValueError(f"{host!r} is no name or address of a host")

@@ -1,4 +1,4 @@
-"""Why a connection cannot be made: the cause, and what the operator can check."""
+"""Texts about a connection that cannot be made: the cause, and what the operator can check."""
 
 from __future__ import annotations
 

@@ -10,13 +10,19 @@ import struct
 import zmq
 
 from sidestep.errors import ConfigError, RunError
-from sidestep.transport.client_keys import Keys
-from sidestep.transport.connection_monitor import Socket
-from sidestep.transport.dealer import RESENDING, connect_monitored, receive
+from sidestep.transport.client_socket import ConnectionMonitor, Socket, dealer
+from sidestep.transport.keys import Keys
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
+_OPTIONS = (
+    # Otherwise frames would queue for a connection that may never be made, or be old when it is.
+    (zmq.IMMEDIATE, 1),
+    (zmq.SNDHWM, 64),
+    (zmq.RECONNECT_IVL, 50),
+    (zmq.RECONNECT_IVL_MAX, 1000),
+)
 _DESCRIPTORS = 16
-"""More than a context with one socket and its monitor opens; libzmq ends the process without them."""
+"""File descriptors of a context, a socket and a monitor; without them libzmq ends the process."""
 _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = struct.Struct("Q"), 128
 """``tcpi_bytes_received`` in Linux's ``struct tcp_info``, and its offset."""
@@ -25,16 +31,11 @@ _BYTES_RECEIVED = struct.Struct("Q"), 128
 class CurveConnection:
     """A sender's connection with keys, by libzmq, which reconnects by itself.
 
-    Only the owner of the exporter's secret key can send anything over it. The amount is limited:
-    the kernel's count of received bytes is compared with an allowance.
-
-    Args:
-        endpoint: ``tcp://``.
-        keys: Of both ends.
-        now: Monotonic seconds.
+    Only the owner of the exporter's secret key can send anything over it. Even the owner may send only
+    so much: the kernel's count of received bytes is compared with an allowance.
 
     Attributes:
-        ended: Reason for which the connection ended; empty while it is usable.
+        ended: Reason why the connection ended; empty while it is usable.
         misbehaved: True if it ended because the peer sent too much.
 
     Raises:
@@ -50,11 +51,13 @@ class CurveConnection:
         require_descriptors(_DESCRIPTORS)
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
-            self._socket, self._monitor = connect_monitored(
-                self._context, endpoint, *RESENDING, keys=keys
-            )
+            self._socket = dealer(self._context, keys)
+            for option, value in _OPTIONS:
+                self._socket.setsockopt(option, value)
+            self._monitor = ConnectionMonitor(self._socket, endpoint)
+            self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._context.term()
+            self._context.destroy(linger=0)
             raise ConfigError(f"endpoint {endpoint!r}: {error.strerror}") from None
 
     @property
@@ -64,7 +67,7 @@ class CurveConnection:
 
     @property
     def problem(self) -> str:
-        """Reason for which the peer cannot be reached; empty if none is known."""
+        """Reason why the peer cannot be reached; empty if none is known."""
         return self.ended or self._monitor.problem
 
     def send(self, frame: bytes) -> bool:
@@ -82,10 +85,23 @@ class CurveConnection:
         self.advance(now)
         if self.ended:
             return None
-        message = receive(self._socket)
+        message = self._next_message()
         if message is not None and not self._allowance.spend(1, 0, now):
             self._refuse()
         return message
+
+    def _next_message(self) -> bytes | None:
+        """Return the next message, if there is one; drop messages of several frames."""
+        # There is rarely a message, and to ask for one costs less than an exception.
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                return frame
+            self._socket.recv_multipart(zmq.NOBLOCK)
+        return None
 
     def advance(self, now: float) -> None:
         """End the connection if more bytes arrived than an exporter may send."""
@@ -100,9 +116,9 @@ class CurveConnection:
             self._refuse()
 
     def wait(self, seconds: float) -> None:
-        """Return once there may be something to receive, after ``seconds`` at the latest; at once if negative."""
+        """Wait until there may be a message, for at most ``seconds``; not at all if negative."""
         if not self.ended:
-            # Of libzmq's poll and linger, a negative time is endless.
+            # A negative time is endless for libzmq's poll and linger.
             self._socket.poll(max(int(seconds * 1000), 0))
 
     def close(self, seconds: float = 0.0) -> None:
@@ -121,11 +137,7 @@ class CurveConnection:
 
 
 def require_descriptors(count: int) -> None:
-    """Raise where this process cannot open ``count`` more file descriptors.
-
-    Raises:
-        RunError: It cannot.
-    """
+    """Check that this process can open ``count`` more file descriptors."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
@@ -136,10 +148,9 @@ def require_descriptors(count: int) -> None:
 
 
 def _bytes_received(descriptor: int) -> int:
-    """Return what the kernel received on a TCP connection; 0 where that is not known.
+    """Return how many bytes the kernel has received on a TCP connection; 0 where that is not known.
 
-    The descriptor belongs to libzmq, which may have closed it by now: then another of its
-    number is asked, which changes nothing.
+    libzmq may have closed its descriptor by now. Then the count is that of another file, or 0.
     """
     if descriptor < 0:
         return 0

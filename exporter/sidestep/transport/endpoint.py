@@ -1,4 +1,4 @@
-"""Binding of a ROUTER socket to endpoints that no other process uses."""
+"""Ingest endpoints: a ROUTER socket binds them, and no other process may use them meanwhile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.transport.addresses import IPC, TCP
 from sidestep.transport.path_owners import prepare_directory
-from sidestep.transport.socket_options import options_for
-from sidestep.transport.zap import DOMAIN
+from sidestep.transport.peer_limits import options_for
 
 IPC_PATH_CHARS = 107
 """Maximum length of a Unix socket's path, without the trailing NUL."""
+ZAP_DOMAIN = "sidestep"
 BACKLOG = 100
 """Connections waiting to be accepted; the same as libzmq's default."""
 
@@ -35,7 +35,6 @@ class Claim:
 
     Attributes:
         lock: Descriptor of the lock file; None for a tcp endpoint.
-        group: Group that may connect to an ipc path, besides this user.
         file_id: Identity of the socket file of an ipc path when it was bound.
     """
 
@@ -77,7 +76,7 @@ class Claim:
 def router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return a ROUTER that no peer can block or fill beyond the watchdog's limit."""
     socket = context.socket(zmq.ROUTER)
-    # Slightly over the frame limit, so that the exporter itself rejects and counts larger frames.
+    # Slightly above the limit of a frame, so that the exporter itself rejects and counts larger ones.
     for option, value in options_for(MAX_FRAME_BYTES + 4096):
         socket.setsockopt(option, value)
     return socket
@@ -86,24 +85,18 @@ def router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 def require_keys(socket: zmq.Socket[bytes], secret: bytes) -> None:
     """Require CURVE on all endpoints that ``socket`` is bound to from now on.
 
-    An endpoint keeps the options it was bound with, so one socket can have plain ipc paths
-    and encrypted ports. This cannot be undone: libzmq rejects an empty ZAP domain, so
-    endpoints bound later require authentication as well.
+    An endpoint keeps the options with which it was bound, so one socket can have plain ipc paths and
+    encrypted ports. All endpoints bound later require keys, too: libzmq rejects an empty ZAP domain.
     """
     socket.curve_server = True
     socket.curve_secretkey = secret
-    socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-    # Otherwise any key may connect while there is no ZAP handler.
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    # Without this, any key may connect while there is no ZAP handler.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def claim(socket: zmq.Socket[bytes], endpoint: str, group: int | None = None) -> Claim:
     """Bind ``socket`` to ``endpoint``.
-
-    Args:
-        socket: A ROUTER.
-        endpoint: ``ipc://`` or ``tcp://``.
-        group: Group that may connect to an ipc path, besides this user.
 
     Raises:
         ConfigError: The endpoint is malformed, in use, or may not be bound.
@@ -142,8 +135,8 @@ def _bind(socket: zmq.Socket[bytes], claim: Claim) -> Claim:
 def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
     """Create the path's socket with its mode, and pass it to libzmq.
 
-    libzmq itself would take the mode from the umask, and would remove any file at the path,
-    including another process's socket, when it binds and when it closes.
+    libzmq itself would use the umask's mode. It would also remove any file at the path when it binds and
+    when it closes, even the socket of another process.
     """
     path = claim.path
     with contextlib.suppress(FileNotFoundError):
@@ -152,7 +145,7 @@ def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
         path.unlink()
     with unix.socket(unix.AF_UNIX) as listening:
         listening.bind(str(path))
-        # Set before listen(): no peer can connect while the mode is still the default.
+        # Set before listen(), so that no peer can connect while the mode is still the default.
         if claim.group is not None:
             os.chown(path, -1, claim.group)
         path.chmod(0o600 if claim.group is None else 0o660)
@@ -168,7 +161,7 @@ def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
 
 
 def _lock(path: Path, endpoint: str, group: int | None) -> int:
-    """Lock the socket's path: a second bind would silently replace the socket."""
+    """Lock the socket's path, since a second process would silently replace the socket."""
     if len(os.fsencode(path)) > IPC_PATH_CHARS:
         raise ConfigError(f"{endpoint}: the path is longer than {IPC_PATH_CHARS} bytes")
     try:

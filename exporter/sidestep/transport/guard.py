@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sidestep.errors import WireError
 from sidestep.protocol.messages import Hello
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.access import AuthorizedKeys
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Throttle:
 
 
 LOCAL = ""
-"""Stands for the key of peers over an ipc path, which file permissions authorize."""
+"""Key of all peers over an ipc path, which file permissions authorize."""
 MAX_NAMES = 2048
 """Maximum number of streams and engines of one key."""
 
@@ -84,11 +85,7 @@ class NameOwners:
     ) -> None:
         """Assign all names of a Hello to ``key``, or none of them.
 
-        Args:
-            key: Key of the connection, or ``LOCAL``.
-            stream: Id of the stream.
-            engines: Ids of the engines that the stream feeds.
-            allowed: Patterns that every engine's id must match one of; empty: all are allowed.
+        Each engine's id must match one of the ``allowed`` patterns, if there are any.
 
         Raises:
             WireError: A name belongs to another key or is not allowed, or the key has too many.
@@ -96,7 +93,7 @@ class NameOwners:
         for engine in engines:
             if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
                 raise WireError("unauthorised", f"this key may not feed engine {engine}")
-        # The text never names the owner: that would leak one tenant's key to another.
+        # The text must not name the owner, whose key belongs to another tenant.
         if self._streams.get(stream, key) != key:
             raise WireError("unauthorised", f"stream {stream} belongs to another key")
         for engine in engines:
@@ -120,20 +117,10 @@ class NameOwners:
         self._held.pop(key, None)
 
 
-class Authorized(Protocol):
-    """The public keys that may connect now."""
-
-    def __contains__(self, key: str) -> bool: ...
-    def __len__(self) -> int: ...
-    def engines(self, key: str) -> Sequence[str]:
-        """Return patterns of the engine ids that ``key`` may feed; empty: all."""
-
-
 class PeerGuard:
     """Admission of peers by connection and key, without socket or clock.
 
     Args:
-        metrics: Self-metrics that count rejections.
         clock: Monotonic seconds, for the log only.
         keys: Authorized keys; ``None``: no key is required.
         is_full: Returns whether memory is too low for new streams.
@@ -143,7 +130,7 @@ class PeerGuard:
         self,
         metrics: SelfMetrics,
         clock: Callable[[], float],
-        keys: Authorized | None = None,
+        keys: AuthorizedKeys | None = None,
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._throttle = Throttle()
@@ -156,30 +143,19 @@ class PeerGuard:
             metrics.read("sidestep_authorized_keys", lambda: [((), len(keys))])
 
     def allows(self, peer: bytes, key: str, now: float) -> bool:
-        """Return whether to read a message of ``peer``; count a throttled one."""
+        """Return whether to read a message of ``peer``; count the message if not."""
         if not self._throttle.ignores(key or peer, now):
             return True
         self._metrics.add("sidestep_rejected_total", 1, "throttled")
         return False
 
     def check(self, key: str) -> None:
-        """Reject messages of a connection whose key is no longer authorized.
-
-        libzmq checks a key only when a connection begins.
-
-        Raises:
-            WireError: The key is no longer authorized.
-        """
+        """Check the key of a connection again, since libzmq checks it only when a connection begins."""
         if self._keys is not None and key != LOCAL and key not in self._keys:
             raise WireError("unauthorised", "this key is no longer authorized")
 
     def admit(self, key: str, hello: Hello, known: Callable[[str], object]) -> None:
         """Admit a stream that begins or continues.
-
-        Args:
-            key: Key of the connection.
-            hello: Hello of the stream.
-            known: Returns a truthy value if a stream of that id exists.
 
         Raises:
             WireError: A name belongs to another key, or memory is too low for new streams.

@@ -1,4 +1,4 @@
-"""HTTP responses of which a server may send only a few informational ones first."""
+"""HTTP responses with a limit on the informational responses before them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ MAX_INFORMATIONAL = 8
 
 
 class BoundedResponse(aiohttp.ClientResponse):
-    """A response with few informational ones before it; a class for ``ClientSession``.
+    """A response class for ``ClientSession`` that refuses many informational responses.
 
-    aiohttp would read them without an end, and a server that sends them would occupy the event loop.
+    aiohttp reads informational responses without a limit: a server could hold the event loop with them.
     """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Read the head of the response.
-
-        Raises:
-            ClientPayloadError: There are too many informational responses.
-        """
+        """Read the head of the response."""
         protocol: Any = connection.protocol
         read, left = protocol.read, MAX_INFORMATIONAL
 

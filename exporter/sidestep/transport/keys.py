@@ -1,4 +1,7 @@
-"""CURVE key files: one Z85 text on the first line; a secret key must not be world-readable."""
+"""CURVE keys: their files, and the variables with which a sender names them.
+
+A key file has the key as Z85 text on its first line. A secret key must not be world-readable.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +28,7 @@ class PublicKey(NamedTuple):
     """Content of a public key file.
 
     Attributes:
-        text: Key as canonical Z85: equal texts are equal keys.
+        text: The key as canonical Z85, so that equal keys have equal texts.
         engines: Patterns of the engine ids that its owner may feed; empty: all.
     """
 
@@ -33,7 +37,7 @@ class PublicKey(NamedTuple):
 
 
 def is_key(text: str) -> bool:
-    """Return whether ``text`` is a key: each five characters must also fit 32 bits."""
+    """Return whether ``text`` is a key in Z85: 40 characters, each five of which fit 32 bits."""
     if len(text) != KEY_CHARS or not text.isascii():
         return False
     try:
@@ -43,11 +47,7 @@ def is_key(text: str) -> bool:
 
 
 def require_curve() -> None:
-    """Check that libzmq supports CURVE encryption.
-
-    Raises:
-        ConfigError: libzmq was built without it.
-    """
+    """Check that libzmq supports CURVE encryption."""
     if not zmq.has("curve"):
         raise ConfigError("this pyzmq's libzmq has no CURVE; install pyzmq from its wheels")
 
@@ -59,7 +59,7 @@ def read_secret(path: Path) -> bytes:
         ConfigError: The file is not readable, not a key, a public key, or world-accessible.
     """
     require_curve()
-    # A public key is also a valid secret: the mix-up would only show as failed handshakes.
+    # A public key is a valid secret, too: handshakes would fail without a reason.
     if path.suffix == PUBLIC:
         raise ConfigError(f"{path} holds a public key; name the secret one, *{SECRET}")
     lines, mode = _read(path)
@@ -142,3 +142,51 @@ def _key(path: Path, lines: list[str]) -> str:
     if not is_key(key):
         raise ConfigError(f"{path}: the first line is not a key of {KEY_CHARS} Z85 characters")
     return key
+
+
+SERVER_KEY, CLIENT_KEY = "SIDESTEP_SERVER_KEY", "SIDESTEP_CLIENT_KEY"
+
+
+class Keys(NamedTuple):
+    """The exporter's public key, and the sender's own key pair."""
+
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+def keys_for(endpoint: str, environ: Mapping[str, str] = os.environ) -> Keys | None:
+    """Return the keys of a connection to ``endpoint``; ``None`` if it uses no keys.
+
+    File permissions protect an ipc path, so it needs no keys. Over tcp, configured keys are used or
+    an error is raised: a sender never falls back to a plain connection.
+
+    Raises:
+        ConfigError: One of the two variables is missing, or a file is not a key.
+    """
+    server, client = environ.get(SERVER_KEY, ""), environ.get(CLIENT_KEY, "")
+    if not endpoint.startswith("tcp://") or not (server or client):
+        return None
+    if not (server and client):
+        missing = CLIENT_KEY if server else SERVER_KEY
+        raise ConfigError(f"{SERVER_KEY} and {CLIENT_KEY} go together: {missing} is not set")
+    require_curve()
+    secret = _of(CLIENT_KEY, client)
+    return Keys(_server_key(server), public_of(secret), secret)
+
+
+def _of(variable: str, file: str) -> bytes:
+    try:
+        return read_secret(Path(file))
+    except ConfigError as error:
+        raise ConfigError(f"{variable}: {error}") from None
+
+
+def _server_key(given: str) -> bytes:
+    # A path can also have 40 characters: an existing file wins.
+    if is_key(given) and not Path(given).is_file():
+        return given.encode()
+    try:
+        return read_public(Path(given)).text.encode()
+    except ConfigError as error:
+        raise ConfigError(f"{SERVER_KEY} is neither a key nor a key file: {error}") from None

@@ -1,11 +1,11 @@
-"""A sender's link to its exporter: one connection after the other, with pauses between them."""
+"""A sender's link to its exporter: it reconnects after a pause whenever a connection ends."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING
 
-from sidestep.transport.client_keys import keys_for
+from sidestep.transport.keys import keys_for
 from sidestep.transport.plain_connection import PlainConnection
 
 if TYPE_CHECKING:
@@ -22,14 +22,11 @@ FORGIVEN = 60.0
 
 
 class Link:
-    """Persistent connection to ``endpoint``; a sender sends a new Hello on each reconnect.
+    """Link to ``endpoint``. A sender sends a new Hello on each connection.
 
     Args:
         endpoint: ``ipc://`` or ``tcp://``; with keys in the environment, over CURVE.
         random: Varies the pauses, so that many senders do not connect at once.
-
-    Attributes:
-        opened_at: Monotonic time at which the last connection was begun.
     """
 
     def __init__(self, endpoint: str, random: Random) -> None:
@@ -45,7 +42,7 @@ class Link:
 
     @property
     def problem(self) -> str:
-        """Reason for which there is no connection; empty if none is known."""
+        """Reason why there is no connection; empty if none is known."""
         ongoing = "" if self._connection is None else self._connection.problem
         return ongoing or self._problem
 
@@ -55,7 +52,7 @@ class Link:
         return self._connection is not None and self._connection.ready
 
     def advance(self, now: float) -> bool:
-        """Connect when it is time; return whether the connection before this call has ended.
+        """Connect when it is time; return whether a connection has ended since the last call.
 
         Raises:
             ConfigError: The endpoint or the keys cannot be used.
@@ -83,12 +80,12 @@ class Link:
         return None if self._connection is None else self._connection.receive(now)
 
     def wait(self, seconds: float) -> None:
-        """Return once the connection can go on, after ``seconds`` at the latest; at once if negative."""
+        """Wait until the connection can go on, for at most ``seconds``; not at all if negative."""
         if self._connection is not None:
             self._connection.wait(seconds)
 
     def drop(self, now: float) -> None:
-        """End the connection; the next one is made after a pause, which grows while none lasts."""
+        """End the connection. The pause before the next one grows until a connection lasts."""
         connection = self._connection
         if connection is None:
             return
@@ -106,20 +103,20 @@ class Link:
         self._next_at = now + pause * self._random.uniform(0.75, 1.25)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the connection; ``seconds`` is how long what is unsent may take to leave."""
+        """End the connection; unsent frames may take ``seconds`` to leave."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close(seconds)
 
     def _open(self, now: float) -> None:
-        # Where keys cannot be used, or descriptors are used up, this raises.
+        # Set first: the next lines raise if keys cannot be used or no descriptor is left.
         self._next_at = now + PAUSE[1]
         self.opened_at = now
         keys = keys_for(self._endpoint)
         if keys is None:
             self._connection = PlainConnection(self._endpoint, now, self._attempts)
         else:
-            # pyzmq's monitor imports asyncio, which engines load when they want to.
+            # pyzmq's monitor imports asyncio, which an engine's process must not load for this.
             from sidestep.transport.curve_connection import CurveConnection  # noqa: PLC0415
 
             self._connection = CurveConnection(self._endpoint, keys, now)

@@ -8,15 +8,91 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.access import Access
 from sidestep.transport.addresses import TCP
-from sidestep.transport.endpoint import Claim, claim, require_keys, router
+from sidestep.transport.endpoint import ZAP_DOMAIN, Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
-from sidestep.transport.zap import Authenticator
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+HANDSHAKES = 64
+"""Handshakes answered per call, so that a flood of them cannot block the event loop."""
+_KEY_BYTES = 32
+
+
+class Authenticator:
+    """ZAP handler (RFC 27) of one context: libzmq asks it at each CURVE handshake about the key.
+
+    pyzmq's own handler runs in a task or thread that one exception ends silently. The event loop calls
+    this one, and it answers every request.
+
+    Args:
+        allows: Returns whether a key, as Z85, may connect.
+
+    Attributes:
+        up: False from a request that could not be checked until the next one that could.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        allows: Callable[[str], bool],
+        denied: Callable[[], None],
+    ) -> None:
+        self.up = True
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.bind(ZAP_ENDPOINT)
+        self._allows = allows
+        self._denied = denied
+        self._log = RateLimitedLog(log)
+
+    def serve(self) -> bool:
+        """Answer pending requests; return whether more may be pending."""
+        for _ in range(HANDSHAKES):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            try:
+                self._answer(frames)
+                self.up = True
+            except Exception as error:  # noqa: BLE001 - logged, and exposed as sidestep_zap_up 0
+                # The request was denied, or its handshake times out.
+                self.up = False
+                self._log.error("failed", "a key could not be checked", trace=error)
+        return True
+
+    def _answer(self, frames: list[bytes]) -> None:
+        split = frames.index(b"") + 1
+        envelope, (version, request, domain, address, _, mechanism, *rest) = (
+            frames[:split],
+            frames[split:],
+        )
+        key = ""
+        if mechanism == b"CURVE" and len(rest) == 1 and len(rest[0]) == _KEY_BYTES:
+            key = z85.encode(rest[0]).decode()
+        allowed = False
+        try:
+            allowed = bool(key) and domain == ZAP_DOMAIN.encode() and self._allows(key)
+        finally:
+            # Not 400: after a 400 libzmq's client never retries, though its key may be added soon.
+            status = (b"200", b"OK") if allowed else (b"300", b"Not authorized")
+            user = key.encode() if allowed else b""
+            self.socket.send_multipart([*envelope, version, request, *status, user, b""])
+        if not allowed:
+            self._denied()
+            self._log.warning(
+                "denied",
+                "rejected %s: key %s is not authorized",
+                address.decode("ascii", "replace"),
+                key or "-",
+            )
+
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +129,6 @@ class IngestListener:
     """One ROUTER socket with all its endpoints and the handler of its CURVE handshakes.
 
     Args:
-        endpoints: Endpoints to bind.
-        access: Keys and groups that may connect.
         denied: Called for each peer whose key is not authorized.
 
     Attributes:
@@ -83,7 +157,7 @@ class IngestListener:
         self._accepts: Socket | None = None
         socket = self._make()
         try:
-            # TCP endpoints last: paths bound after them would require CURVE as well.
+            # TCP endpoints come last, because paths bound after them would require CURVE as well.
             for index, endpoint in sorted(enumerate(endpoints), key=lambda e: e[1].startswith(TCP)):
                 self._require_keys(socket, endpoint)
                 self._claims[index] = claim(socket, endpoint, access.group)
@@ -133,7 +207,7 @@ class IngestListener:
         return accepted
 
     def _log_failed_handshake(self, event: int, endpoint: str) -> None:
-        """Log what a peer with wrong keys has in its own log, too; ``zap`` logs those it denies."""
+        """Log a failed handshake, which the peer logs as well; ``Authenticator`` logs denied keys."""
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             text = "the handshake of a peer at %s fails: check its keys, which both ends need or neither"
             self._log.warning(f"handshake {endpoint}", text, endpoint)
@@ -156,8 +230,8 @@ class IngestListener:
             frame = self.socket.recv()
             more = self.socket.getsockopt(zmq.RCVMORE)
         else:
-            # 2 to 4 microseconds more than a copy. Caching the key per routing id would be
-            # cheaper, and wrong: a peer may choose the old routing id of another one.
+            # This costs 2 to 4 us more than a copy. A cache of keys by routing id would be wrong: a
+            # peer may choose the routing id that another one had.
             whole = self.socket.recv(copy=False)
             frame, more = whole.bytes, whole.more
             # A peer over ipc has no user id, which raises here.
@@ -169,14 +243,14 @@ class IngestListener:
     def _skip(self, socket: Socket) -> Arrival | None:
         """Skip the rest of a message with too many parts, and return the message after it."""
         for _ in range(SKIPPED):
-            # Not copied: libzmq's thread takes in more meanwhile.
+            # Without a copy, since libzmq's thread receives more parts meanwhile.
             if not socket.recv(zmq.NOBLOCK, copy=False).more:
                 self._skipping = False
                 return self.receive()
         return SKIPPING
 
     def send(self, peer: bytes, frame: bytes) -> None:
-        """Send ``frame`` to ``peer``; drop it if the peer is gone or not reading, as senders retry."""
+        """Send ``frame`` to ``peer``, or drop it if the peer does not read: senders retry."""
         if self.socket is not None:
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
@@ -216,7 +290,7 @@ class IngestListener:
         self._claims = {}
 
     def _make(self) -> Socket:
-        # One context per socket: when it has terminated, no connection is left.
+        # Each socket has its own context: when the context has terminated, no connection is left.
         self._context = zmq.Context()
         self._skipping = False
         keys = self._access.keys

@@ -1,7 +1,7 @@
-"""Owners of paths: no other user of the host may have put a part of a path there.
+"""Checks that no other user of the host has made a part of a path.
 
-A directory such as ``/tmp`` is open to all users: one of them could make a directory or a link in it before
-this process does.
+All users may write to a directory such as ``/tmp``. One of them could make a directory or a link there
+before this process does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MAX_LINKS = 40
 
 
 def check_owners(path: Path, groups: Collection[int] = ()) -> None:
-    """Refuse a path of which another user could have made a part.
+    """Refuse a path if another user could have made a part of it.
 
-    Root and this user may have made any part. A directory or file of another user is accepted where
-    root, this user or the same user gave it that place: in a directory that not all may write to.
-    Elsewhere it must be open to one of ``groups`` and closed to all others.
+    A part may belong to root or to this user. A part of another user must be in a directory that belongs
+    to root, to this user or to its owner, and that not everyone may write to. Anywhere else it must be
+    open to one of ``groups`` and closed to all others.
 
     Raises:
         OSError: The path is not safe, or cannot be read; the text names the part.
@@ -38,7 +38,7 @@ def check_owners(path: Path, groups: Collection[int] = ()) -> None:
 
 
 def open_file(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file to write to, but none that another user put there; may be the opener of ``open``.
+    """Open a file to write to, unless another user has put it there; an opener for ``open``.
 
     Raises:
         OSError: It cannot be opened, or is not safe.
@@ -47,7 +47,7 @@ def open_file(path: str | Path, flags: int, mode: int = 0o666) -> int:
     _check_existing(path)
     opened = os.open(path, flags & ~os.O_TRUNC | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
-        # Again, since it can have been put there meanwhile.
+        # Checked again, since another user can have put it there meanwhile.
         _check_existing(path)
         found = os.fstat(opened)
         if not os.path.samestat(found, path.stat()):
@@ -81,7 +81,7 @@ def prepare_directory(path: Path, group: int | None = None) -> None:
 
 @contextlib.contextmanager
 def open_directory(path: Path) -> Iterator[int]:
-    """Open a directory that is safe, for calls that take one; the path cannot be replaced meanwhile.
+    """Open a safe directory for calls that take a descriptor, so that nobody can replace its path.
 
     Raises:
         OSError: It cannot be opened, or is not safe.
@@ -112,7 +112,7 @@ def _is_safe(parent: os.stat_result, entry: os.stat_result, groups: Collection[i
 
 
 def _parts(path: Path) -> Iterator[tuple[Path, os.stat_result, os.stat_result]]:
-    """Yield each part of a path, links and their targets included, with its directory's attributes and its own."""
+    """Yield each part of a path, and of its links' targets, with the stat of its directory and its own."""
     here, names, links = ROOT, [*reversed(path.absolute().parts[1:])], 0
     while names:
         name = names.pop()

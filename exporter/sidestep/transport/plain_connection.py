@@ -1,4 +1,4 @@
-"""A sender's connection without keys: no peer can end the process through it, as it can through libzmq."""
+"""A sender's connection without keys, which does not use libzmq: no peer can end the process by it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,10 @@ class PlainConnection:
     Nothing blocks, except that a host's name is looked up.
 
     Args:
-        endpoint: ``ipc://`` or ``tcp://``.
-        now: Monotonic seconds.
-        attempt: Number of this attempt: of a name with several addresses, each gets its turn.
+        attempt: Number of this attempt. Attempts take turns over the addresses of a host.
 
     Attributes:
-        ended: Reason for which the connection ended or could not be made; empty while it is usable.
+        ended: Reason why the connection ended or could not be made; empty while it is usable.
         misbehaved: True if the peer broke the protocol, or sent too much, after the handshake.
 
     Raises:
@@ -60,7 +58,7 @@ class PlainConnection:
         self._parser = Parser()
         self._allowance = Allowance(now)
         self._counted = self._received = 0
-        """Frames taken from the allowance so far, and bytes that are not yet."""
+        """Frames taken from the allowance so far, and received bytes not yet taken from it."""
         self._unsent = b""
         self._deadline = now + HANDSHAKE_TIMEOUT
         self._connected = False
@@ -77,7 +75,7 @@ class PlainConnection:
 
     @property
     def problem(self) -> str:
-        """Reason for which the peer cannot be reached; empty if none is known."""
+        """Reason why the peer cannot be reached; empty if none is known."""
         return self.ended
 
     @property
@@ -98,7 +96,7 @@ class PlainConnection:
         return self._parse(now) if self.ready else None
 
     def advance(self, now: float) -> None:
-        """Carry the handshake on, and send what is left of a frame."""
+        """Continue the handshake, and send the rest of a frame."""
         if self.ended:
             return
         if not self._connected:
@@ -106,13 +104,13 @@ class PlainConnection:
         if self._connected:
             self._flush()
         if not self._parser.ready:
-            # No message comes before the sender's first one.
+            # An exporter sends no message before the sender's first one.
             self._parse(now)
         if not self._parser.ready and now >= self._deadline:
             self._end(UNANSWERED)
 
     def wait(self, seconds: float) -> None:
-        """Return once the connection can go on, after ``seconds`` at the latest; at once if negative."""
+        """Wait until the connection can go on, for at most ``seconds``; not at all if negative."""
         if self._socket is None:
             return
         is_sending = not self._connected or bool(self._unsent)
@@ -162,7 +160,7 @@ class PlainConnection:
             return
         if self._path is not None:
             try:
-                # Now, not before: the socket cannot have been replaced since.
+                # Checked after connecting, since nobody can replace the socket of this connection.
                 check_owners(self._path, {os.getegid(), *os.getgroups()})
             except OSError as unsafe:
                 self._end(describe(unsafe))
@@ -171,7 +169,7 @@ class PlainConnection:
         self._unsent = OPENING
 
     def _reply(self) -> None:
-        # A peer that reads none of the answers gets no more of them.
+        # A peer that does not read its answers gets no more of them.
         if self._parser.replies and self._flush():
             self._write(self._parser.replies)
         self._parser.replies = b""
@@ -195,14 +193,14 @@ class PlainConnection:
         return True
 
     def _flush(self) -> bool:
-        """Send what is left of the last frame; return whether nothing is left."""
+        """Send the rest of the last frame; return whether nothing is left."""
         if self._unsent:
             unsent, self._unsent = self._unsent, b""
             self._write(unsent)
         return not self._unsent and not self.ended
 
     def _write(self, *parts: bytes) -> None:
-        """Send ``parts``; keep what the kernel does not take."""
+        """Send ``parts``; keep the rest that the kernel does not take."""
         assert self._socket is not None
         try:
             sent = self._socket.sendmsg(parts)
@@ -215,7 +213,7 @@ class PlainConnection:
             self._unsent = b"".join(parts)[sent:]
 
     def _lose(self, cause: str) -> None:
-        """End with the peer's end of the connection."""
+        """End the connection, since the peer has ended it."""
         self._end(cause if self._parser.ready else f"{HANDSHAKE_FAILED} ({cause}): {KEYS}")
 
     def _refuse(self, reason: str) -> None:
@@ -225,7 +223,7 @@ class PlainConnection:
     def _end(self, reason: str) -> None:
         self.ended = self.ended or reason
         if self._socket is not None:
-            # A forked child may hold the descriptor, too: closing alone would not end the connection.
+            # A forked child may hold the descriptor, too, so that closing it alone would not suffice.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()

@@ -26,8 +26,7 @@ def resident() -> int:
 def lowest_free_descriptor() -> int:
     """Return the descriptor that the next open file gets, or the limit if none can be opened.
 
-    While peers only open connections, this is the number of open files; a call costs
-    2 microseconds.
+    It is the number of open files as long as peers only open connections. A call costs 2 us.
     """
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -51,8 +50,8 @@ def trim() -> None:
 def seed_library() -> None:
     """Seed the C library's random numbers unpredictably.
 
-    A ROUTER numbers its peers from such a number, which unseeded is 1804289383 in every
-    process, and libzmq 4.3.5 aborts the process when a peer has chosen the next number.
+    A ROUTER numbers its peers from a random number, which is 1804289383 without a seed. libzmq 4.3.5
+    aborts the process when a peer has chosen the next number as its routing id.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(secrets.randbits(32))
@@ -61,8 +60,8 @@ def seed_library() -> None:
 def calm_collector() -> None:
     """Collect garbage less often, and exclude all objects that exist now.
 
-    A full collection over all modules holds the event loop for 10 to 50 ms, and nearly all
-    objects that come and go are in no cycle: reference counts free them.
+    A full collection holds the event loop for 10 to 50 ms, and reference counts free nearly all
+    objects.
     """
     gc.collect()
     gc.freeze()
@@ -72,8 +71,8 @@ def calm_collector() -> None:
 def raise_open_files() -> int:
     """Raise the limit of open files to the hard limit, and return it.
 
-    Every connected peer costs one descriptor. When they run out, a listening socket that is
-    readable but cannot accept keeps a whole core busy.
+    Each connection needs a descriptor. Without a free one, a listening socket that stays readable
+    keeps a core busy.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

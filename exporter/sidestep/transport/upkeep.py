@@ -1,10 +1,16 @@
-"""Rebinding of the socket: at limits of memory and connections, in a flood, or after its path was replaced."""
+"""Limits that make the exporter close all connections: on memory, on open files and on floods.
+
+A ROUTER buffers without a limit what peers send, such as the parts of an endless message, and libzmq
+cannot close a single connection. So the socket is closed and bound again, which also mends a path that
+another process has replaced.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
+from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
@@ -14,34 +20,105 @@ from sidestep.transport.process import (
     resident,
     trim,
 )
-from sidestep.transport.watchdog import MIB, Watchdog
+
+MIB = 1 << 20
+MARGIN = 4
+"""Peers may use 1/MARGIN of the hard limit more if the exporter's own state exceeds the limit."""
+
+
+class Watchdog:
+    """Soft and hard limit on resident memory.
+
+    Args:
+        soft: Bytes from which on new streams are rejected; 0: no limit.
+        hard: Bytes from which on the socket is closed and bound again; 0: no limit.
+        read: Returns the resident memory of this process in bytes.
+
+    Attributes:
+        full: True if the soft limit is reached.
+        resident: Resident memory as it was last read.
+
+    Raises:
+        ConfigError: The limits contradict each other.
+    """
+
+    def __init__(self, soft: int, hard: int, read: Callable[[], int]) -> None:
+        if hard and soft > hard:
+            raise ConfigError("limits.memory-soft must not be above limits.memory-hard")
+        self.full = False
+        self.resident = 0
+        self._soft = soft
+        self._hard = self._limit = hard
+        self._read = read
+        self._lines = RateLimitedLog(log)
+
+    def must_cut(self) -> bool:
+        """Read the memory in use, and return whether to close the socket now."""
+        resident = self._read()
+        self._note(resident)
+        if resident < self._hard:
+            self._limit = self._hard
+        return bool(self._hard) and resident >= self._limit
+
+    def check_after_cut(self) -> None:
+        """Check how much memory closing the socket has freed, and log it."""
+        resident = self._read()
+        self._note(resident)
+        if resident < self._hard:
+            self._limit = self._hard
+            self._lines.warning(
+                "hard",
+                "memory reached limits.memory-hard, all connections were closed; %d MiB are in use now",
+                resident // MIB,
+            )
+            return
+        # Closing the socket again would free as little, so the limit rises.
+        self._limit = resident + self._hard // MARGIN
+        self._lines.error(
+            "own state",
+            "%d MiB are in use without any connection, more than limits.memory-hard: that is the"
+            " exporter's own state; raise the limit, or connect fewer engines",
+            resident // MIB,
+        )
+
+    def _note(self, resident: int) -> None:
+        self.resident = resident
+        full = bool(self._soft) and resident >= self._soft
+        if full and not self.full:
+            self._lines.warning(
+                "soft",
+                "%d MiB are in use, more than limits.memory-soft: new streams are rejected",
+                resident // MIB,
+            )
+        self.full = full
+
 
 log = logging.getLogger(__name__)
 
 PAUSE = 1.0
 """Minimum seconds between two binds, and between two checks of the paths. Senders keep
-unacknowledged frames, so a pause only delays them. With a longer pause senders, whose
-reconnection attempts back off, would lose against a peer that fills the memory again at once."""
+unacknowledged frames, so a pause only delays them. During a longer pause their reconnection attempts
+would back off, and a hostile peer that tries at once would fill the memory before them."""
 MAX_DESCRIPTORS = 8192
-"""Open file descriptors from which all connections are closed; libzmq cannot close a single one.
-libzmq aborts the process when an ipc connection finds no descriptor left, and when a peer has
-chosen the routing id that the next peer gets, which takes many connections to hit."""
+"""Open file descriptors from which all connections are closed. libzmq aborts the process when an ipc
+connection finds no descriptor left. It also aborts when a peer has chosen the routing id that the next
+peer gets, which takes many connections to hit."""
 TRIM_INTERVAL = 10.0
-"""Seconds between two returns of free memory to the operating system. glibc does not return what is
-free below a block in use: a flood of messages left the process at twice its size."""
+"""Seconds between two returns of free memory to the operating system. glibc keeps memory below a block
+in use: after a flood of messages the process stayed at twice its size."""
 TRIM_GROWTH = 16 * MIB
-"""Bytes that the process must have grown by since the last return, unless the soft limit is reached."""
+"""Bytes by which the process must have grown since the last return, unless the soft limit is reached."""
 FLOODED = 5.0
-"""Seconds for which messages must have waited without a pause, most of them refused, for all
-connections to be closed. libzmq reads without a limit, and what a peer has sent waits although the
-peer has left: engines would stand in line behind it for minutes."""
+"""Seconds of a flood, in which messages always wait and most are refused, until all connections are
+closed. Messages of a peer wait even after the peer has left, so engines would wait behind them for
+minutes."""
 RETRY = 10.0
 """Seconds between attempts to bind an endpoint that another process uses; each attempt closes all
 connections."""
 
 
 class Upkeep:
-    """Upkeep of a listener's memory, descriptors and paths: poll ``due``, then call ``act``.
+    """Upkeep of a listener: poll ``due``, and call ``act`` if it returns true.
 
     Args:
         cut: Frees other memory that untrusted peers can fill; returns whether there may be some.
@@ -80,7 +157,7 @@ class Upkeep:
             self._drained_at = now
 
     def due(self, now: float) -> bool:
-        """Return whether ``act`` should close or reopen the listener; trim memory now and then."""
+        """Return whether ``act`` should close or reopen the listener; also trim memory."""
         if self._listener.socket is None:
             return now >= self._bound_at + PAUSE
         if self.has_too_many_connections():
@@ -99,9 +176,9 @@ class Upkeep:
         return bool(self._reason)
 
     def has_too_many_connections(self) -> bool:
-        """Return whether new connections have opened too many files; if so, call ``act``.
+        """Return whether new connections have opened too many files, so that ``act`` is due.
 
-        Call this as soon as a connection is accepted: a peer can connect 100 times in 20 ms.
+        Call it for each accepted connection: a peer can connect 100 times in 20 ms.
         """
         if self._listener.has_accepted() and lowest_free_descriptor() >= self._max_descriptors():
             self._reason = "descriptors"
@@ -150,9 +227,9 @@ class Upkeep:
         return now >= self._drained_at + FLOODED and self._received > 2 * accepted
 
     def _free_others(self) -> bool:
-        """Free what peers fill beside the listener; return whether that suffices.
+        """Free other memory that peers fill; return whether that suffices.
 
-        Engines would lose their connections for what a publisher or a page has sent.
+        Otherwise engines would lose their connections because of a publisher's messages or of a page.
         """
         if not self._cut():
             return False

@@ -1,7 +1,7 @@
-"""The connecting end of ZMTP 3.0 (RFC 23) with the NULL mechanism: bytes in, frames out, no socket.
+"""The connecting end of ZMTP 3.0 (RFC 23) with the NULL mechanism, without a socket.
 
-An engine uses this instead of libzmq, which ends its process by an assertion where a peer resets
-a connection at the wrong moment, and keeps every part of a message that never ends.
+An engine uses this instead of libzmq. libzmq aborts the process when a peer resets a connection at the
+wrong moment, and it buffers a message without an end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + bytes([_VERSION, 0]) + b"NULL".ljust(20, b"\0") + bytes(32)
 )
 OPENING = _GREETING[:11]
-"""First bytes of the connecting end: the signature and the version. A libzmq that asks for keys
-closes the connection at a mechanism that is not its own, and would not get to name its own."""
+"""First bytes of the connecting end: the signature and the version. The mechanism comes later: a libzmq
+that asks for keys would close the connection at another mechanism before it names its own."""
 _CONTINUATION = _GREETING[11:] + _command(b"READY", _property(b"Socket-Type", b"DEALER"))
 
 
@@ -45,12 +45,10 @@ def header(size: int) -> bytes:
 
 
 class Parser:
-    """Parses what the exporter sends on one connection.
+    """Parser of the bytes that the exporter sends on one connection.
 
     Attributes:
-        ready: Whether the handshake is complete.
-        replies: What is to be sent for the handshake and as answers to heartbeats; the caller
-            sends and clears it.
+        replies: Bytes to send for the handshake and as answers to heartbeats; the caller clears it.
         frames: Frames parsed so far, commands included.
     """
 
@@ -69,7 +67,7 @@ class Parser:
         """Return the next message, or ``None`` while more bytes are needed.
 
         Raises:
-            WireError: The peer breaks the protocol, or no exporter would send this.
+            WireError: The peer breaks the protocol, or is no exporter.
         """
         if not self._greeted and not self._read_greeting():
             return None
@@ -84,7 +82,7 @@ class Parser:
 
     def _read_greeting(self) -> bool:
         start = bytes(self._buffer[:_GREETING_BYTES])
-        # Other peers may never send a whole greeting, so they are recognized by their first bytes.
+        # A server of another protocol may never send a whole greeting: its first bytes tell.
         if start[:1] not in (b"", b"\xff") or (len(start) > 9 and not start[9] & 1):  # noqa: PLR2004
             raise WireError(
                 "bad_frame", "the peer does not speak ZMTP 3: is this an ingest endpoint?"

@@ -1,4 +1,4 @@
-"""Tables of checks: each row is a code, what to look for, and how a finding words it."""
+"""Tables of checks: each row is a code, what to look for, and the text of a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Check(Generic[Checked]):
     """One row.
 
     Attributes:
-        look: Returns what is wrong: a value, or a list with one for each finding; nothing if it is empty.
+        look: Returns what is wrong: a value, or several values as a list or an iterator, with a
+            finding for each. An empty value or list means that nothing is wrong.
         text: The finding's text, in which ``{}`` is the value.
     """
 
@@ -29,7 +30,7 @@ def run(checks: Iterable[Check[Checked]], checked: Checked, subject: str) -> Ite
     """Yield the findings of all rows."""
     for each in checks:
         found = each.look(checked)
-        for value in found if isinstance(found, list) else [found] * bool(found):
+        for value in found if isinstance(found, list | Iterator) else [found] * bool(found):
             yield each.code.on(subject, each.text.format(value))
 
 

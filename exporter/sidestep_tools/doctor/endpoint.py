@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
 from sidestep.transport.access import is_loopback
 from sidestep.transport.addresses import IPC, TCP, host_and_port
-from sidestep.transport.client_keys import Keys, keys_for
 from sidestep.transport.connect_problems import KEYS, UNANSWERED
 from sidestep.transport.curve_connection import CurveConnection
 from sidestep.transport.endpoint import IPC_PATH_CHARS
+from sidestep.transport.keys import Keys, keys_for
 from sidestep.transport.plain_connection import HANDSHAKE_TIMEOUT, PlainConnection
 
 # fmt: off
@@ -52,40 +50,10 @@ NO_KEYS = Code("SD168", "warning", "Records cross the network without keys",
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 CONNECT_TIMEOUT = 3.0
-_BY_NUMBER: Mapping[int | None, Code] = {
-    errno.ENOENT: NO_SOCKET,
-    errno.ENOTDIR: NO_SOCKET,
-    errno.EACCES: DENIED,
-    errno.EPERM: DENIED,
-    errno.ECONNREFUSED: REFUSED,
-}
-"""Codes of errors of the system; the others are of the network."""
 
 
-class User(NamedTuple):
-    """A user and the groups of one of their processes."""
-
-    uid: int
-    groups: frozenset[int]
-
-    def may(self, found: os.stat_result, bits: int) -> bool:
-        """Return whether the mode grants ``bits``, from 0 to 7."""
-        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.groups else 0
-        return found.st_mode >> shift & bits == bits
-
-
-def current_user() -> User:
-    """Return the user of this process."""
-    return User(os.geteuid(), frozenset((os.getegid(), *os.getgroups())))
-
-
-def check(
-    endpoint: str, environ: Mapping[str, str] = os.environ, user: User | None = None
-) -> Iterator[Finding]:
-    """Yield what is wrong with an endpoint: connect to it, as an engine with ``environ`` does.
-
-    ``user`` is that of the engine's process; by default the one of this process.
-    """
+def check(endpoint: str, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Connect to an endpoint as an engine with ``environ`` does, and yield what is wrong."""
     if reason := _malformed(endpoint):
         yield MALFORMED.on(endpoint, reason)
         return
@@ -97,9 +65,6 @@ def check(
     path = Path(endpoint.removeprefix(IPC)) if endpoint.startswith(IPC) else None
     if path is None and keys is None and not is_loopback(endpoint):
         yield NO_KEYS.on(endpoint, "neither SIDESTEP_SERVER_KEY nor SIDESTEP_CLIENT_KEY is set")
-    if path is not None and user is not None and user.uid and (closed := _closed(path, user)):
-        yield DENIED.on(endpoint, closed)
-        return
     try:
         _connect(endpoint)
     except OSError as error:
@@ -111,13 +76,12 @@ def check(
 
 
 def _malformed(endpoint: str) -> str:
+    path = endpoint.removeprefix(IPC)
+    if endpoint.startswith(IPC) and not path.startswith("/"):
+        return f"the path {path!r} is not absolute: write ipc:///{path.lstrip('@*')}"
     if endpoint.startswith(IPC):
-        path = endpoint.removeprefix(IPC)
-        if not path.startswith("/"):
-            return f"the path {path!r} is not absolute: write ipc:///{path.lstrip('@*')}"
-        if len(os.fsencode(path)) > IPC_PATH_CHARS:
-            return f"the path is longer than {IPC_PATH_CHARS} bytes"
-        return ""
+        is_long = len(os.fsencode(path)) > IPC_PATH_CHARS
+        return f"the path is longer than {IPC_PATH_CHARS} bytes" if is_long else ""
     if not endpoint.startswith(TCP):
         return "it must begin with ipc:// or tcp://"
     host, port = host_and_port(endpoint)
@@ -127,7 +91,7 @@ def _malformed(endpoint: str) -> str:
 
 
 def _connect(endpoint: str) -> None:
-    """Connect and close at once.
+    """Connect, and close the connection at once.
 
     Raises:
         OSError: Nothing accepts the connection.
@@ -143,31 +107,31 @@ def _connect(endpoint: str) -> None:
 
 def _failure(endpoint: str, error: OSError, path: Path | None) -> Finding:
     cause = error.strerror or str(error) or "no answer"
-    if isinstance(error, socket.gaierror):
-        return UNREACHABLE.on(endpoint, cause)
-    code = _BY_NUMBER.get(error.errno, UNREACHABLE)
-    if code is DENIED and path is not None:
-        cause = _closed(path, current_user()) or cause
-    elif code is NO_SOCKET and path is not None and not path.parent.is_dir():
-        cause = f"the directory {path.parent} does not exist"
-    return code.on(endpoint, cause)
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            if path and not path.parent.is_dir():
+                cause = f"the directory {path.parent} does not exist"
+            return NO_SOCKET.on(endpoint, cause)
+        case PermissionError():
+            return DENIED.on(endpoint, (path and _closed(path)) or cause)
+        case ConnectionRefusedError():
+            return REFUSED.on(endpoint, cause)
+    return UNREACHABLE.on(endpoint, cause)
 
 
-def _closed(path: Path, user: User) -> str:
-    """Return which part of ``path`` its mode closes to ``user``; empty if none does."""
+def _closed(path: Path) -> str:
+    """Return which part of ``path`` is closed to this process; empty if none is."""
     for part in (*reversed(path.parents), path):
-        try:
+        needed = os.W_OK if part == path else os.X_OK
+        if part.exists() and not os.access(part, needed, effective_ids=True):
             found = part.stat()
-        except OSError:
-            return ""
-        if not user.may(found, os.W_OK if part == path else os.X_OK):
             mode = f"{stat.filemode(found.st_mode)} of user {found.st_uid}, group {found.st_gid}"
-            return f"{part} is {mode}; the engine runs as user {user.uid}"
+            return f"{part} is {mode}; this process runs as user {os.geteuid()}"
     return ""
 
 
 def _handshake(endpoint: str, keys: Keys | None) -> str:
-    """Shake hands as an engine does; return why that failed, or an empty text."""
+    """Return why the handshake of an engine fails; empty: it succeeds."""
     now = time.monotonic()
     deadline = now + HANDSHAKE_TIMEOUT + 1.0
     connection = (

@@ -1,25 +1,167 @@
-"""Check of metrics pages: those of engines, and those of exporters, as a scrape reads them."""
+"""Check of the metrics pages of engines and exporters."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from sidestep.catalog.engine_pages import PAGES
-from sidestep.catalog.model import Row
+from sidestep.catalog.page_reader import Samples, samples
 from sidestep.diagnosis.finding import Code, Finding
-from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
-from sidestep_tools.doctor.queries.known_metrics import OPTIONS
+from sidestep_tools.doctor.checks import Check, codes, run
 from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
+
+PREFIXES = ("nv_", *(page.prefix for page in PAGES))
+WITH_UNDERSCORE = ("vllm_", "ray_vllm_", "sglang_")
+WEB_FRAMEWORK = "http_request_duration_highr_seconds"
+"""A family that the web servers of vLLM and SGLang have, even without metrics of the engine."""
+RUNNING = tuple(page.gauges["running"][0][0].name for page in PAGES if "running" in page.gauges)
+"""Gauges of running requests; an engine's page has one of them."""
+AT_START = {
+    "vllm:": ("vllm:num_requests_running",),
+    # A scheduler sets the first with its first report, and the second when it starts.
+    "sglang:": ("sglang:num_running_reqs", "sglang:max_total_num_tokens"),
+}
+"""Families by an engine's prefix; its own page has one of them even before the first request."""
+FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
+"""Features whose options a finding names if their families are missing."""
+LISTED = 4
+"""Most names that a finding lists."""
+
+
+class Page(NamedTuple):
+    """A metrics page; ``families`` includes those without samples."""
+
+    name: str
+    families: frozenset[str]
+    samples: Samples
+
+    @property
+    def is_exporters(self) -> bool:
+        """True for the page of a sidestep exporter."""
+        return "sidestep_build_info" in self.families
+
+    def has(self, *prefixes: str) -> bool:
+        """Return whether a family's name begins with one of the prefixes."""
+        return any(name.startswith(prefixes) for name in self.families)
+
+    def engines(self) -> Iterator[str]:
+        """Yield the labels of each engine, without ``origin``, which an exporter adds to equal ones."""
+        for name in RUNNING:
+            for sample in self.samples.get(name, ()):
+                own = sorted(sample.labels.items())
+                yield ", ".join(f"{label}={value}" for label, value in own if label != "origin")
+
+
+def parse(name: str, text: str) -> Page:
+    """Read a page in Prometheus's text format.
+
+    Raises:
+        ValueError: It is not in the text format.
+    """
+    found = samples(text)
+    typed = (line[7:].partition(" ")[0] for line in text.splitlines() if line[:7] == "# TYPE ")
+    return Page(name, frozenset((*typed, *found)), found)
+
+
+async def read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
+    """Return the page at an address or in a file, or why it cannot be read.
+
+    Raises:
+        ConfigError: It is neither a file nor the address of a web server.
+    """
+    file = Path(name)
+    try:
+        if await asyncio.to_thread(file.is_file):
+            return _parsed(name, await asyncio.to_thread(file.read_text, "utf-8", "replace"))
+        address = parse_address(name)
+        answer = await fetch(session, name if address.path else f"{address.root}/metrics")
+    except (FetchError, OSError) as error:
+        return NO_ANSWER.on(name, getattr(error, "strerror", None) or str(error))
+    if answer.status == HTTPStatus.OK:
+        return _parsed(name, answer.text)
+    return (NOT_ALLOWED if answer.status in DENIED else NO_PAGE).on(name, refusal(answer.status))
+
+
+def _parsed(name: str, text: str) -> Page | Finding:
+    start = text.lstrip()[:1]
+    if start in ("[", "{"):
+        return JSON.on(name, f"it begins with {start}")
+    try:
+        page = parse(name, text)
+    except ValueError as error:
+        return NOT_A_PAGE.on(name, str(error)[:100])
+    return page if page.families else NOT_A_PAGE.on(name, "it has no samples")
+
+
+def _metrics_off(page: Page) -> list[str]:
+    if not page.has(*PREFIXES, *WITH_UNDERSCORE):
+        return ["its families are those of the web framework only"] * page.has(WEB_FRAMEWORK)
+    return [
+        f"it has no sample of {' or '.join(names)}"
+        for prefix, names in AT_START.items()
+        if page.has(prefix) and not page.is_exporters and not page.samples.keys() & names
+    ]
+
+
+def _repeated(page: Page) -> Iterator[str]:
+    for name, found in page.samples.items():
+        series = Counter(tuple(sorted(each.labels.items())) for each in found)
+        repeated = sum(count > 1 for count in series.values())
+        if repeated:
+            yield f"{repeated} series of {name}"
+
+
+def _without_options(page: Page) -> Iterator[str]:
+    for dialect in DIALECTS.values():
+        if page.has(f"{dialect.name}:" if dialect.name != "triton" else "nv_"):
+            rows = {each: [r.name for r in dialect.rows if r.feature == each] for each in FEATURES}
+            absent = [each for each, names in rows.items() if page.families.isdisjoint(names)]
+            options = "; ".join(dialect.feature_options[each] for each in absent if rows[each])
+            if options:
+                yield f"{dialect.title} lacks what needs {options}"
+
+
+def _former(page: Page, *, is_alone: bool) -> str:
+    """List the former names on a page whose successors are there, too, or (``is_alone``) are not."""
+    rows = [row for dialect in DIALECTS.values() for row in dialect.rows if row.status == "hidden"]
+    return _listed(
+        f"{row.name} is now {row.successor}"
+        for row in rows
+        # An exporter exposes former names by --metrics.legacy, even if the successor has no data.
+        if row.name in page.families
+        and (page.is_exporters or row.successor.partition(" ")[0] in page.families) != is_alone
+    )
+
+
+def _without_latencies(page: Page) -> Iterator[str]:
+    for each in PAGES:
+        matches = [match for one in each.counters.get("generation", ()) for match in one]
+        generated = [
+            sample
+            for match in matches
+            for sample in page.samples.get(match.name, ())
+            if dict(match.labels).items() <= sample.labels.items()
+        ]
+        is_part = any(s.labels.get("engine_type") in ("prefill", "decode") for s in generated)
+        observed = [f"{name}_count" for name in each.histograms.get("ttft", ())]
+        first_tokens = [s for name in observed for s in page.samples.get(name, ()) if s.value]
+        if any(s.value for s in generated) and observed and not (first_tokens or is_part):
+            yield f"{observed[0]} is 0, or is missing"
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return ", ".join(found[:LISTED]) + more
+
 
 # fmt: off
 NO_ANSWER = Code("SD201", "error", "The page cannot be read",
@@ -35,249 +177,62 @@ JSON = Code("SD204", "error", "The page is JSON",
     "The address is that of another interface: TensorRT-LLM's /metrics has iteration statistics as JSON, and each is given to one reader only.",
     "Scrape /prometheus/metrics of TensorRT-LLM, with `return_perf_metrics: true`.")
 NOT_A_PAGE = Code("SD205", "error", "The answer is no metrics page",
-    "The answer is not in Prometheus' text format, such as the HTML of a proxy, or it is empty, as Triton's metrics port answers at other paths than /metrics, and vLLM with a PROMETHEUS_MULTIPROC_DIR that its processes do not share.",
+    "The answer is not in Prometheus' text format, such as the HTML of a proxy; or it is empty. Triton's metrics port gives an empty answer at paths other than /metrics, and vLLM gives one if its processes do not share PROMETHEUS_MULTIPROC_DIR.",
     "Give the whole address of the metrics page.")
-NO_ENGINE = Code("SD206", "warning", "The page is of no known engine",
-    "It has no family of vLLM, SGLang, Triton, TensorRT-LLM or llama.cpp. On an exporter's page no engine has sent anything yet.",
-    "Give the page of an engine; for an exporter run `sidestep doctor URL`.")
-METRICS_OFF = Code("SD207", "warning", "The engine's own metrics are off",
-    "The server has a page without the engine's own families: vLLM runs with --disable-log-stats, or SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
-    "With `instead`, scrape the exporter's page; otherwise start the engine without --disable-log-stats.")
-REPEATED = Code("SD208", "error", "A series is on the page twice",
-    "Two samples have the same name and labels. Prometheus takes one of them and counts the other in `prometheus_target_scrapes_sample_duplicate_timestamp_total`.",
-    "Find what merges two pages into one: a proxy, or two engines with the same labels.")
-SAME_ENGINE = Code("SD209", "warning", "An engine is on the page twice",
-    "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal values it is one engine with two sources; otherwise two replicas have the same labels.",
-    "Remove one source, or give each replica a SIDESTEP_NAMESPACE.")
 TWO_PAGES = Code("SD210", "warning", "An engine is on its own page and on an exporter's",
-    "Where Prometheus scrapes both, all sums count the engine twice, and vLLM's loop pays for its page.",
+    "Where Prometheus scrapes both, all sums count the engine twice, and vLLM's loop bears the cost of its own page.",
     "Scrape one of the two; SIDESTEP_VLLM_MODE=instead (SIDESTEP_SGLANG_MODE) turns the engine's own off.")
-OPTIONAL = Code("SD211", "info", "Families are missing because the engine's options are off",
-    "Panels and queries of these families are empty.",
-    "Start the engine with the named options if you need them.")
-OLD_NAMES = Code("SD212", "warning", "The engine has old names only",
-    "The engine is of a release from before its families were renamed; queries for the new names are empty.",
-    "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names.")
-LEGACY = Code("SD213", "info", "The page has deprecated names",
-    "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM, --metrics.legacy of the exporter); a later release does not have them.",
-    "Change dashboards and rules to the successors.")
-NO_CACHE_CONFIG = Code("SD215", "warning", "vllm:cache_config_info is missing",
-    "The sizes of the KV cache and its blocks are unknown, so panels in tokens or bytes are empty; a scrape job drops the family, or the engine has not finished its start.",
-    "Check `metric_relabel_configs` of the job, and look again once the engine serves.")
-NO_LATENCIES = Code("SD218", "warning", "Latencies are missing",
-    "The engine has generated tokens, and no TTFT has been observed: its front end has no metrics, or no plugin, as with several tokenizer workers of SGLang.",
-    "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin.")
-RENAMED = Code("SD219", "warning", "The names have an underscore for the colon",
-    "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and `sglang:` find none of them.",
-    "Scrape the engine's own /metrics, or the exporter's page.")
-# fmt: on
-CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
-
-VLLM, SGLANG, TRITON = "vllm:", "sglang:", "nv_"
-PREFIXES = (TRITON, *(page.prefix for page in PAGES))
-RUNNING = {VLLM: "vllm:num_requests_running", SGLANG: "sglang:num_running_reqs"}
-"""A gauge that every engine has."""
-AT_START = {
-    VLLM: (RUNNING[VLLM],),
-    # A scheduler sets the first with its first report, and the second when it starts.
-    SGLANG: (RUNNING[SGLANG], "sglang:max_total_num_tokens"),
-}
-"""Of these an engine's own page has one before its first request."""
-GENERATED: Sequence[tuple[str, Mapping[str, str], str]] = (
-    ("vllm:generation_tokens_total", {}, "vllm:time_to_first_token_seconds_count"),
-    (
-        "sglang:realtime_tokens_total",
-        {"mode": "decode"},
-        "sglang:time_to_first_token_seconds_count",
-    ),
+CHECKS: Sequence[Check[Page]] = (
+    Check(Code("SD206", "warning", "The page is of no known engine",
+        "It has no family of vLLM, SGLang, Triton, TensorRT-LLM or llama.cpp. On an exporter's page no engine has sent anything yet.",
+        "Give the page of an engine; for an exporter run `sidestep doctor URL`."),
+        lambda p: not p.has(*PREFIXES, *WITH_UNDERSCORE, WEB_FRAMEWORK) and len(p.families), "it has {} families of others"),
+    Check(Code("SD207", "warning", "The engine's own metrics are off",
+        "The server has a page without the engine's own families: vLLM runs with --disable-log-stats, or SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
+        "With `instead`, scrape the exporter's page; otherwise start the engine without --disable-log-stats."),
+        _metrics_off),
+    Check(Code("SD208", "error", "A series is on the page twice",
+        "Two samples have the same name and labels. Prometheus takes one of them and counts the other in `prometheus_target_scrapes_sample_duplicate_timestamp_total`.",
+        "Find what merges two pages into one: a proxy, or two engines with the same labels."),
+        _repeated),
+    Check(Code("SD209", "warning", "An engine is on the page twice",
+        "Two sets of series differ by the label `origin` only, so sums over the page count both. With equal values it is one engine with two sources; otherwise two replicas have the same labels.",
+        "Remove one source, or give each replica a SIDESTEP_NAMESPACE."),
+        lambda p: [f"{count} sets of series have the labels {engine}" for engine, count in Counter(p.engines()).items() if count > 1]),
+    Check(Code("SD211", "info", "Families are missing because the engine's options are off",
+        "Panels and queries of these families are empty.",
+        "Start the engine with the named options if you need them."),
+        _without_options),
+    Check(Code("SD212", "warning", "The engine has old names only",
+        "The engine's release is older than the present names of its families; queries for these names are empty.",
+        "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names."),
+        lambda p: _former(p, is_alone=True)),
+    Check(Code("SD213", "info", "The page has deprecated names",
+        "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM, --metrics.legacy of the exporter); a later release does not have them.",
+        "Change dashboards and rules to the successors."),
+        lambda p: _former(p, is_alone=False)),
+    Check(Code("SD215", "warning", "vllm:cache_config_info is missing",
+        "The sizes of the KV cache and its blocks are unknown, so panels in tokens or bytes are empty; a scrape job drops the family, or the engine has not finished its start.",
+        "Check `metric_relabel_configs` of the job, and look again once the engine serves."),
+        lambda p: "vllm:num_requests_running" in p.samples and "vllm:cache_config_info" not in p.samples, "it has no vllm:cache_config_info"),
+    Check(Code("SD218", "warning", "Latencies are missing",
+        "The engine has generated tokens, and no TTFT has been observed: its front end has no metrics, or no plugin, as with several tokenizer workers of SGLang.",
+        "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin."),
+        _without_latencies),
+    Check(Code("SD219", "warning", "The names have an underscore for the colon",
+        "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and `sglang:` find none of them.",
+        "Scrape the engine's own /metrics, or the exporter's page."),
+        lambda p: not p.has(*PREFIXES) and _listed(each for each in p.families if each.startswith(WITH_UNDERSCORE))),
 )
-"""Tokens generated so far, and the latencies observed with the first of each request."""
-FEATURES = ("kv_cache_metrics", "spec_decode", "lora", "hicache", "response_cache")
-"""Features of the catalogue's rows that many would like to have."""
-LISTED = 4
-"""Most names in a text."""
+# fmt: on
+CODES = sorted((NO_ANSWER, NOT_ALLOWED, NO_PAGE, JSON, NOT_A_PAGE, TWO_PAGES, *codes(CHECKS)))
 
 
-class Page(NamedTuple):
-    """A metrics page.
-
-    Attributes:
-        name: Address or file, as given.
-        families: Names of families, those without samples included, as their rows have them.
-        samples: Samples by their name.
-    """
-
-    name: str
-    families: frozenset[str]
-    samples: Mapping[str, Sequence[Sample]]
-
-    @property
-    def is_exporters(self) -> bool:
-        """True for the page of a sidestep exporter."""
-        return "sidestep_build_info" in self.families
-
-    def has(self, *prefixes: str) -> bool:
-        """Return whether a family's name begins with one of the prefixes."""
-        return any(name.startswith(prefixes) for name in self.families)
-
-    def total(self, name: str, labels: Mapping[str, str]) -> float:
-        """Return the sum of the samples with these labels."""
-        found = self.samples.get(name, ())
-        return sum(each.value for each in found if labels.items() <= each.labels.items())
-
-    def engines(self) -> Iterator[str]:
-        """Yield the labels of each engine, without the one that an exporter adds to equal ones."""
-        for name in RUNNING.values():
-            for sample in self.samples.get(name, ()):
-                own = sorted(sample.labels.items())
-                yield ", ".join(f"{label}={value}" for label, value in own if label != "origin")
-
-
-def parse(name: str, text: str) -> Page:
-    """Return a page.
-
-    Raises:
-        ValueError: It is not in the text format.
-    """
-    families, samples = set(), dict[str, list[Sample]]()
-    for metric in text_string_to_metric_families(text):
-        # The parser removes the suffix of a counter; Triton's counters have none.
-        families |= (
-            {metric.name, f"{metric.name}_total"} if metric.type == "counter" else {metric.name}
-        )
-        for sample in metric.samples:
-            samples.setdefault(sample.name, []).append(sample)
-    return Page(name, frozenset(families | samples.keys()), samples)
-
-
-async def check(session: aiohttp.ClientSession, names: Sequence[str]) -> AsyncIterator[Finding]:
-    """Yield what is wrong with the pages at addresses or in files.
-
-    Raises:
-        ConfigError: One is no address of a web server.
-    """
-    pages = []
-    for name in names:
-        text = await read(session, name)
-        page = text if isinstance(text, Finding) else _parsed(name, text)
-        if isinstance(page, Finding):
-            yield page
-            continue
-        pages.append(page)
-        for each in check_page(page):
-            yield each
-    for each in _on_two_pages(pages):
-        yield each
-
-
-def check_page(page: Page) -> Iterator[Finding]:
-    """Yield what is wrong with a page."""
-    yield from _format(page)
-    if not page.has(*PREFIXES):
-        if page.has("vllm_", "ray_vllm_", "sglang_"):
-            yield RENAMED.on(page.name, _listed(n for n in page.families if "_num_" in n))
-        elif page.has("http_request_duration_highr_seconds"):
-            yield METRICS_OFF.on(page.name, "its families are those of the web framework only")
-        else:
-            yield NO_ENGINE.on(page.name, f"it has {len(page.families)} families of others")
-        return
-    yield from _missing(page)
-    yield from _names(page)
-    yield from _same_engine(page)
-    if RUNNING[VLLM] in page.samples and "vllm:cache_config_info" not in page.samples:
-        yield NO_CACHE_CONFIG.on(page.name, "it has no vllm:cache_config_info")
-
-
-async def read(session: aiohttp.ClientSession, name: str) -> str | Finding:
-    """Return the text of a page at an address or in a file, or why it cannot be read.
-
-    Raises:
-        ConfigError: It is neither a file nor the address of a web server.
-    """
-    file = Path(name)
-    try:
-        if await asyncio.to_thread(file.is_file):
-            return await asyncio.to_thread(file.read_text, "utf-8", "replace")
-        address = parse_address(name)
-        answer = await fetch(session, name if address.path else f"{address.root}/metrics")
-    except (FetchError, OSError) as error:
-        return NO_ANSWER.on(name, getattr(error, "strerror", None) or str(error))
-    if answer.status == HTTPStatus.OK:
-        return answer.text
-    return (NOT_ALLOWED if answer.status in DENIED else NO_PAGE).on(name, refusal(answer.status))
-
-
-def _parsed(name: str, text: str) -> Page | Finding:
-    start = text.lstrip()[:1]
-    if start in ("[", "{"):
-        return JSON.on(name, f"it begins with {start}")
-    try:
-        page = parse(name, text)
-    except ValueError as error:
-        return NOT_A_PAGE.on(name, str(error)[:100])
-    return page if page.families else NOT_A_PAGE.on(name, "it has no samples")
-
-
-def _format(page: Page) -> Iterator[Finding]:
-    for name, found in page.samples.items():
-        series = Counter(tuple(sorted(each.labels.items())) for each in found)
-        repeated = sum(count > 1 for count in series.values())
-        if repeated:
-            yield REPEATED.on(page.name, f"{repeated} series of {name}")
-
-
-def _missing(page: Page) -> Iterator[Finding]:
-    for prefix, names in AT_START.items():
-        if page.has(prefix) and not page.is_exporters and not page.samples.keys() & names:
-            yield METRICS_OFF.on(page.name, f"it has no sample of {' or '.join(names)}")
-    for dialect in DIALECTS.values():
-        if page.has(f"{dialect.name}:" if dialect.name != "triton" else TRITON):
-            absent = [each for each in FEATURES if _is_absent(page, dialect, each)]
-            if absent:
-                options = "; ".join(OPTIONS[f"{dialect.name} {each}"] for each in absent)
-                yield OPTIONAL.on(page.name, f"{dialect.title} lacks what needs {options}")
-    for generated, labels, observed in GENERATED:
-        others = {each.labels.get("engine_type") for each in page.samples.get(generated, ())}
-        is_whole = others.isdisjoint({"prefill", "decode"})
-        if is_whole and page.total(generated, labels) and not page.total(observed, {}):
-            yield NO_LATENCIES.on(page.name, f"{observed} is 0, or is missing")
-
-
-def _names(page: Page) -> Iterator[Finding]:
-    rows = [row for dialect in DIALECTS.values() for row in dialect.rows if row.status == "hidden"]
-    both: list[Row] = []
-    old: list[Row] = []
-    for row in rows:
-        if row.name in page.families:
-            is_there = row.successor.partition(" ")[0] in page.families
-            # An exporter has old names without a successor's data only by --metrics.legacy.
-            (both if is_there or page.is_exporters else old).append(row)
-    for code, some in ((OLD_NAMES, old), (LEGACY, both)):
-        if some:
-            yield code.on(page.name, _listed(f"{row.name} is now {row.successor}" for row in some))
-
-
-def _same_engine(page: Page) -> Iterator[Finding]:
-    for engine, count in Counter(page.engines()).items():
-        if count > 1:
-            yield SAME_ENGINE.on(page.name, f"{count} sets of series have the labels {engine}")
-
-
-def _on_two_pages(pages: Sequence[Page]) -> Iterator[Finding]:
-    for own in pages:
+def check(pages: Sequence[Page]) -> Iterator[Finding]:
+    """Yield what is wrong with each page, and with two pages together."""
+    for page in pages:
+        yield from run(CHECKS, page, page.name)
         for other in pages:
-            both = set(own.engines()) & set(other.engines())
-            if both and other.is_exporters and not own.is_exporters:
-                yield TWO_PAGES.on(own.name, f"{other.name} has it, too: {_listed(both)}")
-
-
-def _is_absent(page: Page, dialect: Dialect, feature: str) -> bool:
-    """Return whether a dialect has rows of a feature, and the page none of them."""
-    names = {row.name for row in dialect.rows if row.feature == feature}
-    return bool(names) and names.isdisjoint(page.families)
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = sorted(names)
-    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
-    return ", ".join(found[:LISTED]) + more
+            both = set(page.engines()) & set(other.engines())
+            if both and other.is_exporters and not page.is_exporters:
+                yield TWO_PAGES.on(page.name, f"{other.name} has it, too: {_listed(both)}")

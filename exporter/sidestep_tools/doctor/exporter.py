@@ -1,20 +1,19 @@
-"""Check of an exporter by its web server: its own findings, and what only others can see."""
+"""Check of an exporter over HTTP: its answer, its own findings, its release and its clock."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from http import HTTPStatus
 
 import aiohttp
 import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import Code, Finding, OwnReport
-from sidestep_tools.web_client.fetch import Answer, FetchError, fetch, parse_address, refusal
+from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
 
 SKEW_SECONDS = 5.0
-"""Difference of clocks from which on it is a finding; Prometheus's own limit for samples is minutes."""
+"""Smallest difference of the clocks that is a finding; Prometheus's own limit for samples is minutes."""
 
 # fmt: off
 NO_ANSWER = Code("SD150", "error", "The exporter does not answer",
@@ -27,11 +26,11 @@ NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one
     "The address answers, but not with an exporter's findings: it is another program, an engine, or a release of sidestep without `doctor`.",
     "Give the exporter's address; an engine's own page is checked by --engine-page.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
-    "The exporter's clock and this machine's differ, so times on pages and in logs do, too.",
+    "The exporter's clock and this machine's differ, so do times on pages and in logs.",
     "Synchronise both by NTP.")
 OTHER_VERSION = Code("SD154", "info", "Exporter and command are different releases",
     "The exporter runs another release of sidestep than this command.",
-    "Use the same release where what the codes mean matters.")
+    "Use the same release if the meaning of codes matters.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
@@ -48,7 +47,7 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
     except FetchError as error:
         yield NO_ANSWER.on(url, str(error))
         return
-    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if answer.status in DENIED:
         yield NOT_ALLOWED.on(url, refusal(answer.status))
         return
     try:
@@ -56,15 +55,10 @@ async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Findi
     except msgspec.MsgspecError:
         yield NO_EXPORTER.on(url, f"/api/v1/doctor has no findings (HTTP {answer.status})")
         return
-    skew = _skew(answer)
+    skew = 0.0 if answer.time is None else answer.time - time.time()
     if abs(skew) >= SKEW_SECONDS:
         yield CLOCK.on(url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
     if report.version != __version__:
         yield OTHER_VERSION.on(url, f"it runs {report.version}, this command is {__version__}")
     for finding in report.findings:
         yield msgspec.structs.replace(finding, subject=f"{url}: {finding.subject}")
-
-
-def _skew(answer: Answer) -> float:
-    """Return the seconds by which the server's clock is ahead; 0 if it sends none."""
-    return 0.0 if answer.time is None else answer.time - time.time()

@@ -15,28 +15,25 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Resize
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
 
 from sidestep.errors import SidestepError
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top.columns import Entry, Order, entries, matches, ordered
-from sidestep_tools.top.details import DetailsScreen, labelled
 from sidestep_tools.top.formatting import age, count, duration, rate, share
-from sidestep_tools.top.help import HelpScreen
-from sidestep_tools.top.history import EngineSample, History
-from sidestep_tools.top.palette import COLOURS, Part
+from sidestep_tools.top.history import EngineSample, History, sparkline
 from sidestep_tools.top.report import Report
-from sidestep_tools.top.sparkline import sparkline
+from sidestep_tools.top.screens import COLOURS, DetailsScreen, HelpScreen, Part, labelled
 from sidestep_tools.top.table import EngineTable
 
 INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between polls that keys choose from."""
 SIGNS: dict[Level, str] = {"critical": "✗", "warning": "!", "ok": "✓"}
 SLOW = 2.0
-"""Seconds without an answer from which on the title says so."""
+"""Seconds without an answer after which the title says so."""
 LOW, HIGH = 16, 30
-"""Lines below which the screen has no sparklines, and from which on they have two lines each."""
+"""Lines of the screen below which it has no sparklines, and from which on they have two lines."""
 KEYS = (
     "q quit", "? help", "Enter details", "/ filter", "s sort", "p pause", "+ - interval",
     "S reverse", "r ask now",
@@ -45,7 +42,7 @@ KEYS = (
 
 
 class Source(Protocol):
-    """Where reports come from."""
+    """Source of reports."""
 
     async def poll(self) -> Report:
         """Ask all targets once."""
@@ -106,13 +103,12 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Begin to poll, and restore the terminal when a signal ends the process.
 
-        SIGHUP keeps its default: a terminal that is gone needs no restoring, and textual can wait
-        forever for what it writes to it.
+        SIGHUP keeps its default, since textual can wait forever to restore a terminal that is gone.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # outside the main thread
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        self.query_one(EngineTable).focus()
+        self.query_one(EngineTable).lines.focus()
         self.run_worker(self._poll(), name="poll")
         self.set_interval(1.0, self._show_title)
 
@@ -140,7 +136,7 @@ class TopApp(App[None]):
                 await self._wait(left)
 
     async def _wait(self, seconds: float | None) -> None:
-        """Wait for so many seconds, or until a key changes when to ask."""
+        """Wait for some seconds, or until a key changes the time of the next poll."""
         self._changed.clear()
         with contextlib.suppress(asyncio.TimeoutError):  # not yet the builtin in 3.10
             await asyncio.wait_for(self._changed.wait(), seconds)
@@ -153,7 +149,7 @@ class TopApp(App[None]):
 
     def _show_all(self) -> None:
         self._show_title()
-        # The widgets are gone before the poll ends when the user quits.
+        # When the user quits, the widgets are gone before the poll ends.
         if self.report is None or not self.query("#charts"):
             return
         verdict = self.report.verdict
@@ -166,7 +162,7 @@ class TopApp(App[None]):
             self._show_details(self.screen)
 
     def _update(self, selector: str, *parts: Part, layout: bool = False) -> None:
-        """Change a text, unless it is on the screen already."""
+        """Change a text if it differs from the one on the screen."""
         if self._texts.get(selector) != parts:
             self._texts[selector] = parts
             self.query_one(selector, Static).update(Content.assemble(*parts), layout=layout)
@@ -252,7 +248,7 @@ class TopApp(App[None]):
 
     def _close_filter(self) -> None:
         self.query_one("#filter", Input).display = False
-        self.query_one(EngineTable).focus()
+        self.query_one(EngineTable).lines.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while the user types."""
@@ -286,9 +282,9 @@ class TopApp(App[None]):
         self._asked = True
         self._changed.set()
 
-    def on_engine_table_opened(self, event: EngineTable.Opened) -> None:
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Show the details of an entry."""
-        screen = DetailsScreen(event.key)
+        screen = DetailsScreen(self.query_one(EngineTable).entries[event.option_index].key)
         self._show_details(screen)
         self.push_screen(screen)
 

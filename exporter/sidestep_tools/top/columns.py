@@ -1,4 +1,4 @@
-"""The table of ``sidestep top``: its entries, its columns, their order and which of them fit."""
+"""The table of ``sidestep top``: its entries, its columns, and the choice of columns that fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sidestep.exposition.live.rows import EngineRow, Percentiles
+from sidestep.exposition.live.answers import EngineRow, Percentiles
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top import formatting
@@ -18,7 +18,7 @@ KV_WARNING, KV_CRITICAL = 0.65, 0.85
 SEVERITY: dict[Level | None, int] = {"critical": 0, "warning": 1, None: 2, "ok": 3}
 """Levels of engines in the order of the column STATE, the worst first."""
 ATTENTION = "attention"
-"""Text by which a filter finds all engines that need attention."""
+"""Text of the filter that shows all engines which need attention."""
 BAR = 3
 """Least cells of a bar; the percentage beside it takes five."""
 
@@ -28,9 +28,8 @@ class Entry(NamedTuple):
 
     Attributes:
         key: Identity over all reports.
-        url: The target.
-        row: None: the line is the target's.
-        error: Why the target failed; of an engine, why its numbers are old.
+        row: The engine; None: the line is that of a target.
+        error: Reason why the target failed, so that numbers of its engines are old.
         age: Seconds since the target's last answer, if it failed.
     """
 
@@ -46,9 +45,9 @@ class Column(NamedTuple):
 
     Attributes:
         group: Printed above the titles of neighbours with the same group.
-        meaning: For the help.
-        value: What it is sorted by; None: not known.
-        text: What it shows, in no more than the given number of cells unless it is a name.
+        meaning: Explanation in the help.
+        value: Returns the value to sort by; None: not known.
+        text: Returns the text of a cell. It has at most the given number of cells, unless it is a name.
     """
 
     key: str
@@ -60,19 +59,19 @@ class Column(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether it holds text, which is sorted from a to z and aligned to the left."""
+        """True if it holds text, which is sorted from a to z and aligned to the left."""
         return self.key in {"engine", "model", "state"}
 
 
 class Order(NamedTuple):
-    """What the table is sorted by."""
+    """Order of the table."""
 
     key: str = "engine"
     reverse: bool = False
 
     @property
     def descending(self) -> bool:
-        """Whether large values come first, as they do for numbers unless reversed."""
+        """True if large values come first, as numbers do unless the order is reversed."""
         return self.reverse == BY_KEY[self.key].named
 
 
@@ -122,8 +121,8 @@ def ordered(found: Iterable[Entry], order: Order) -> list[Entry]:
 def fit(width: int, found: Sequence[Entry]) -> list[tuple[Column, int]]:
     """Return the columns that fit side by side with a blank between, and the cells of each.
 
-    ``WISHES`` are granted in their order; a column that is there already is widened as far as
-    there is room, and a name no further than the longest.
+    ``WISHES`` are granted in their order. A repeated column is widened as far as there is room, and a
+    column of names no further than its longest name.
     """
     rows = [entry.row for entry in found if entry.row is not None]
     longest = {
@@ -172,7 +171,7 @@ def state(row: EngineRow, width: int) -> str:
         longer = f"{text} {age(row.stalled_seconds)}"
     elif row.attention not in (None, row.state):
         longer = f"{text} {row.attention}"
-        # A problem says more than that the engine works.
+        # Where only one fits, the problem is more useful than the state.
         text = longer if len(longer) <= width else str(row.attention)
     else:
         longer = text
@@ -271,4 +270,4 @@ WISHES = (
     ("model", 12), ("engine", 24), ("preemptions", 8), ("aborted", 6), ("kv", 13), ("model", 20),
     ("engine", 30), ("load", 5), ("finished", 5), ("state", 12), ("model", 40), ("engine", 40),
 )  # fmt: skip
-"""Columns and how many cells they want, the most important first."""
+"""Columns and the cells that they want, the most important first."""

@@ -1,4 +1,4 @@
-"""The command ``sidestep top``: what it asks, and how it shows the answers."""
+"""The command ``sidestep top``: polls targets, and shows a table, JSON or the terminal view."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from sidestep.errors import ConfigError
-from sidestep.exposition.live.rows import EngineRow
+from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
 from sidestep_tools.top.formatting import count, duration, rate, share
 from sidestep_tools.top.report import Report
-from sidestep_tools.top.targets import DISCOVERED, Targets, discover
+from sidestep_tools.top.targets import DISCOVERED, EXPORTER, Targets, discover
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.output import show, show_json
 
@@ -61,7 +61,6 @@ def _cells(row: EngineRow) -> tuple[str, ...]:
     )
 
 
-LOCAL_EXPORTER = "http://127.0.0.1:9857"
 PASSWORD = "SIDESTEP_TOP_PASSWORD"  # noqa: S105 - the name of a variable
 
 
@@ -77,7 +76,7 @@ async def run(
     if finds and not urls:
         ports = sorted({url.rpartition(":")[2].partition("/")[0] for url in DISCOVERED}, key=int)
         raise ConfigError(f"--discover: nothing on 127.0.0.1 at the ports {', '.join(ports)}")
-    targets = Targets(urls or [LOCAL_EXPORTER], access.with_password(os.environ.get(PASSWORD)))
+    targets = Targets(urls or [EXPORTER], access.with_password(os.environ.get(PASSWORD)))
     async with targets.connected():
         if not (once or as_json):
             await _view(targets, interval)

@@ -1,4 +1,4 @@
-"""Numbers as ``sidestep top`` prints them: three digits, a unit, and ``--`` for what is not known."""
+"""Format of numbers in ``sidestep top``: three digits and a unit; ``--`` is an unknown number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return how long ago something was, from one second on in whole seconds: ``31s``, ``2m05s``."""
+    """Return an age, from one second on in whole seconds: ``31s``, ``2m05s``."""
     if not _known(seconds) or seconds < 1:
         return duration(seconds)
     whole = round(seconds)
@@ -51,7 +51,7 @@ def age(seconds: float | None) -> str:
 
 
 def _known(value: float | None) -> TypeGuard[float]:
-    """Return whether there is a number: a page may also have NaN or an infinity."""
+    """Return whether there is a finite number: a page may also have NaN or an infinity."""
     return value is not None and math.isfinite(value)
 
 
@@ -64,7 +64,7 @@ def _minutes(seconds: int) -> str:
 
 
 def _scaled(value: float, small: str) -> str:
-    """Return the number with the letter of its size; ``small``, if it needs none."""
+    """Return the number with the letter of its size, or ``small`` if it needs no letter."""
     text = small
     for unit in UNITS:
         if len(f"{abs(value):.0f}") <= len("999"):

@@ -1,4 +1,4 @@
-"""What ``sidestep top --json`` prints and the terminal view shows."""
+"""Report of all targets, which ``sidestep top --json`` prints and the terminal view shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidestep.exposition.live.rows import EngineRow, Verdict
+from sidestep.exposition.live.answers import EngineRow, Verdict
 from sidestep.exposition.live.verdict import evaluate
 
 
@@ -15,7 +15,7 @@ class TargetReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         url: As the user gave it, without a password.
-        error: Why its numbers are missing or old, in one line; None: it answered.
+        error: Reason why its numbers are missing or old, in one line; None: it answered.
         engines: Its engines; after an error, those of its last answer.
         age: Seconds since its last answer; None: it never answered.
     """
@@ -39,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def report(targets: Sequence[TargetReport], time: float) -> Report:
-    """Return the report of ``targets`` at a Unix time: the engines of those that answered, evaluated."""
+    """Return the report of ``targets`` at a Unix time; engines of those that answered are evaluated."""
     failed = [target for target in targets if target.error is not None]
     answered = [target for target in targets if target.error is None]
     rows, verdict = evaluate(row for target in answered for row in target.engines)

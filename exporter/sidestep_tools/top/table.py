@@ -1,30 +1,31 @@
-"""The widget that shows the engines: it draws only the lines on the screen."""
+"""The widget that shows the engines: headings, and a line for each engine and each failed target."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
-from rich.style import Style
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
 from textual.events import Click, Resize
-from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import OptionList, Static
 
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.top.columns import Column, Entry, Order, fit, level
 from sidestep_tools.top.formatting import age
+from sidestep_tools.top.screens import COLOURS, MUTED, Part
 
 MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", None: " "}
-MARGIN = 2
-"""Cells of the cursor and the mark at the left."""
+CURSOR, MARK = 1, 1
+"""Cells of the cursor and of the mark at the left."""
 LEAST_ADDRESS = 16
 """Cells that an address keeps beside a long reason."""
 TALL = 12
@@ -34,7 +35,7 @@ TALL = 12
 def shorten(text: str, width: int) -> str:
     """Return the text in exactly ``width`` cells, without its middle if it is longer.
 
-    The end of a name tells replicas apart, and the beginning what they are.
+    The end of a name distinguishes replicas, and its beginning says what they are.
     """
     if cell_len(text) <= width:
         return set_cell_size(text, width)
@@ -45,40 +46,42 @@ def shorten(text: str, width: int) -> str:
     return set_cell_size(text, width - 1 - cell_len(tail)) + "…" + tail
 
 
-class EngineTable(ScrollView, can_focus=True):
-    """A line for each engine and for each target that failed, under fixed headings."""
+class EngineList(OptionList):
+    """Lines with a cursor, which a sign marks, since the terminal may have no colours."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        "table--head", "table--cursor", "table--dim", "table--ok", "table--warning",
-        "table--critical",
-    }  # fmt: skip
-    DEFAULT_CSS = """
-    EngineTable {
-        height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; scrollbar-gutter: stable;
-        .table--head { color: $text-muted; text-style: bold; }
-        .table--cursor { background: $primary-muted; text-style: bold; }
-        .table--dim { text-style: dim; }
-        .table--ok { color: $text-success; }
-        .table--warning { color: $text-warning; text-style: bold; }
-        .table--critical { color: $text-error; text-style: bold; }
-    }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "cursor(1)", show=False),
-        Binding("up,k", "cursor(-1)", show=False),
-        Binding("pagedown,ctrl+f", "page(1)", show=False),
-        Binding("pageup,ctrl+b", "page(-1)", show=False),
-        Binding("home,g", "edge(0)", show=False),
-        Binding("end,G", "edge(-1)", show=False),
-        Binding("enter", "open", show=False),
+        Binding("j", "cursor_down", show=False),
+        Binding("k", "cursor_up", show=False),
+        Binding("ctrl+f", "page_down", show=False),
+        Binding("ctrl+b", "page_up", show=False),
+        Binding("g", "first", show=False),
+        Binding("G", "last", show=False),
     ]
 
-    class Opened(Message):
-        """The user wants the details of an entry."""
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen, with the sign of the cursor before it."""
+        strip = super().render_line(y)
+        sign = ">" if self.scroll_offset.y + y == self.highlighted else " "
+        style = next(iter(strip)).style if strip.cell_length else None
+        return Strip.join([Strip([Segment(sign, style)]), strip])
 
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+    def is_cursor_visible(self) -> bool:
+        """Return whether the line under the cursor is on the screen."""
+        return 0 <= (self.highlighted or 0) - self.scroll_offset.y < self.size.height
+
+
+class EngineTable(Vertical):
+    """The headings, and below them the lines."""
+
+    DEFAULT_CSS = """
+    EngineTable { height: 1fr; }
+    EngineTable #head { height: auto; color: $text-muted; text-style: bold; text-wrap: nowrap; }
+    EngineTable OptionList {
+        height: 1fr; background: $background; text-wrap: nowrap;
+        scrollbar-size-vertical: 1; scrollbar-gutter: stable;
+    }
+    EngineTable OptionList:focus { background-tint: $background 0%; }
+    """
 
     class HeadClicked(Message):
         """The user clicked on the heading of a column."""
@@ -91,12 +94,14 @@ class EngineTable(ScrollView, can_focus=True):
         super().__init__()
         self.entries: list[Entry] = []
         self.order = Order()
-        self.cursor: str | None = None
+        self.lines = EngineList(compact=True, markup=False)
+        self._head = Static(id="head", markup=False)
         self._columns: list[tuple[Column, int]] = []
-        self._head: list[Strip] = []
-        self._arranged: Size | None = None
-        self._drawn: dict[int, Strip] = {}
-        self._styles: dict[tuple[bool, str], Style] = {}
+
+    def compose(self) -> ComposeResult:
+        """Lay out the headings and the lines."""
+        yield self._head
+        yield self.lines
 
     @property
     def columns(self) -> list[str]:
@@ -106,213 +111,92 @@ class EngineTable(ScrollView, can_focus=True):
     def show(self, entries: Sequence[Entry], order: Order) -> None:
         """Show these entries in their order.
 
-        The cursor stays on its entry, and follows it if it was on the screen; the scroll position
-        stays. If its entry is gone, the cursor goes to the one that took its place.
+        The cursor stays on its entry, or at its position if the entry is gone. The scroll position stays,
+        unless the cursor would leave the screen.
         """
-        position, followed = self.position, self._cursor_is_visible()
+        lines, before = self.lines, self.entries
+        position, top = lines.highlighted or 0, lines.scroll_offset.y
+        chosen = before[position].key if before else None
+        was_visible = lines.is_cursor_visible()
         self.entries, self.order = list(entries), order
+        self._fit()
+        width = self._width - MARK
+        lines.set_options([self._line(entry, width) for entry in self.entries])
+        if not self.entries:
+            return
         keys = [entry.key for entry in self.entries]
-        if self.cursor not in keys:
-            self.cursor = keys[min(position, len(keys) - 1)] if keys else None
-        self._arrange()
-        if followed:
-            self._reveal()
+        position = keys.index(chosen) if chosen in keys else min(position, len(keys) - 1)
+        # Without its watcher, which would scroll to the cursor.
+        lines.set_reactive(OptionList.highlighted, position)
+        lines.scroll_to(y=top, animate=False, force=True, immediate=True)
+        if was_visible:
+            lines.scroll_to_highlight()
 
-    @property
-    def position(self) -> int:
-        """Index of the entry under the cursor; 0 without one."""
-        keys = (index for index, entry in enumerate(self.entries) if entry.key == self.cursor)
-        return next(keys, 0)
+    def on_resize(self, _: Resize) -> None:
+        """Choose columns for the new size."""
+        self.show(self.entries, self.order)
+
+    def on_click(self, event: Click) -> None:
+        """Ask for another order after a click on a heading."""
+        place, left = event.get_content_offset(self._head), CURSOR + MARK
+        if place is None:
+            return
+        for column, width in self._columns:
+            if left <= place.x <= left + width:
+                self.post_message(self.HeadClicked(column.key))
+                break
+            left += width + 1
 
     @property
     def _width(self) -> int:
-        """Cells beside the scroll bar."""
-        return self.scrollable_content_region.width
+        """Cells of a line beside the cursor and the scroll bar."""
+        return self.lines.scrollable_content_region.width - CURSOR
 
-    def on_resize(self, _: Resize) -> None:
-        """Choose columns for the new width."""
-        self._arrange()
-        self._reveal()
+    def _fit(self) -> None:
+        """Choose columns for the present size and entries, and show their headings."""
+        self._columns = fit(self._width - MARK, self.entries) if self._width > MARK else []
+        lines = [self._groups()] if self.size.height >= TALL else []
+        margin = " " * (CURSOR + MARK)
+        self._head.update("\n".join(margin + " ".join(parts) for parts in (*lines, self._titles())))
 
-    def _arrange(self) -> None:
-        """Choose the columns for the present size and entries, and draw what is on the screen."""
-        size = Size(self._width, len(self._titles()) + len(self.entries))
-        if self.virtual_size != size:
-            self.virtual_size = size
-        self._choose_columns()
-        self._redraw()
-
-    def _choose_columns(self) -> None:
-        self._arranged = self.scrollable_content_region.size
-        self._columns = fit(self._width - MARGIN, self.entries) if self._width else []
-        self._head = self._draw_head()
-        self._styles = self._load_styles()
-
-    def _redraw(self) -> None:
-        """Refresh the lines that differ from what is on the screen."""
-        before, self._drawn = self._drawn, {}
-        for y in range(self.size.height):
-            if self._line(y) != before.get(y):
-                self.refresh_line(y + self.scroll_offset.y)
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Forget the lines drawn for another scroll position."""
-        super().watch_scroll_y(old_value, new_value)
-        self._drawn = {}
-
-    def notify_style_update(self) -> None:
-        """Draw everything again after a change of colours."""
-        super().notify_style_update()
-        if self._columns:
-            self._head, self._drawn = self._draw_head(), {}
-            self._styles = self._load_styles()
-
-    def render_line(self, y: int) -> Strip:
-        """Return the line ``y`` of the screen; the headings do not scroll."""
-        if self._arranged != self.scrollable_content_region.size:
-            # A screen below another is laid out again and drawn before it gets the event.
-            self._choose_columns()
-            self._drawn = {}
-        return self._line(y)
-
-    def _line(self, y: int) -> Strip:
-        if y not in self._drawn:
-            head = self._head
-            index = y - len(head) + self.scroll_offset.y
-            if y < len(head):
-                strip = head[y]
-            elif index < len(self.entries):
-                strip = self._draw(self.entries[index])
-            else:
-                strip = Strip.blank(self._width, self._styles[False, ""])
-            self._drawn[y] = strip
-        return self._drawn[y]
-
-    def _titles(self) -> list[str]:
-        return ["group", "title"] if self.size.height >= TALL else ["title"]
-
-    def _draw_head(self) -> list[Strip]:
-        style = self.get_component_rich_style("table--head")
-        lines = {"title": self._title_line(), "group": self._group_line()}
-        return [
-            Strip([Segment(set_cell_size(lines[name], self._width), style)])
-            for name in self._titles()
-        ]
-
-    def _title_line(self) -> str:
-        parts = []
+    def _titles(self) -> Iterator[str]:
         for column, width in self._columns:
             arrow = ""
             if column.key == self.order.key:
                 arrow = "▼" if self.order.descending else "▲"
             title = f"{column.title}{arrow}" if column.named else f"{arrow}{column.title}"
-            parts.append(title.ljust(width) if column.named else title.rjust(width))
-        return " " * MARGIN + " ".join(parts)
+            yield title.ljust(width) if column.named else title.rjust(width)
 
-    def _group_line(self) -> str:
-        parts = []
+    def _groups(self) -> Iterator[str]:
         for group, columns in groupby(self._columns, key=lambda each: each[0].group):
             width = sum(width + 1 for _, width in columns) - 1
             if not group or len(group) > width:
-                parts.append(" " * width)
+                yield " " * width
             elif len(group) + 2 > width:
-                parts.append(group.rjust(width))
+                yield group.rjust(width)
             else:
-                parts.append(f" {group} ".center(width, "─"))
-        return " " * MARGIN + " ".join(parts)
+                yield f" {group} ".center(width, "─")
 
-    def _load_styles(self) -> dict[tuple[bool, str], Style]:
-        """Return the styles of cells, by whether the cursor is on them, and by name."""
-        base = self.rich_style
-        cursor = base + self.get_component_rich_style("table--cursor", partial=True)
-        styles = {(False, ""): base, (True, ""): cursor}
-        for name in ("dim", "ok", "warning", "critical"):
-            style = self.get_component_rich_style(f"table--{name}", partial=True)
-            styles |= {(False, name): base + style, (True, name): cursor + style}
-        return styles
-
-    def _draw(self, entry: Entry) -> Strip:
-        chosen = entry.key == self.cursor
-        row, alarm = entry.row, self._alarm(entry)
-        width = self._width - MARGIN
-        parts: list[tuple[str, str]] = [(">" if chosen else " ", ""), (MARKS[alarm], alarm or "")]
+    def _line(self, entry: Entry, width: int) -> Content:
+        row = entry.row
         if row is None:
-            parts.append((failure(entry, width), "critical"))
-        else:
-            old = "dim" if entry.error is not None else None
-            for column, cells in self._columns:
-                text = column.text(row, cells)
-                text = shorten(text, cells) if column.named else text.rjust(cells)
-                parts.append((f"{text} ", old or level(column, row) or ""))
-        segments = [
-            Segment("".join(text for text, _ in run), self._styles[chosen, name])
-            for name, run in groupby(parts, key=itemgetter(1))
-        ]
-        return Strip(segments).adjust_cell_length(self._width, self._styles[chosen, ""])
+            return _assembled("critical", [(failure(entry, width), COLOURS["critical"])])
+        parts: list[Part] = []
+        for column, cells in self._columns:
+            text = column.text(row, cells)
+            text = shorten(text, cells) if column.named else text.rjust(cells)
+            style = COLOURS[level(column, row)] if entry.error is None else MUTED
+            parts.append((f"{text} ", style))
+        return _assembled(row.level if entry.error is None else "warning", parts)
 
-    def _alarm(self, entry: Entry) -> Level | None:
-        """Return the level that the mark beside an entry shows."""
-        if entry.row is None:
-            return "critical"
-        return entry.row.level if entry.error is None else "warning"
 
-    def action_cursor(self, step: int) -> None:
-        """Move the cursor by so many entries."""
-        self._move(self.position + step)
-
-    def action_page(self, step: int) -> None:
-        """Move the cursor by a screen."""
-        self._move(self.position + step * max(1, self._visible_entries() - 1))
-
-    def action_edge(self, index: int) -> None:
-        """Move the cursor to the first or the last entry."""
-        self._move(index % max(1, len(self.entries)))
-
-    def action_open(self) -> None:
-        """Ask for the details of the entry under the cursor."""
-        if self.cursor is not None:
-            self.post_message(self.Opened(self.cursor))
-
-    def on_click(self, event: Click) -> None:
-        """Move the cursor to an entry, open the one that it is on, or sort by a heading."""
-        if event.y < len(self._head):
-            left = MARGIN
-            for column, width in self._columns:
-                if left <= event.x <= left + width:
-                    self.post_message(self.HeadClicked(column.key))
-                    break
-                left += width + 1
-            return
-        index = event.y - len(self._head) + self.scroll_offset.y
-        if index >= len(self.entries):
-            return
-        if self.entries[index].key == self.cursor:
-            self.action_open()
-        else:
-            self._move(index)
-
-    def _move(self, index: int) -> None:
-        if self.entries:
-            self.cursor = self.entries[min(max(index, 0), len(self.entries) - 1)].key
-            self._redraw()
-            self._reveal()
-
-    def _visible_entries(self) -> int:
-        return max(1, self.size.height - len(self._head))
-
-    def _cursor_is_visible(self) -> bool:
-        return 0 <= self.position - self.scroll_offset.y < self._visible_entries()
-
-    def _reveal(self) -> None:
-        """Scroll as little as needed to show the cursor."""
-        position, top = self.position, self.scroll_offset.y
-        lowest = position - self._visible_entries() + 1
-        if not lowest <= top <= position:
-            self.scroll_to(y=position if top > position else lowest, animate=False, immediate=True)
+def _assembled(alarm: Level | None, parts: Sequence[Part]) -> Content:
+    """Return a line that begins with the mark of a level."""
+    return Content.assemble((MARKS[alarm], COLOURS[alarm]), *parts)
 
 
 def failure(entry: Entry, width: int) -> str:
-    """Return the line of a target that failed; the reason matters more than the address."""
+    """Return the line of a failed target; the reason matters more than the address."""
     since = "" if entry.age is None else f" (last answer {age(entry.age)} ago)"
     reason = escape(f"{entry.error}{since}")
     room = max(width - cell_len(reason) - len(": "), LEAST_ADDRESS)

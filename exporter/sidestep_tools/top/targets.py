@@ -11,9 +11,10 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from sidestep.catalog.engine_pages import FURTHER_PATHS, PAGES, PATH
 from sidestep.catalog.page_reader import Reading, read_page
+from sidestep.exposition.live.answers import EngineRow, Live
 from sidestep.exposition.live.increases import Increases
-from sidestep.exposition.live.rows import EngineRow, Live
 from sidestep_tools.top.report import Report, TargetReport, report
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.access import Access
@@ -21,31 +22,25 @@ from sidestep_tools.web_client.fetch import DENIED, FetchError
 
 CONNECT_TIMEOUT = 1.0
 LIVE = "/api/v1/live"
-PAGES = ("/prometheus/metrics", "/metrics")
-"""Paths of metrics pages, in the order in which they are tried: TensorRT-LLM has the first."""
+EXPORTER = "http://127.0.0.1:9857"
 DISCOVERED = (
-    *(f"http://127.0.0.1:{port}" for port in (9857, *range(8000, 8016), *range(30000, 30004))),
-    *(f"http://127.0.0.1:{port}" for port in range(8080, 8084)),
-    "http://127.0.0.1:8002/metrics",
+    EXPORTER,
+    *(f"http://127.0.0.1:{port}{page.path}" for page in PAGES for port in page.ports),
 )
-"""What ``--discover`` tries: exporters, vLLM, SGLang, llama.cpp, and Triton."""
+"""Addresses that ``--discover`` tries."""
 
 
 class Target:
-    """One target.
-
-    Attributes:
-        url: As reports show it.
-    """
+    """One target."""
 
     def __init__(self, url: str) -> None:
         address = fetch.parse_address(url)
         self.host, self.port, self._root = address.host, address.port, address.root
         self.url = url if "://" in url else f"http://{url}"
         path = address.path.rstrip("/")
-        # The address of a page is kept; of a server, the kind of page is found out.
+        # A server's page is looked for, unless the address is that of a page.
         self._page = "" if path == "" else self.url
-        self._is_live: bool | None = None if path in ("", "/metrics") else False
+        self._is_live: bool | None = None if path in ("", PATH) else False
         self._increases: dict[tuple[str, tuple[str, ...]], Increases] = {}
         self._engines: list[EngineRow] = []
         self._answered_at: float | None = None
@@ -82,7 +77,7 @@ class Target:
             with contextlib.suppress(msgspec.MsgspecError):
                 live = msgspec.json.decode(text, type=Live)
                 self._is_live = True
-                # Exporters with the same engines would not be distinguished otherwise.
+                # Two exporters may have the same engines.
                 return [
                     msgspec.structs.replace(row, id=f"{self._root} {row.id}")
                     for row in live.engines
@@ -94,17 +89,19 @@ class Target:
 
     async def _find_page(self, session: aiohttp.ClientSession) -> str:
         """Return the address of the metrics page."""
-        for path in PAGES[:-1]:
+        for path in FURTHER_PATHS:
             status, text = await _get(session, self._root + path)
             if status == HTTPStatus.OK and text.startswith("#"):
                 return self._root + path
-        # Reading TensorRT-LLM's /metrics would take its statistics from others; it has no HEAD.
-        async with session.head(self._root + PAGES[-1], allow_redirects=True) as answer:
+        # Some servers' /metrics gives statistics to one reader only, which others would miss. Such a
+        # server answers no HEAD.
+        page = self._root + PATH
+        async with session.head(page, allow_redirects=True) as answer:
             if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
                 raise FetchError("answers no HEAD: give the whole URL of its metrics page")
             if answer.status in DENIED:
                 raise _refusal(answer.status)
-        return self._root + PAGES[-1]
+        return page
 
     def _row(self, reading: Reading, now: float) -> EngineRow:
         increases = self._increases.setdefault((reading.dialect, reading.key), Increases())

@@ -1,1 +1,1 @@
-"""HTTP requests of the command line's tools: access as curl has it, answers of bounded size."""
+"""HTTP requests of the commands: access with curl's options, answers of bounded size."""

@@ -1,4 +1,4 @@
-"""How the command line's tools reach web servers: headers, login and certificates."""
+"""Access of the commands to web servers: headers, login and certificates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Access(NamedTuple):
     insecure: bool = False
 
     def with_password(self, password: str | None) -> Access:
-        """Return the access with this password, or the typed one, if the user has none."""
+        """Return the access with this password, or one that the user types, if ``user`` has none."""
         if not self.user or ":" in self.user:
             return self
         typed = password or click.prompt("Password", hide_input=True, err=True)
@@ -46,7 +46,7 @@ class Access(NamedTuple):
         headers = dict(map(_header, self.header))
         if self.user:
             headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
-        # What a server sends over an idle connection would be read without an end.
+        # An idle connection would be read without a limit.
         connector = aiohttp.TCPConnector(ssl=self._context() or True, force_close=True)
         tracing = aiohttp.TraceConfig()
         tracing.on_request_redirect.append(_stay)
@@ -65,7 +65,7 @@ class Access(NamedTuple):
             if self.cert or self.key:
                 context.load_cert_chain(self.cert, self.key or None)
         except OSError as error:
-            # An error of OpenSSL is one, too, and names no file.
+            # OpenSSL's errors are of this class, too, and name no file.
             named = self.cacert if not self.cert else f"{self.cert} {self.key}".strip()
             raise ConfigError(f"{named}: {error.strerror or error}") from None
         if self.insecure:

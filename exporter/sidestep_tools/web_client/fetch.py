@@ -102,24 +102,24 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> Answer:
 
 
 @contextlib.contextmanager
-def explained(timeout: float | None = None) -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Raise the errors of requests within the block as ``FetchError``."""
     try:
         yield
     except (FetchError, asyncio.TimeoutError, aiohttp.ClientError, ValueError) as failure:
-        error = _explanation(failure, timeout or TIMEOUT)
-        # Of an error of a task, as wait_for may make one, they hold the task.
+        error = _explanation(failure)
+        # The frames of an error that wait_for raises keep its task alive.
         drop_frames(failure)
     else:
         return
-    # Texts of other programs may have several lines.
+    # A message of another program may have several lines.
     raise FetchError(" ".join(error.split())[:300])
 
 
-def _explanation(failure: Exception, timeout: float) -> str:
+def _explanation(failure: Exception) -> str:
     match failure:
         case asyncio.TimeoutError():  # not yet the builtin in 3.10
-            return f"no answer within {timeout:g} s"
+            return f"no answer within {TIMEOUT:g} s"
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
         case aiohttp.ClientConnectorError():
@@ -130,12 +130,12 @@ def _explanation(failure: Exception, timeout: float) -> str:
 
 
 def refusal(status: int) -> str:
-    """Return why a server did not give what was asked for."""
+    """Return why a server refused a request."""
     if status in DENIED:
         return f"HTTP {status}: it needs a password or a header (--user, --header)"
     return f"HTTP {status}"
 
 
 def _reason(error: OSError) -> str:
-    """Return the system's text; asyncio's own contains the address again."""
+    """Return the system's message; asyncio's own repeats the address."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

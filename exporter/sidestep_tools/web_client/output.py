@@ -1,4 +1,4 @@
-"""Standard output of the command line's tools: what servers and files sent reaches no terminal unescaped."""
+"""Standard output of the commands, which escapes the text of servers and files."""
 
 from __future__ import annotations
 

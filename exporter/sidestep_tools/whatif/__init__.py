@@ -1,1 +1,1 @@
-"""The command ``sidestep whatif``: the hit ratio of a prefix cache over its size, from a file."""
+"""The command ``sidestep whatif``: the hit-ratio curve of a prefix cache, from a file."""

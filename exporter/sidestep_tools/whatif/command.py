@@ -1,4 +1,4 @@
-"""The command ``sidestep whatif``: reads a file, and shows the curve."""
+"""The command ``sidestep whatif``: it reads a file and shows the hit-ratio curve."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep_tools.whatif.estimate import TraceCurve
-from sidestep_tools.whatif.plot import writer
+from sidestep_tools.whatif.plot import check_name, write
 from sidestep_tools.whatif.recording import RecordedCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
@@ -31,19 +31,20 @@ def run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the hit ratio over the capacity.
+    """Show the hit-ratio curve.
 
     Raises:
         ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
     """
-    # Before the file is read, which may take long.
-    write = None if plot is None else writer(plot)
+    if plot is not None:
+        # Checked before the file is read, which may take long.
+        check_name(plot)
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
     points = curve.points(capacities or sizes)
-    if write is not None:
-        write(sorted(points), path.name)
+    if plot is not None:
+        write(plot, sorted(points), path.name)
     if as_json:
         found = {
             "accesses": curve.accesses,
@@ -61,7 +62,7 @@ def run(
 
 
 def _read(path: Path, rate: float) -> tuple[TraceCurve | RecordedCurve, Sequence[int], str]:
-    """Return the curve of a file, sizes to show, and a remark on what the file lacks."""
+    """Return the curve of a file, sizes to show, and a remark on its limits."""
     if is_recording(path):
         recorded = RecordedCurve(path)
         return recorded, recorded.sizes or _fractions(recorded.distinct), ""

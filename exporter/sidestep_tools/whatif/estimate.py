@@ -1,20 +1,20 @@
-"""The curve of a trace, from a sample of its blocks."""
+"""The hit-ratio curve of a trace, from a sample of its blocks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.tracking.kv_blocks.hot_blocks import HotBlocks
 from sidestep.tracking.kv_blocks.reuse import ReuseTracker
 
 EXACT = 1 << 20
-"""Distinct blocks up to which they are counted exactly, and blocks of the sample at most."""
+"""Distinct blocks that are counted exactly at most, and most blocks of a sample."""
 LEAST = 8192
 """Blocks of a sample with which the curve has an error of a fraction of a per cent."""
 BITS = 1 << 27
-"""Bits of the bitmap that counts more of them, with an error of about 0.01 %."""
+"""Bits of the bitmap that counts more distinct blocks, with an error of about 0.01 %."""
 SLICE = 64
 """Lookups between two counts of the distinct blocks."""
 HOT = 8192
@@ -25,7 +25,7 @@ _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 
 
 def keys_of(blocks: Iterable[int], salt: int) -> list[int]:
-    """Return a number of 64 bits for each block, which depends on all bits of it and the salt."""
+    """Return a number of 64 bits for each block, which depends on all bits of block and salt."""
     keys = []
     for block in blocks:
         mixed = (block + salt) * _FIRST & _MASK
@@ -69,11 +69,7 @@ class TraceCurve:
     """Reuse distances of a trace: each lookup is a use of its block in an LRU cache.
 
     Args:
-        rate: Share of the blocks that is sampled, above 0; of ``LEAST`` or fewer, all are.
-        salt: Selects the sample.
-
-    Attributes:
-        accesses: Number of lookups.
+        rate: Share of the blocks that is sampled, above 0; at least ``LEAST`` blocks are.
     """
 
     def __init__(self, rate: float, salt: int) -> None:

@@ -1,4 +1,4 @@
-"""The curve of the lookups that taps sent while ``sidestep record`` ran."""
+"""The hit-ratio curve of the lookups in a recording of ``sidestep record``, sent by taps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError, WireError
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import printable
-from sidestep.tracking.kv_blocks.hit_curve import Point
+from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.tracking.kv_blocks.lookups import HORIZON, LookupSettings, LookupTracker
 from sidestep_adapters.recording.format import MAGIC, Items, read
 
 
 def is_recording(path: Path) -> bool:
-    """Return whether a file is one of ``sidestep record``; False for what is no regular file."""
+    """Return whether a file is a recording of ``sidestep record``; False if it is no regular file."""
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a directory cannot be read
         return False
     for opener in (gzip.open, open):
@@ -37,7 +37,6 @@ class RecordedCurve:
         ConfigError: The recording is damaged, or has no lookups.
 
     Attributes:
-        block_size: Tokens of a block.
         sizes: Sizes that fit the present cache, in blocks; empty where that is unknown.
     """
 
@@ -74,7 +73,7 @@ class RecordedCurve:
 
     @property
     def distinct(self) -> int:
-        """About the number of distinct blocks, of those within eight sizes of the cache."""
+        """Estimated number of distinct blocks within eight sizes of the cache."""
         return round(sum(reuse.tracked / reuse.rate for reuse in self._reuses))
 
     def points(self, capacities: Sequence[int]) -> list[Point]:

@@ -14,7 +14,7 @@ from sidestep_adapters.recording.format import lines, opened
 
 _STORED = ("BlockStored", "stored")
 _MEDIUM, _GROUP = 4, 7
-"""Places behind the hashes of ``BlockStored`` as an array."""
+"""Positions behind the hashes of ``BlockStored`` as an array."""
 
 
 def read_batch(line: bytes) -> Iterator[list[int] | None]:
@@ -62,7 +62,7 @@ def _events(batch: Any) -> list[Any]:
 
 
 def _number(one: Any, group: Any) -> int:
-    """Return a hash as a number; caches of several groups of layers have each hash once in each."""
+    """Return a hash as a number that differs between groups of layers, which share hashes."""
     if not isinstance(one, int | str | bytes) or not isinstance(group, int | None):
         raise msgspec.ValidationError("a hash is neither a number nor text")
     if group:
@@ -80,24 +80,15 @@ class _Request(msgspec.Struct):
     hash_ids: list[int | str]
 
 
-class _Fields(msgspec.Struct):
-    """The fields by which forms are distinguished."""
-
-    call: msgspec.Raw = msgspec.Raw()
-    events: msgspec.Raw = msgspec.Raw()
-    payload: msgspec.Raw = msgspec.Raw()
-
-
 _request = msgspec.json.Decoder(_Request)
-_fields = msgspec.json.Decoder(_Fields)
 
 
 class Trace:
     """The lookups in a file.
 
     Attributes:
-        has_hits: False for a capture of KV events: engines publish the blocks that they store, which
-            are those that missed.
+        has_hits: False for a capture of KV events: engines publish only the blocks that they store,
+            which are those that missed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,23 +116,19 @@ class Trace:
             raise ConfigError(f"{self._path}: line {number} is not {form}: {error}") from None
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines; the file is opened once, so that it may be a pipe."""
+        """Yield the lines of the file, which is opened only once, so that it may be a pipe."""
         with opened(self._path) as file:
             yield from lines(self._path, file)
 
     def _is_trace(self, line: bytes) -> bool:
         """Return whether the first line is that of a trace, rather than of a capture."""
-        line = line.lstrip()
-        if line.startswith(b"["):
-            return False
-        found = _Fields()
-        if line.startswith(b"{"):
-            found = _fields.decode(line)
-        if line.startswith(_RECORDING):
+        if line.lstrip().startswith(_RECORDING):
             raise ConfigError(f"{self._path}: a recording must be a file")
-        if len(found.call):
+        found = msgspec.json.decode(line)
+        fields = found.keys() if isinstance(found, dict) else {}
+        if "call" in fields:
             raise ConfigError(f"{self._path}: a recording of stat-logger calls has no lookups")
-        return not len(found.events) + len(found.payload)
+        return not (isinstance(found, list) or "events" in fields or "payload" in fields)
 
 
 def _read_request(line: bytes) -> Iterator[Blocks]:

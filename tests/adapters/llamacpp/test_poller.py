@@ -13,6 +13,7 @@ from exporters import Start, until
 from llama_servers import (
     LlamaServer,
     failure,
+    left_out,
     llama_server,
     page,
     pages,
@@ -22,8 +23,7 @@ from llama_servers import (
     response,
 )
 from pages import get, parse
-from sidestep.app import Exporter
-from sidestep.engines.llamacpp.rows import UNMAPPED
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
 
@@ -69,7 +69,7 @@ def theirs(text: str) -> dict[str, float]:
     """Return the samples of a page of llama-server that have rows here."""
     found = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     named = {re.sub(r'\{position="(\d+)"\}', r" \1", head): float(v) for head, _, v in found}
-    return {name: value for name, value in named.items() if name not in UNMAPPED}
+    return {name: value for name, value in named.items() if name not in left_out()}
 
 
 @pytest.mark.parametrize("name", ["load", "cache", "aborts", "speculative", "large", "embeddings"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +20,10 @@ from python_programs import run_python
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry import peer_log
 from sidestep.transport import keys
-from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
 from sidestep_adapters.publisher import publisher as push
 
+LISTENER = "sidestep.transport.listener"
 UNPRIVILEGED = """
     import logging, os, sys, threading
     from sidestep.telemetry import peer_log
@@ -95,32 +95,25 @@ def listening(answer: bytes) -> Iterator[str]:
         loop.remove_reader(server.fileno())
 
 
-async def test_a_wrong_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No exporter has the socket."""
-    line = await absent(f"ipc://{tmp_path}/none.ipc", caplog)
-
-    assert line.startswith(
-        "No such file or directory: is it running, and is the socket's directory"
-    )
-
-
-async def test_an_exporter_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its socket is left behind."""
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        (
+            "ipc://{folder}/none",
+            "No such file or directory: is it running, and is the socket's dir",
+        ),
+        ("ipc://{folder}/dead", "Connection refused: is it running?"),
+        ("tcp://127.0.0.1:{port}", "Connection refused: is it running?"),
+        ("tcp://none.invalid:1", ": check the host's name"),
+    ],
+)
+async def test_an_exporter_that_is_not_there(
+    endpoint: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system's own text, and what to look at; a dead exporter leaves its socket behind."""
     raw.listen(tmp_path / "dead").close()
 
-    assert await absent(f"ipc://{tmp_path}/dead", caplog) == "Connection refused: is it running?"
-
-
-async def test_a_port_where_nothing_listens(caplog: pytest.LogCaptureFixture) -> None:
-    """Without keys."""
-    line = await absent(f"tcp://127.0.0.1:{free_port()}", caplog)
-
-    assert line == "Connection refused: is it running?"
-
-
-async def test_an_unknown_host(caplog: pytest.LogCaptureFixture) -> None:
-    """With the resolver's own text."""
-    assert (await absent("tcp://none.invalid:1", caplog)).endswith(": check the host's name")
+    assert reason in await absent(endpoint.format(folder=tmp_path, port=free_port()), caplog)
 
 
 async def test_a_port_that_is_no_ingest_endpoint(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,19 +143,16 @@ def test_a_socket_without_permission(tmp_path: Path) -> None:
     assert line.startswith(f"{start}Permission denied: user {user} may not open the socket; ")
 
 
-async def test_an_exporter_that_requires_keys(
-    ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The engine has none."""
-    async with start(**ring.flags) as exporter:
-        line = await absent(exporter.endpoints[0], caplog)
-
-    assert line.startswith("the peer asks for CURVE keys: check the keys, ")
-    assert SERVER_KEY in line
-    assert CLIENT_KEY in line
+HANDSHAKES = (
+    "the handshake of a peer at {} fails: check its keys, which both ends need or neither",
+    "a peer ends its handshake at {}: it is a probe of the port, or an engine with wrong keys",
+)
+"""Which of the two it is depends on which end is faster."""
 
 
-@pytest.mark.parametrize("wrong", ["own key", "exporter's key", "exporter without keys", "down"])
+@pytest.mark.parametrize(
+    "wrong", ["own key", "exporter's key", "exporter without keys", "no own key", "down"]
+)
 async def test_wrong_keys(
     wrong: str,
     ring: Ring,
@@ -170,23 +160,34 @@ async def test_wrong_keys(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The exporter ends the handshake in any case, so the line names all keys.
+    """The exporter ends the handshake in any case, so the line names all keys; it has one itself.
 
     It lets that of a key which is not authorized time out after 3 s.
     """
     monkeypatch.setattr(peer_log, "PATIENCE", 5.0)
-    ring.environ(monkeypatch, ring.engine("a", admitted=wrong != "own key"))
+    caplog.set_level(logging.INFO, LISTENER)
+    if wrong != "no own key":
+        ring.environ(monkeypatch, ring.engine("a", admitted=wrong != "own key"))
     if wrong == "exporter's key":
         monkeypatch.setenv(SERVER_KEY, str(keys.generate(ring.directory, "other")[1]))
     flags = {"ingest_endpoint": ("tcp://127.0.0.1:*",)} if "without" in wrong else ring.flags
     async with start(**flags) as exporter:
+        endpoint = exporter.endpoints[0]
         down = f"tcp://127.0.0.1:{free_port()}"
-        line = await absent(down if wrong == "down" else exporter.endpoints[0], caplog)
+        line = await absent(down if wrong == "down" else endpoint, caplog)
+    said = [record.getMessage() for record in caplog.records if record.name == LISTENER]
 
-    if wrong == "down":
-        assert line == "Connection refused: is it running?"
-    else:
-        assert line.startswith("the handshake fails: check the keys, ")
+    expected = {
+        "down": "Connection refused: is it running?",
+        "no own key": "the peer asks for CURVE keys: check the keys, ",
+    }
+    assert line.startswith(expected.get(wrong, "the handshake fails: check the keys, "))
+    assert (SERVER_KEY in line and CLIENT_KEY in line) == (wrong != "down")
+    assert len({*said}) == len(said)
+    denied = {each for each in said if each.endswith(" is not authorized")}
+    assert bool(denied) == (wrong == "own key")
+    assert {each.format(endpoint) for each in HANDSHAKES}.issuperset({*said} - denied)
+    assert bool(said) == (wrong != "down")
 
 
 async def test_an_exporter_that_comes_later_and_again(
@@ -219,8 +220,11 @@ async def test_an_exporter_that_is_there(start: Start, caplog: pytest.LogCapture
 async def test_a_refusal_has_a_line_of_its_own(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At once, and none on a connection that is missing."""
-    named = EngineInfo("e", "vllm", bounds={"a": [2.0, 1.0]})
+    """At once, and none on a connection that is missing.
+
+    The exporter's detail repeats what it received; a terminal must not obey it.
+    """
+    named = EngineInfo("e", "vllm", bounds={"a\n\x1b[31mERROR \u202e": [2.0, 1.0]})
     async with start() as exporter:
         one = push.Publisher(exporter.endpoints[0], "s", [named], flush_interval=0.01)
         await until(lambda: bool(lines(caplog)))
@@ -229,4 +233,6 @@ async def test_a_refusal_has_a_line_of_its_own(
     (line,) = lines(caplog)
 
     assert "refuses the stream: bad_schema" in line
-    assert os.linesep not in line
+    assert line.isprintable()
+    assert "a??[31mERROR ?" in line
+    assert "must increase strictly" in line

@@ -15,7 +15,7 @@ import pytest
 from heartbeats import Heartbeats
 from publishers_of_one import ENGINE
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, OVERDUE, PAUSED, Progress
+from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress
 from sidestep_adapters.publisher.progress import (
     LATE,
     MAX_FRAME_CHARS,
@@ -52,37 +52,6 @@ class Meter:
         return progress
 
 
-def test_an_engine_without_requests_has_no_ages() -> None:
-    """However long ago its last step ended."""
-    assert ages(Meter().after(60.0, steps=9, ended_at=START)) == (None, None, None)
-
-
-def test_requests_wait_from_when_they_are_seen() -> None:
-    """Not from the end of the last step, before an idle hour."""
-    meter = Meter()
-    meter.after(60.0, ended_at=START)
-
-    assert ages(meter.after(3.0, unfinished=2, ended_at=START)) == (None, 3.0, None)
-
-
-def test_requests_wait_from_the_end_of_the_last_step() -> None:
-    """While some are unfinished all the time."""
-    meter = Meter()
-    meter.after(60.0, unfinished=1)
-
-    assert ages(meter.after(0.0, unfinished=1, ended_at=START + 59.0)) == (None, 1.0, None)
-
-
-def test_a_step_counts_from_the_end_of_the_one_before() -> None:
-    """A batch that was scheduled while a long prefill was computed is not as old as that."""
-    meter = Meter()
-    progress = meter.after(10.0, unfinished=1, opened_at=START, step_tokens=9)
-    assert (progress.step_age, progress.step_tokens) == (10.0, 9)
-
-    progress = meter.after(0.5, unfinished=1, opened_at=START + 0.1, ended_at=START + 10.0)
-    assert ages(progress) == (0.5, None, None)
-
-
 def test_a_step_that_ended_after_the_clock_was_read_is_no_negative_age() -> None:
     """The exporter would refuse the heartbeat."""
     later = START + 1.0
@@ -112,21 +81,6 @@ def test_a_process_that_was_stopped_is_not_to_blame(
     assert (progress.output_age is not None) is is_blamed
 
 
-@pytest.mark.parametrize("condition", [PAUSED, ASLEEP])
-def test_an_engine_that_rests_on_purpose_owes_nothing(condition: str) -> None:
-    """Afterwards requests wait from then on."""
-    meter = Meter()
-    meter.after(5.0, unfinished=1)
-    progress = meter.after(60.0, unfinished=1, condition=condition)
-    assert (progress.condition, progress.unfinished, ages(progress)) == (
-        condition,
-        1,
-        (None, None, None),
-    )
-
-    assert meter.after(1.0, unfinished=1).waiting_age == 1.0
-
-
 def test_blocked_requests_are_counted_while_they_wait_long() -> None:
     """When the last one no longer is, requests wait from then on."""
     calls = []
@@ -143,23 +97,6 @@ def test_blocked_requests_are_counted_while_they_wait_long() -> None:
     assert (progress.blocked, progress.waiting_age) == (2, 60.0 + OVERDUE - WAKE)
     progress = meter.after(3.0, unfinished=3, blocked=blocked)
     assert (progress.blocked, progress.waiting_age) == (2, 3.0)
-
-
-@pytest.mark.parametrize(("computed", "expected"), [(200, None), (201, 5.0)])
-def test_output_is_late_after_twice_the_tokens_that_it_needs(
-    computed: int, expected: float | None
-) -> None:
-    """Prompts may take as long as they take."""
-    progress = Meter().after(
-        5.0,
-        unfinished=1,
-        ended_at=START + 5.0,
-        output_at=START - 60.0,
-        computed=computed,
-        request_tokens=lambda: 100,
-    )
-
-    assert progress.output_age == expected
 
 
 def test_counts_of_the_engine_are_made_valid() -> None:

@@ -15,18 +15,17 @@ import pytest
 from exporters import Start, until
 from publishers_of_one import ENGINE, publisher, step
 from python_programs import run_python
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
-from sidestep_adapters.publisher.publisher import (
-    FLUSH_INTERVAL,
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, Publisher
+from sidestep_adapters.publisher.queue import (
     FLUSH_RECORDS,
     MAX_INTERVALS,
-    Publisher,
+    QUEUE_ITEMS,
     next_interval,
 )
-from sidestep_adapters.publisher.queue import QUEUE_ITEMS
 from sidestep_adapters.vllm.stats import VllmTap
 
 
@@ -46,7 +45,7 @@ async def test_pushed_items_arrive(start: Start) -> None:
         await until(lambda: generated(exporter) == 1000)
 
         assert exporter.metrics.value("sidestep_messages_total", "bye") == 1
-        assert not exporter.registry.engines["e"].streams
+        assert not exporter.registry.engines["e"].feeds.streams
 
 
 async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_path: Path) -> None:
@@ -73,23 +72,6 @@ async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
         await asyncio.to_thread(one.close)
 
 
-async def test_a_refusals_control_characters_stay_out_of_the_log(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The exporter's detail repeats what it received; a terminal must not obey it."""
-    named = EngineInfo("e", "vllm", bounds={"a\n\x1b[31mERROR \u202e": [2.0, 1.0]})
-    async with start() as exporter:
-        one = Publisher(exporter.endpoints[0], "s", [named])
-        one.push(step())
-        await until(lambda: "refuses the stream: bad_schema" in caplog.text)
-        await asyncio.to_thread(one.close, 0.1)
-
-    (line,) = [record.getMessage() for record in caplog.records if "refuses" in record.msg]
-    assert line.isprintable()
-    assert "a??[31mERROR ?" in line
-    assert "must increase strictly" in line
-
-
 async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
     """The rate is unknown before the first answer; a change reaches an idle engine, too."""
     async with start(kv_sample_rate="0.25") as exporter:
@@ -99,17 +81,6 @@ async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -
         for rate in (0.5, 0.0):
             exporter.adjust(dataclasses.replace(exporter.config, kv_sample_rate=rate))
             await until(lambda: one.kv_sample_rate == rate)  # noqa: B023 - awaited here
-        await asyncio.to_thread(one.close)
-
-
-async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> None:
-    """During the downtime the last rate stays valid."""
-    async with start(kv_sample_rate="0.25") as exporter:
-        one = publisher(exporter.endpoints[0])
-        await until(lambda: one.kv_sample_rate == 0.25)
-    assert one.kv_sample_rate == 0.25
-    async with start(kv_sample_rate="1") as exporter:
-        await until(lambda: one.kv_sample_rate == 1.0, timeout=20)
         await asyncio.to_thread(one.close)
 
 
@@ -259,24 +230,6 @@ async def test_a_new_description_keeps_the_counters(start: Start) -> None:
         assert exporter.metrics.value("sidestep_duplicates_total") == 0
 
 
-async def test_two_processes_of_one_name_do_not_mix(start: Start) -> None:
-    """Both are counted, each as an engine of its own."""
-    async with start() as exporter:
-        old = publisher(exporter.endpoints[0])
-        await until(lambda: old.connected)
-        new = publisher(exporter.endpoints[0])
-        await until(lambda: new.connected)
-        old.push(step(1000))
-        new.push(step(1))
-        await until(lambda: old.drained and new.drained)
-        await asyncio.to_thread(old.close)
-        await asyncio.to_thread(new.close)
-
-        assert generated(exporter) == 1000
-        assert exporter.registry.engines.keys() == {"e", "e~2"}
-        assert (old.dropped, new.dropped) == (0, 0)
-
-
 FORK = """
 import os, sys, time
 from publishers_of_one import publisher, step
@@ -320,15 +273,6 @@ def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
     run_python(program, f"ipc://{tmp_path}/x.ipc")
 
 
-def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
-    """Closing twice has no effect."""
-    one = publisher(f"ipc://{tmp_path}/x.ipc")
-    one.close()
-    one.close()
-
-    assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
-
-
 async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
     """The publisher thread sends what is queued and closes the stream; a further call only waits."""
     async with start() as exporter:
@@ -339,7 +283,7 @@ async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
         one.close(wait=False)
         await until(lambda: generated(exporter) == 1)
         (engine,) = exporter.registry.engines.values()
-        await until(lambda: not engine.streams)
+        await until(lambda: not engine.feeds.streams)
         one.close()
 
     assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}

@@ -10,7 +10,7 @@ from typing import Any
 from exporters import Start
 from pages import get, parse
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep_adapters.recording.format import to_objects
+from sidestep_adapters.recording.calls import to_objects
 from sidestep_adapters.recording.replay import Replay
 
 

@@ -21,10 +21,12 @@ from fronts import Authority
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
+from sidestep_adapters.polling import http_client
+from sidestep_adapters.polling import state as poll_state
 from sidestep_adapters.recording.replay import Replay
-from sidestep_adapters.scrape import http_client, poll_state, poller
+from sidestep_adapters.scrape import poller
 
 VLLM = Path(__file__).parents[3] / "docs" / "vllm.md"
 TRITON = page_of_engine("page_triton")

@@ -311,22 +311,6 @@ def test_a_node_for_prefill_or_decode_reports_steps_only() -> None:
         assert stuck.step_age == pytest.approx(5 - WAKE)
 
 
-def test_what_cannot_be_known_is_not_reported() -> None:
-    """A loop without a current batch or a count of steps has no progress; nor has a scheduler that is gone."""
-    scheduler = Scheduler(enable_pdmux=True)
-    measure = SchedulerProgress(scheduler, 0)
-    multiplexed = measure(1.0)
-    scheduler = Scheduler()
-    del scheduler.forward_ct
-    measure = SchedulerProgress(scheduler, 0)
-    uncounted = measure(1.0)
-    scheduler = Scheduler()
-    measure = SchedulerProgress(scheduler, 0)
-    del scheduler
-
-    assert (multiplexed, uncounted, measure(1.0)) == (None, None, None)
-
-
 def state(text: str = "", *, dispatched: bool = True, answered: bool = False) -> Any:
     """Return the state of a request inside a tokenizer."""
     request = SimpleNamespace(input_ids=None, text=text)
@@ -457,18 +441,25 @@ def test_a_tokenizer_without_any_answer_is_starting() -> None:
     assert (before.condition, warming.condition, late.condition) == ("", STARTING, "")
 
 
-@pytest.mark.parametrize("mode", [Mode.PREFILL, "decode"])
-def test_a_tokenizer_of_a_disaggregated_node_reports_nothing(mode: Any) -> None:
-    """Its answers depend on another node."""
-    assert TokenizerProgress(Manager(disaggregation_mode=mode), 0)(1.0) is None
+def without(owner: Any, name: str) -> Any:
+    """Return an object without one of its attributes."""
+    delattr(owner, name)
+    return owner
 
 
-def test_a_tokenizer_without_a_time_of_its_last_answer_reports_nothing() -> None:
-    """Without it nobody knows what is unanswered."""
-    manager = Manager()
-    del manager.last_receive_tstamp
-
-    assert TokenizerProgress(manager, 0)(1.0) is None
+@pytest.mark.parametrize(
+    ("kind", "owner"),
+    [
+        (SchedulerProgress, Scheduler(enable_pdmux=True)),
+        (SchedulerProgress, without(Scheduler(), "forward_ct")),
+        (TokenizerProgress, Manager(disaggregation_mode=Mode.PREFILL)),
+        (TokenizerProgress, Manager(disaggregation_mode="decode")),
+        (TokenizerProgress, without(Manager(), "last_receive_tstamp")),
+    ],
+)
+def test_what_cannot_be_known_is_not_reported(kind: Any, owner: Any) -> None:
+    """Without a current batch, a count of steps or a last answer, or if answers depend on another node."""
+    assert kind(owner, 0)(1.0) is None
 
 
 class Recorded(Process):

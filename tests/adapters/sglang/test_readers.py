@@ -8,15 +8,14 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
-from collectors import ROWS, Shown
+from collectors import Shown
 from python_programs import run_python
 from sidestep.engines.sglang.wire import SglangStats
-from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
-from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
-from sidestep_adapters.sglang.stats import StatsRecorder
+from sidestep_adapters.sglang.stats import QueueLengths, StatsRecorder
 
 
 class Scheduler:
@@ -77,73 +76,11 @@ def test_queue_lengths_come_from_reports_where_lists_do_not_have_them(more: dict
     assert len(deferred) == 0
 
 
-@pytest.fixture
-def process() -> Process:
-    """Return the records of a process without a publisher."""
-    return Process("ipc://nowhere", "pod", beside=False)
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    """Return a registry in place of the process's own."""
-    found = CollectorRegistry()
-    monkeypatch.setattr(prometheus_client, "REGISTRY", found)
-    return found
-
-
-def process_families(registry: CollectorRegistry) -> tuple[Any, ...]:
-    """Return families that a process counts itself."""
-    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"], registry=registry)
-    active = Gauge(
-        "sglang:http_requests_active", "Theirs.", ["endpoint", "method"], registry=registry
-    )
-    names = ["name"]
-    timed = Histogram(
-        "sglang:func_latency_seconds",
-        "Theirs.",
-        names,
-        buckets=ROWS["sglang:func_latency_seconds"].bounds,
-        registry=registry,
-    )
-    Counter("sglang:somebody_elses_total", "Theirs.", registry=registry).inc()
-    return cpu, active, timed
-
-
-def test_families_of_a_process_are_read_as_increases(
-    process: Process, registry: CollectorRegistry
-) -> None:
-    """Gauges are read as values; families of other owners are ignored."""
-    reader = ProcessFamilies(process)
-    cpu, active, timed = process_families(registry)
-    shown = Shown(process)
-    for _ in range(2):
-        cpu.labels("scheduler").inc(1.5)
-        active.labels("/generate", "POST").set(2)
-        timed.labels("f").observe(0.06)
-        timed.labels("f").observe(1e6)
-        reader()
-        shown.take()
-    active.labels("/generate", "POST").dec()
-    reader()
-    page = shown.page
-
-    assert [info.labels for info in process._infos] == [{}]
-    (value,) = page["sglang:process_cpu_seconds"].samples.values()
-    assert value == 3
-    assert list(page["sglang:http_requests_active"].samples.values()) == [1]
-    histogram = page["sglang:func_latency_seconds"].samples
-    labels = (("name", "f"),)
-    assert histogram["sglang:func_latency_seconds_count", labels] == 4
-    assert histogram["sglang:func_latency_seconds_sum", labels] == pytest.approx(2_000_000.12)
-    assert "sglang:somebody_elses" not in page
-    assert process.deferred.dropped == 0
-
-
-def test_families_of_collectors_are_not_read_as_well(
-    process: Process, registry: CollectorRegistry
-) -> None:
+def test_families_of_collectors_are_not_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """A family with a stub is counted once."""
-    cpu, _, _ = process_families(registry)
+    process, registry = Process("ipc://nowhere", "pod", beside=False), CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "REGISTRY", registry)
+    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"], registry=registry)
     collector = SimpleNamespace(labels={}, cpu=cpu)
     wrap(process, collector, "process")
     collector.cpu.labels("scheduler").inc(2)
@@ -158,7 +95,7 @@ def test_families_of_collectors_are_not_read_as_well(
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
     from sidestep_adapters.sglang.collectors import Process
-    from sidestep_adapters.sglang.readers import ProcessFamilies
+    from sidestep_adapters.sglang.collectors import ProcessFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)
@@ -168,25 +105,31 @@ READING = """
                    multiprocess_mode="livesum")
     bounds = ROWS["sglang:func_latency_seconds"].bounds
     timed = Histogram("sglang:func_latency_seconds", "Theirs.", ["name"], buckets=bounds)
+    Counter("sglang:somebody_elses_total", "Theirs.").inc()
     shown = Shown(process)
     for _ in range(2):
         cpu.labels("scheduler").inc(1.5)
         active.labels("/generate", "POST").set(2)
         timed.labels("f").observe(0.5)
+        timed.labels("f").observe(1e6)
         reader()
         shown.take()
+    active.labels("/generate", "POST").dec()
+    reader()
+    assert [info.labels for info in process._infos] == [{}]
+    assert process.deferred.dropped == 0
     for family in shown.page.values():
-        print(*(f"{name}={value:g}" for (name, _), value in family.samples.items()
+        print(*(f"{name}={value:.9g}" for (name, _), value in family.samples.items()
                 if not name.endswith("_bucket")))
 """
 
 
-def test_multiprocess_values_are_read_the_same_way(tmp_path: Path) -> None:
-    """The files are shared by all processes; only this process's values are read."""
+def test_families_of_a_process_are_read_with_and_without_multiprocess_files(tmp_path: Path) -> None:
+    """As increases; the files are shared by all processes, and only this process's values are read."""
     expected = (
-        "sglang:http_requests_active=2",
+        "sglang:http_requests_active=1",
         "sglang:process_cpu_seconds_total=3",
-        "sglang:func_latency_seconds_count=2 sglang:func_latency_seconds_sum=1",
+        "sglang:func_latency_seconds_count=4 sglang:func_latency_seconds_sum=2000001",
     )
     for environment in ({}, {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}):
         assert sorted(run_python(READING, **environment).splitlines()) == sorted(expected)

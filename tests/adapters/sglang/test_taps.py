@@ -33,7 +33,6 @@ from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process, wrap
-from sidestep_adapters.sglang.metric_stubs import MetricStub
 
 RANKED = {name: str(value) for name, value in RANK.items()}
 
@@ -184,29 +183,6 @@ def test_pages_are_equal_for_any_calls(
     assert process.deferred.dropped == 0
 
 
-def test_the_plugin_taps_in_place_of_the_collectors(process: Process) -> None:
-    """With ``instead``, SGLang's own metrics stay as they were created."""
-    scheduler, tokenizer = tapped_pair()
-    before = scheduler.page, tokenizer.page
-    scheduler.increment_realtime_tokens("decode", 7)
-    scheduler.observe_dp_balance(5, 0.5)
-    scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3)))
-    tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 3)
-    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=True)
-    page = Shown(process).page
-    rank = tuple(sorted(RANKED.items()))
-
-    assert (scheduler.page, tokenizer.page) == before
-    assert page["sglang:num_running_reqs"].samples == {("sglang:num_running_reqs", rank): 3}
-    tokens = page["sglang:realtime_tokens"].samples
-    assert list(tokens.values()) == [7]
-    latencies = page["sglang:inter_token_latency_seconds"].samples
-    assert (
-        latencies["sglang:inter_token_latency_seconds_count", tuple(sorted(TOKENIZER.items()))] == 3
-    )
-    assert sum(page["sglang:dp_attention_tokens"].samples.values()) == 5
-
-
 @pytest.mark.parametrize("beside", [True])
 def test_beside_both_pages_count(process: Process) -> None:
     """SGLang's page is the same as without the plugin."""
@@ -299,18 +275,6 @@ def test_unknown_families_describe_themselves(process: Process) -> None:
         "sglang:next_ratio": "gauge",
         "sglang:next_seconds": "histogram",
     }
-
-
-@pytest.mark.usefixtures("process")
-def test_gauges_of_reports_are_not_replaced() -> None:
-    """The gauges of ``log_stats`` are sent with the report; dead ones are not sent."""
-    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
-
-    assert {name for name, value in vars(scheduler).items() if isinstance(value, MetricStub)} == {
-        *SCHEDULERS
-    }
-    for name in ("num_running_reqs", "gen_throughput", "utilization"):
-        assert isinstance(vars(scheduler)[name], Gauge)
 
 
 def test_collectors_of_equal_labels_are_one_engine(process: Process) -> None:
@@ -549,7 +513,7 @@ def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> 
 
 @pytest.mark.parametrize(
     "module",
-    ["plugin", "taps", "collectors", "stats", "readers", "metric_stubs", "deferred_metrics"],
+    ["plugin", "taps", "collectors", "stats", "metric_stubs", "deferred_metrics"],
 )
 def test_sglang_imports_prometheus_client_first(module: str) -> None:
     """SGLang chooses its multiprocess directory before; SGLang itself is not imported either."""

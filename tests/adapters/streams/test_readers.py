@@ -196,7 +196,7 @@ def test_blocks_that_were_freed_silently_count_once(is_whole: bool) -> None:
     stream = Stream()
     stream.broke(WHOLE)
     if not is_whole:
-        stream.fed.intake.registry.sampling.capacity = 100
+        stream.fed.intake.registry.tracking.sampling.capacity = 100
     stream.take(batch(1.0, stored(*range(500))), batch(60.0, stored(*range(500))))
     assert resident(stream) == {"GPU": 500 if is_whole else 1000}
     stream.take(batch(61.0, removed(*range(500)), removed(*range(500)), removed(*range(500))))

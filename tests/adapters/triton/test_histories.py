@@ -15,16 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from intakes import Fed
 from pages import parse
+from sidestep.config.scrape_targets import Target
 from sidestep.config.triton_servers import parse as flag
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep_adapters.triton import statistics as triton_statistics
-from sidestep_adapters.triton.api import UNKNOWN_MODEL_PREFIX
+from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import TritonPoller
-from sidestep_adapters.triton.statistics import ModelVersion
 from tritons import Model
 
 FAMILY = "nv_inference_request_success"
@@ -35,7 +33,7 @@ SOME = st.integers(0, 3)
 CAUSES = st.sampled_from(["unreachable", "slow", "bad_answer", "not_ready", "restricted"])
 
 
-class Server:
+class Server(TritonApi):
     """Triton without sockets.
 
     Attributes:
@@ -44,6 +42,7 @@ class Server:
     """
 
     def __init__(self) -> None:
+        super().__init__(Target("http://t:8000"))
         self.models: dict[Key, Model] = {}
         self.loads: dict[Key, int] = {}
         self.load_number = 0
@@ -67,17 +66,6 @@ class Server:
             model.infer(requests, size=1000, now=self.load_number)
             model.fail(failures)
             model.hit(hits)
-
-    def check(self) -> None:
-        """Read no files."""
-
-    async def close(self) -> None:
-        """Do nothing: there is no connection."""
-
-    async def extensions(self) -> Sequence[str]:
-        """Return the required extension."""
-        self._raise_failure()
-        return ["statistics"]
 
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
         """Return the statistics of all models or of one; no test asks for one version."""
@@ -104,14 +92,6 @@ class Server:
         """Return a constant configuration."""
         self._raise_failure()
         return ModelConfig(instances=1, has_cache=model == "c")
-
-    def version_of(self, piece: bytes) -> ModelVersion:
-        """Decode as over HTTP."""
-        return triton_statistics.version_of(piece)
-
-    def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
-        """Decode as over HTTP."""
-        return triton_statistics.read(piece, has_cache=has_cache)
 
     def _raise_failure(self) -> None:
         if self.cause:
@@ -248,17 +228,11 @@ class Histories(RuleBasedStateMachine):
         assert found == {key: self.seen[key].total for key in self.shown}
         assert self.fed.rejected == {}
 
-    @invariant()
-    def replaced_statistics_are_freed(self) -> None:
-        """One piece is remembered for each version."""
-        models = self.triton._models
-        assert len(models._by_piece) == len(models)
-
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced
         queries = self.triton._queries
-        self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
-        self.loop.run_until_complete(self.triton._poll())
+        self._is_one_by_one |= queries._has_namespaces
+        self.loop.run_until_complete(self.triton.poll())
         more = True
         while more:
             more = self.triton.receive(time.monotonic())
@@ -277,4 +251,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=30)
+TestHistories.settings = settings(stateful_step_count=30)

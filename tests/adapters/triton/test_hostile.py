@@ -10,19 +10,17 @@ import pytest
 
 from exporters import Start, until
 from pages import parse
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.config.scrape_targets import Target
-from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions
 from sidestep.metrics.description_limits import check_engines
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton import queries as triton_queries
-from sidestep_adapters.triton.http import HttpApi
-from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.poller import log
-from sidestep_adapters.triton.queries import ATTEMPTS, Queries
+from sidestep_adapters.triton.queries import Queries
 from tritons import Model, Triton, answer, tritons
 
 BULK = "/v2/models/stats"
@@ -188,7 +186,7 @@ async def test_cancelled_queries_end_before_the_connection_is_closed() -> None:
     """No request follows."""
     names = [f"m{number}" for number in range(40)]
     async with tritons(*names) as server:
-        api = HttpApi(Target(server.url))
+        api = TritonApi(Target(server.url))
         asking = asyncio.ensure_future(Queries(api, (), "s", RateLimitedLog(log)).configs(names))
         await until(lambda: server.asked.total() > 0)
         asking.cancel()
@@ -197,23 +195,3 @@ async def test_cancelled_queries_end_before_the_connection_is_closed() -> None:
         await api.close()
 
         assert running == []
-
-
-class Slow:
-    """A server that never returns a configuration."""
-
-    async def config(self, model: str) -> ModelConfig:
-        """Fail as slow."""
-        raise PollError("slow", model)
-
-
-async def test_unloaded_models_are_forgotten() -> None:
-    """This holds for any names."""
-    queries = Queries(Slow(), (), "s", RateLimitedLog(log))  # type: ignore[arg-type]
-    for number in range(9):
-        assert await queries.configs([f"m{number}"]) == {}
-    for _ in range(ATTEMPTS - 1):
-        assert await queries.configs(["m"]) == {}
-
-    assert await queries.configs(["m"]) == {"m": ModelConfig()}
-    assert len(vars(queries)["_attempts"]) == 0

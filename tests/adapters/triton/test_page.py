@@ -7,8 +7,8 @@ import pytest
 
 from exporters import Start, page_of_engine, until
 from pages import Family, parse
-from sidestep.app import Exporter
-from sidestep.engines.triton.rows import FROM_STATISTICS
+from sidestep.app.exporter import Exporter
+from sidestep_adapters.triton.rows import FROM_STATISTICS
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 
 FAILURE = "nv_inference_request_failure"

@@ -8,13 +8,13 @@ import pytest
 
 from intakes import Fed
 from pages import parse
-from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.scrape.server_state import CONNECT_LIMIT, STALE_AFTER
+from sidestep_adapters.polling.state import CONNECT_LIMIT, STALE_AFTER
 from sidestep_adapters.triton.poller import TritonState
+from sidestep_adapters.triton.wire import ModelStats, TritonStats
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
@@ -34,7 +34,7 @@ class Polls:
     def good(self) -> None:
         """Succeed with statistics of one model, in which an instance was idle."""
         now = self.fed.now
-        self.state.poll_started(now)
+        self.state.started(now)
         self.state.statistics_received(now)
         self.feed.apply(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
         self.state.polled(now, 0.01, 1)
@@ -42,8 +42,8 @@ class Polls:
 
     def bad(self, error: PollError) -> None:
         """Fail with ``cause``."""
-        self.state.poll_started(self.fed.now)
-        self.state.failed(self.fed.now, error)
+        self.state.started(self.fed.now)
+        self.state.poll_failed(self.fed.now, error)
         self.wait(1.0)
 
     def wait(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class Polls:
     @property
     def is_up(self) -> bool:
         """Return whether the model's engine is up."""
-        return bool(self.fed.intake.registry.engines[MODEL.id].streams)
+        return bool(self.fed.intake.registry.engines[MODEL.id].feeds.streams)
 
     @property
     def now(self) -> str:
@@ -105,7 +105,7 @@ def test_a_waiting_query_keeps_the_server_up() -> None:
     """Loading a model may block the port for minutes."""
     polls = Polls()
     polls.good()
-    polls.state.poll_started(polls.fed.now)
+    polls.state.started(polls.fed.now)
     polls.wait(STALE_AFTER - 2)
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
     polls.wait(600)
@@ -147,7 +147,7 @@ def test_the_health_of_an_engine_follows_its_servers_answers(engine: EngineInfo)
     polls.good()
     assert polls.state_of(engine) == "ok"
 
-    polls.state.poll_started(polls.fed.now)
+    polls.state.started(polls.fed.now)
     polls.wait(STALE_AFTER - 3)
     assert polls.state_of(engine) in ("ok", "idle")
     polls.wait(5)
@@ -163,7 +163,7 @@ def test_a_server_that_never_had_statistics_is_down() -> None:
     for _ in range(400):
         polls.bad(PollError("restricted", "?"))
         assert polls.now == "down"
-    assert not polls.fed.intake.registry.engines[SERVER.id].streams
+    assert not polls.fed.intake.registry.engines[SERVER.id].feeds.streams
 
 
 def test_a_server_without_a_first_answer_is_down(
@@ -171,10 +171,10 @@ def test_a_server_without_a_first_answer_is_down(
 ) -> None:
     """The page has it from the start, the log after the connection limit."""
     polls = Polls()
-    polls.state.poll_started(polls.fed.now)
+    polls.state.started(polls.fed.now)
     polls.wait(0.5)
     assert polls.now == "down"
-    assert not polls.fed.intake.registry.engines[SERVER.id].streams
+    assert not polls.fed.intake.registry.engines[SERVER.id].feeds.streams
     polls.wait(CONNECT_LIMIT - 1)
     assert not messages(caplog)
     polls.wait(30)
@@ -190,7 +190,7 @@ def test_a_query_keeps_the_server_up_only_once_connected() -> None:
     polls = Polls()
     polls.good()
     seen_at = polls.feed._stream.seen_at
-    polls.state.poll_started(polls.fed.now)
+    polls.state.started(polls.fed.now)
     polls.wait(CONNECT_LIMIT - 0.5)
     assert polls.feed._stream.seen_at == seen_at
     polls.wait(1.0)

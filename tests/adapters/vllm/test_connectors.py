@@ -52,30 +52,18 @@ HISPARSE: dict[str, Any] = {
     "host_block_idle_before_evict_seconds": [2.5],
     "host_block_reuse_gap_seconds": [0.5, 0.25],
 }
+
+
+def put(
+    seconds: float, keys: int, size: int, status: str = "ok", failed: int = 0
+) -> dict[str, Any]:
+    """Return the record of one call of Mooncake's store."""
+    numbers = {"duration_seconds": seconds, "num_keys": keys, "num_bytes": size}
+    return {**numbers, "status": status, "num_failed_keys": failed}
+
+
 STORE: dict[str, Any] = {
-    "save_put": [
-        {
-            "duration_seconds": 0.5,
-            "num_keys": 3,
-            "num_bytes": 4096,
-            "status": "ok",
-            "num_failed_keys": 0,
-        },
-        {
-            "duration_seconds": 0.25,
-            "num_keys": 2,
-            "num_bytes": 1024,
-            "status": "ok",
-            "num_failed_keys": 0,
-        },
-        {
-            "duration_seconds": 2.0,
-            "num_keys": 1,
-            "num_bytes": 0,
-            "status": "error",
-            "num_failed_keys": 1,
-        },
-    ],
+    "save_put": [put(0.5, 3, 4096), put(0.25, 2, 1024), put(2.0, 1, 0, "error", 1)],
     "load_get": [],
 }
 UMBP: dict[str, Any] = {
@@ -251,7 +239,7 @@ def sent(found: list[Family]) -> list[Family]:
 @pytest.mark.parametrize("connector", EXPECTED)
 def test_payloads_become_families(connector: str) -> None:
     """Lists of a counter are summed, those of a histogram are observations."""
-    assert values_of(families(PAYLOADS[connector], connector)) == EXPECTED[connector]
+    assert values_of(sent(families(PAYLOADS[connector], connector))) == EXPECTED[connector]
 
 
 def test_deprecated_offload_families_ignore_labelled_series() -> None:
@@ -296,27 +284,6 @@ def test_families_are_rows(connector: str, payload: dict[str, Any]) -> None:
         assert (family.kind, family.labels) == (row.kind, list(row.own_labels))
         assert (family.help, family.bounds) == ("", [])
         assert all(len(sample.labels) == len(family.labels) for sample in family.samples)
-
-
-@EVERY
-def test_nothing_of_the_payload_is_kept(connector: str, payload: dict[str, Any]) -> None:
-    """The payload is unchanged, and the engine may keep filling its lists."""
-    mine = copy.deepcopy(payload)
-    found = families(mine, connector)
-    assert mine == payload
-    before = copy.deepcopy(found)
-
-    _spoil(mine)
-
-    assert found == before
-
-
-@EVERY
-def test_families_survive_the_wire(connector: str, payload: dict[str, Any]) -> None:
-    """Values of every family fit the wire's types."""
-    found = families(payload, connector)
-
-    assert sent(found) == found
 
 
 def test_feature_of_a_connector_is_one_of_its_rows() -> None:
@@ -457,15 +424,3 @@ def test_any_payload_is_harmless(payload: object, connector: str) -> None:
 
     assert sent(found) == found
     assert repr(payload) == repr(before)
-
-
-def _spoil(value: object) -> None:
-    """Change every mutable part of ``value``."""
-    if isinstance(value, dict):
-        for inner in value.values():
-            _spoil(inner)
-        value.clear()
-    elif isinstance(value, list):
-        for inner in value:
-            _spoil(inner)
-        value[:] = [-1.0, *value]

@@ -16,8 +16,12 @@ import pytest
 from fake_vllm import AsyncLLM, IterationStats, LLMEngine, SchedulerStats, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
-from sidestep_adapters.publisher.event_loop import CALM, LoopWatch
-from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
+from sidestep_adapters.vllm.front_end_progress import (
+    CALM,
+    FrontEndProgress,
+    LoopWatch,
+    progress_of_caller,
+)
 
 WAKE = 0.25
 
@@ -433,7 +437,7 @@ def test_the_plugin_sends_the_age_of_a_blocked_loop(
     exporter: Heartbeats, monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
     """Several times a second, with the stack; an end of the loop is no fault."""
-    monkeypatch.setattr("sidestep_adapters.publisher.event_loop.CALM", 0.0)
+    monkeypatch.setattr("sidestep_adapters.vllm.front_end_progress.CALM", 0.0)
     with importable(monkeypatch, exporter.endpoint) as ours:
         front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
         (logger,) = front_end.logger_manager.stat_loggers

@@ -15,7 +15,7 @@ import pytest
 from exporters import Start, until
 from fake_vllm import AsyncLLM, importable
 from intakes import Fed
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.field_check import Fields

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import encode_item
+from scheduler_taps import Bench
 from sidestep.protocol.cache_lookups import (
     AGAIN,
     COUNTED,
@@ -21,70 +20,39 @@ from sidestep.protocol.cache_lookups import (
 )
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.vllm.prefix_cache import lookup_events
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 SIZE = 16
 
 
-class Bench:
+class Lookups(Bench):
     """A tap that records lookups, and the requests of a scheduler."""
 
     def __init__(self) -> None:
-        self.pushed: list[Any] = []
-        self.failures: list[str] = []
-        lookups = LookupEvents(SIZE, 100, 0, lambda: (b"key", 1.0))
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, lookups=lookups)
-        self.requests: dict[str, Any] = {}
+        super().__init__(lookups=LookupEvents(SIZE, 100, 0, lambda: (b"key", 1.0)))
 
-    def ask(self, name: str, blocks: int, **more: Any) -> Any:
+    def ask_blocks(self, name: str, blocks: int, **more: Any) -> Any:
         """Queue a request with full blocks and one token more."""
-        fields = {
-            "request_id": name,
-            "events": [SimpleNamespace(timestamp=1.0)],
-            "arrival_time": 100.0,
-            "num_prompt_tokens": blocks * SIZE + 1,
-            "num_tokens": blocks * SIZE + 1,
-            "num_output_tokens": 3,
-            "num_preemptions": 0,
-            "lora_request": None,
-            "sampling_params": SimpleNamespace(max_tokens=50, stop=[]),
-            "get_finished_reason": lambda: 1,
-            "status": SimpleNamespace(name="FINISHED"),
-            "block_hashes": [bytes([number]) * 32 for number in range(blocks)],
-            "prefill_stats": None,
-            **more,
-        }
-        self.requests[name] = request = SimpleNamespace(**fields)
-        self.tap.queued(request)
-        return request
+        tokens = blocks * SIZE + 1
+        hashes = [bytes([number]) * 32 for number in range(blocks)]
+        own = {"num_prompt_tokens": tokens, "num_tokens": tokens, "prefill_stats": None}
+        return self.ask(name, block_hashes=hashes, **own | more)
 
-    def schedule(self, *new: str, resumed: tuple[str, ...] = (), found: int = 0) -> None:
-        """Let requests join a batch."""
-        batch = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=n, num_computed_tokens=found) for n in new],
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], resumed_req_ids=set(resumed)),
-        )
-        self.tap.scheduled(batch, self.requests, 1.5)
-
-    def events(self) -> list[LookupEvent]:
-        """Return the events of all lookups pushed, after encoding and decoding."""
-        self.tap.flush()
-        made = [DIALECTS.decode(encode_item(i)) for make in self.pushed for i in make()]
-        self.pushed.clear()
-        return [e for item in made if isinstance(item, CacheLookups) for e in item.events]
+    def lookups(self) -> list[LookupEvent]:
+        """Return the events of all lookups pushed."""
+        return [e for item in self.decoded() if isinstance(item, CacheLookups) for e in item.events]
 
 
 def test_a_lookup_is_that_of_its_step() -> None:
     """What happens to the request before the publisher's thread reads it changes nothing."""
-    bench = Bench()
-    request = bench.ask("a", 3)
+    bench = Lookups()
+    request = bench.ask_blocks("a", 3)
     bench.schedule("a", found=2 * SIZE)
     bench.tap.preempted("a", 3.0)
     request.num_preemptions = 1
     request.num_tokens = 90
     request.block_hashes += [b"x" * 32, b"y" * 32]
     bench.schedule(resumed=("a",))
-    first, released, again = bench.events()
+    first, released, again = bench.lookups()
 
     assert isinstance(first, Lookup)
     assert (first.kind, first.tokens, first.blocks, first.found) == (COUNTED, 49, 3, 2)
@@ -96,10 +64,10 @@ def test_a_lookup_is_that_of_its_step() -> None:
 
 def test_what_another_cache_had_is_not_found_here() -> None:
     """With a KV connector the request starts with more than the own cache has."""
-    bench = Bench()
-    bench.ask("a", 3, prefill_stats=SimpleNamespace(num_local_cached_tokens=SIZE))
+    bench = Lookups()
+    bench.ask_blocks("a", 3, prefill_stats=SimpleNamespace(num_local_cached_tokens=SIZE))
     bench.schedule("a", found=3 * SIZE)
-    (lookup,) = bench.events()
+    (lookup,) = bench.lookups()
 
     assert isinstance(lookup, Lookup)
     assert lookup.found == 1
@@ -107,12 +75,12 @@ def test_what_another_cache_had_is_not_found_here() -> None:
 
 def test_requests_that_may_not_read_the_cache_look_nothing_up() -> None:
     """Their blocks are used all the same; a session that continues is a use as well."""
-    bench = Bench()
-    bench.ask("a", 2, skip_reading_prefix_cache=True)
-    bench.ask("b", 2)
-    bench.schedule("a", "b")
-    bench.schedule("b")
-    uncounted, counted, ended, continued = bench.events()
+    bench = Lookups()
+    bench.ask_blocks("a", 2, skip_reading_prefix_cache=True)
+    bench.ask_blocks("b", 2)
+    bench.schedule("a", "b", found=0)
+    bench.schedule("b", found=0)
+    uncounted, counted, ended, continued = bench.lookups()
 
     assert isinstance(uncounted, Lookup)
     assert uncounted.kind == NOT_LOOKED_UP
@@ -124,13 +92,13 @@ def test_requests_that_may_not_read_the_cache_look_nothing_up() -> None:
 
 def test_a_reset_and_an_end_are_recorded() -> None:
     """In the order in which they happen."""
-    bench = Bench()
-    request = bench.ask("a", 2)
-    bench.schedule("a")
+    bench = Lookups()
+    request = bench.ask_blocks("a", 2)
+    bench.schedule("a", found=0)
     bench.tap.freed(request)
     bench.tap.cache_cleared()
 
-    assert [type(event) for event in bench.events()] == [Lookup, Released, Cleared]
+    assert [type(event) for event in bench.lookups()] == [Lookup, Released, Cleared]
 
 
 class FullAttentionSpec:

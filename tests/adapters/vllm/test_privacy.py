@@ -14,7 +14,8 @@ from exporters import Start, until
 from fake_vllm import AsyncLLM, Core, Request, config, importable
 from pages import get
 from ports import free_port
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
+from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.requests.inflight import UNKNOWN
 
 ID, SALT, TRACE, SPAN = "acme-4711", "salt-of-acme", "5ec7e7" * 5 + "ab", "fa11ed" * 2 + "cafe"
@@ -117,7 +118,8 @@ async def test_bytes_on_the_wire(mode: str, start: Start, monkeypatch: pytest.Mo
 
                     def is_known(one: Exporter = exporter) -> bool:
                         engines = one.registry.engines.values()
-                        trackers = [e.requests for e in engines if e.requests is not None]
+                        found = [e.part(Trackers).requests for e in engines]
+                        trackers = [one for one in found if one is not None]
                         live = [r for t in trackers for r in t.requests.live.values()]
                         return any(one.state != UNKNOWN for one in live)
 

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,8 @@ import pytest
 from fake_vllm import Core, Request, Scheduler, config, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
-from sidestep_adapters.vllm.scheduler_progress import SchedulerProgress
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
 
 WAKE = 0.25
 
@@ -70,23 +70,6 @@ def names(stack: list[str], function: str) -> bool:
     return any(frame.rpartition(" ")[2].rpartition(".")[2] == function for frame in stack)
 
 
-def test_an_engine_at_work_is_never_overdue(live: Live) -> None:
-    """Steps are counted, the longest one with its tokens; an idle engine has no ages."""
-    assert live.last == Progress(0)
-    seconds = chain([0.4], repeat(0.02))
-    live.core.execute_model = lambda: live.gate.wait(next(seconds))
-    live.ask("a", 9)
-    first = live.wait(lambda p: p.longest_tokens == 9)
-    second = live.wait(lambda p: p.steps >= first.steps + 10)
-    live.core.call(live.scheduler.finish_all)
-    idle = live.wait(lambda p: p.unfinished == 0)
-
-    assert 0.4 <= first.longest < OVERDUE
-    assert (second.unfinished, second.longest_tokens) == (1, 1)
-    assert all(not p.stack for p in live.exporter.progress)
-    assert (idle.step_age, idle.waiting_age, idle.output_age) == (None, None, None)
-
-
 def test_a_step_that_hangs_is_seen_with_its_stack(live: Live) -> None:
     """Each 250 ms, until it ends."""
     live.ask("a", 9)
@@ -105,36 +88,6 @@ def test_a_step_that_hangs_is_seen_with_its_stack(live: Live) -> None:
     assert names(stuck.stack[-5:], "_run_busy_loop")
     assert min(gaps) < 0.5
     assert live.wait(lambda p: p.longest >= 0.0).steps > stuck.steps
-
-
-def test_a_scheduler_that_hangs_is_an_open_step(live: Live) -> None:
-    """Its tokens are not known yet; the stack goes through our override."""
-    live.scheduler.allocate_slots = live.hang
-    live.ask("a")
-    stuck = live.wait(lambda p: (p.step_age or 0.0) >= OVERDUE)
-    live.gate.set()
-    live.wait(lambda p: p.steps > 0)
-
-    assert (stuck.steps, stuck.step_tokens, stuck.unfinished) == (0, 0, 1)
-    assert names(stuck.stack[-3:], "hang")
-    assert names(stuck.stack, "schedule")
-
-
-def test_empty_batches_are_no_steps(live: Live) -> None:
-    """An engine that admits nobody schedules all the time, and its requests wait."""
-    live.scheduler.admits = False
-    live.ask("a")
-    stuck = live.wait(lambda p: (p.waiting_age or 0.0) >= OVERDUE)
-    known = len(live.exporter.progress)
-    later = live.wait(lambda p: (p.waiting_age or 0.0) >= OVERDUE + 1.0)
-    live.scheduler.admits = True
-    live.wait(lambda p: p.steps > 0)
-
-    assert live.core.steps > 100
-    assert (stuck.steps, stuck.unfinished, stuck.blocked) == (0, 1, 0)
-    assert all(p.waiting_age and p.step_age is None for p in live.exporter.progress[known:][:2])
-    assert later.steps == 0
-    assert names(later.stack, "_run_busy_loop")
 
 
 def test_a_reading_that_fails_does_not_reach_the_engine(live: Live) -> None:
@@ -160,7 +113,7 @@ class Timed:
         for module in ("scheduler_tap", "scheduler_events"):
             monkeypatch.setattr(f"sidestep_adapters.vllm.{module}._monotonic", lambda: self.now)
         self.pushed: list[Callable[[], Any]] = []
-        self.tap = SchedulerTap(self.pushed.append, pytest.fail)
+        self.tap = SchedulerTap(self.pushed.append, pytest.fail, SchedulerEvents(pytest.fail))
         self.scheduler = Scheduler(config())
         self.progress = SchedulerProgress(self.scheduler, self.tap)
         self.read()
@@ -323,7 +276,7 @@ def test_releases_without_a_pause_are_never_paused(timed: Timed) -> None:
 
 def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
     """The step's thread stores what it knows already: the clock is read as often as the step's events need it."""
-    tap = SchedulerTap(lambda _: None, pytest.fail)
+    tap = SchedulerTap(lambda _: None, pytest.fail, SchedulerEvents(pytest.fail))
     scheduler = Scheduler(config())
     request = Request("a")
     scheduler.add_request(request)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import encode_item
-from sidestep.protocol.cache_lookups import CacheLookups
+from scheduler_taps import Bench
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
@@ -19,103 +16,17 @@ from sidestep.protocol.request_events import (
     RUNNING,
     WAITING,
     Alive,
-    Event,
     Finished,
     Identity,
     Iteration,
     Preempted,
     Prompt,
     Queued,
-    RequestEvents,
     Scheduled,
 )
-from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_mode
-from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
 
-E = TypeVar("E", bound=Event)
 ABORT = FINISH_REASONS.index("abort")
-
-
-class Bench:
-    """A tap and the items it has pushed."""
-
-    def __init__(self, **options: Any) -> None:
-        self.pushed: list[Callable[[], Iterable[RequestEvents | CacheLookups]]] = []
-        self.failures: list[str] = []
-        self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
-        self.requests: dict[str, Any] = {}
-
-    def items(self) -> list[RequestEvents]:
-        """Return the items pushed since the last call, after encoding and decoding."""
-        self.tap.flush()
-        pushed, self.pushed[:] = self.pushed[:], []
-        made = [DIALECTS.decode(encode_item(item)) for make in pushed for item in make()]
-        return [item for item in made if isinstance(item, RequestEvents)]
-
-    def events(self) -> list[Event]:
-        """Return the events of ``items``."""
-        return [event for item in self.items() for event in item.events]
-
-    def of(self, kind: type[E]) -> list[E]:
-        """Return the events of ``items`` that have this type."""
-        return [event for event in self.events() if isinstance(event, kind)]
-
-    def ask(self, name: str, stamp: float = 1.0, **more: Any) -> Any:
-        """Queue a request."""
-        request = SimpleNamespace(
-            request_id=name,
-            events=[SimpleNamespace(timestamp=stamp)],
-            arrival_time=100.0,
-            num_prompt_tokens=7,
-            num_output_tokens=3,
-            num_preemptions=0,
-            lora_request=None,
-            sampling_params=SimpleNamespace(max_tokens=50, stop=[]),
-            status=SimpleNamespace(name="WAITING"),
-            get_finished_reason=lambda: 1,
-            is_finished=lambda: False,
-        )
-        vars(request).update(more)
-        self.requests[name] = request
-        self.tap.queued(request)
-        return request
-
-    def schedule(self, *new: str, resumed: tuple[str, ...] = (), **counts: int) -> Any:
-        """Return a batch; ``new`` and ``resumed`` join it, ``counts`` are tokens by request."""
-        for name in (*new, *resumed):
-            self.requests[name].events.append(SimpleNamespace(timestamp=2.0))
-        batch = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=n, num_computed_tokens=4) for n in new],
-            scheduled_cached_reqs=SimpleNamespace(
-                req_ids=list(counts), resumed_req_ids=set(resumed), num_computed_tokens=[10]
-            ),
-            num_scheduled_tokens=counts,
-        )
-        self.tap.scheduled(batch, self.requests, 1.5)
-        return batch
-
-    def update(self, batch: Any, *clients: dict[str, int], prompts: tuple[str, ...] = ()) -> None:
-        """Process the batch's output: tokens by request, per API server."""
-        self.tap.update_started()
-        stats = SimpleNamespace(
-            num_computed_tokens=5, num_local_cached_tokens=2, num_external_cached_tokens=1
-        )
-        outputs = {
-            index: SimpleNamespace(
-                timestamp=3.0 + index,
-                outputs=[
-                    SimpleNamespace(
-                        request_id=name,
-                        new_token_ids=[0] * count,
-                        prefill_stats=stats if name in prompts else None,
-                        num_nans_in_logits=int(name == "nan"),
-                    )
-                    for name, count in found.items()
-                ],
-            )
-            for index, found in enumerate(clients)
-        }
-        self.tap.update_finished(batch, outputs)
 
 
 def test_a_request_from_queue_to_end() -> None:
@@ -487,17 +398,6 @@ def identity(mode: str, name: str, **options: Any) -> Identity | None:
     return event.identity
 
 
-def test_by_default_nothing_of_an_identity_is_sent() -> None:
-    """Neither id, salt nor trace is in the bytes of any item."""
-    bench = Bench()
-    bench.ask("chatcmpl-acme-1", **WHOSE)
-    bench.tap.flush()
-    sent = b"".join(encode_item(item) for make in bench.pushed for item in make())
-    sent += b"".join(map(encode_item, bench.tap.events.current_state()))
-    for text in ("acme", "a" * 32, "b" * 16):
-        assert text.encode() not in sent
-
-
 def test_a_whole_identity() -> None:
     """As the client knows it: without the sample's number and the engine's suffix."""
     whole = Identity("chatcmpl-acme-1", "", "acme-secret", TRACE, 3)
@@ -529,16 +429,16 @@ def test_a_malformed_trace_context_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "mode", "warns"), [("", "none", 0), ("full", "full", 0), ("all", "none", 1)]
+    ("value", "is_on", "warns"), [("", False, 0), ("full", True, 0), ("all", False, 1)]
 )
 def test_the_variable(
     value: str,
-    mode: str,
+    is_on: bool,
     warns: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An unknown value sends nothing, and is logged."""
     monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", value)
-    assert identity_mode() == mode
+    assert identity_maker().is_on == is_on
     assert len(caplog.records) == warns

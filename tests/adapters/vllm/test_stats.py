@@ -16,7 +16,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.vllm.stats import VllmTap, gauges_of, split
+from sidestep_adapters.vllm.stats import VllmTap, gauges_of
 
 
 class Reason(enum.IntEnum):
@@ -153,16 +153,6 @@ def test_connector_stats_are_sent_one_family_per_item() -> None:
     assert families[0].families[0].name == "vllm:nixl_xfer_time_seconds"
 
 
-def test_a_step_without_output_or_without_the_scheduler_is_a_step() -> None:
-    """A missing part stays missing."""
-    sink = Sink()
-    sink.tap.record(scheduler(), None, None, 0)
-    sink.tap.record(None, iteration(), None, 0)
-    first, second = sink.sent()
-
-    assert (first.iteration, second.scheduler) == (None, None)
-
-
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -1, "x", None, object(), [1], True])
 def test_an_invalid_value_drops_only_itself(odd: Any) -> None:
     """The rest of the record arrives; the loss is counted once."""
@@ -210,11 +200,6 @@ def test_an_oversized_step_is_split() -> None:
     assert found == len(events)
     assert sum(step.iteration.num_generation_tokens for step in (first, *rest)) == 3
     assert sink.failures == []
-
-
-def test_a_step_that_fits_is_not_split() -> None:
-    """A small step is one item."""
-    assert len(split(VllmStep(0, 0.0, 0.0))) == 1
 
 
 def test_values_over_the_wires_limits_are_cut_and_counted() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Handler
+from sidestep.catalog.row import Handler
 from sidestep.engines.common_names import common_row
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS, objectives, saturation

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from calls import counted
-from intakes import Fed, discard
+from intakes import Fed, discard, steps
+from pages import parse
 from sidestep.engines.items import encode_item
-from sidestep.engines.streams.wire import LoadStat
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.exposition.live.answers import WINDOW, EngineRow, HeatMap, Live
+from sidestep.exposition.live.answers import HistoryAnswer as Answer
 from sidestep.exposition.live.history import (
     INTERVAL,
     MAX_BYTES,
@@ -22,8 +24,6 @@ from sidestep.exposition.live.history import (
     MIN_SAMPLES,
     SampleHistory,
 )
-from sidestep.exposition.live.rows import WINDOW, EngineRow, HeatMap, Live
-from sidestep.exposition.live.rows import HistoryAnswer as Answer
 from sidestep.exposition.live.samples import HISTOGRAMS, read
 from sidestep.exposition.live.verdict import evaluate
 from sidestep.exposition.live.view import LiveView
@@ -31,6 +31,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_BOUNDS, VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep_adapters.streams.wire import LoadStat
 
 CALLS = 8000
 """Calls that fit into a millisecond, at about 0.1 us each."""
@@ -165,7 +166,7 @@ def test_an_idle_engine_costs_little() -> None:
 
 
 def test_the_window_is_the_last_minute() -> None:
-    """What is older does not count; percentiles of a chart are those of the minute before."""
+    """Older samples do not count; percentiles of a chart are those of the minute before."""
     fed = Viewed()
     fed.send_hello("s", [info()])
     fed.round()
@@ -191,6 +192,83 @@ def test_the_window_is_the_last_minute() -> None:
     assert series["generation_tokens_per_second"] == [2.0, *[0.0] * 12, 2.0]
     assert series["ttft_p50"] == [*[0.05] * 12, None, 3.75]
     assert series["running"] == [1.0] * 14
+
+
+COUNTED: dict[str, dict[str, tuple[str, dict[str, str], float]]] = {
+    "vllm": {
+        "finished": ("vllm:request_success_total", {}, 1.0),
+        "aborted": ("vllm:request_success_total", {"finished_reason": "abort"}, 1.0),
+        "preemptions": ("vllm:num_preemptions_total", {}, 1.0),
+        "prompt_tokens_per_second": (
+            "vllm:prompt_tokens_by_source_total", {"source": "local_compute"}, 50.0,
+        ),
+        "generation_tokens_per_second": ("vllm:generation_tokens_total", {}, 50.0),
+    },
+    "tokenizer": {
+        "finished": ("sglang:num_requests_total", {}, 1.0),
+        "aborted": ("sglang:num_aborted_requests_total", {}, 1.0),
+    },
+    "scheduler": {
+        "preemptions": ("sglang:num_retracted_requests_total", {}, 1.0),
+        "prompt_tokens_per_second": (
+            "sglang:realtime_tokens_total", {"mode": "prefill_compute"}, 50.0,
+        ),
+        "generation_tokens_per_second": (
+            "sglang:realtime_tokens_total", {"mode": "decode"}, 50.0,
+        ),
+    },
+}  # fmt: skip
+"""Numbers of a row: the family, labels of its samples, and a divisor."""
+LATENCIES = {
+    "ttft": "time_to_first_token_seconds_count",
+    "inter_token": "inter_token_latency_seconds_count",
+    "e2e": "e2e_request_latency_seconds_count",
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "kinds"), [("core_aborts", {"vllm"}), ("sglang", {"tokenizer", "scheduler"})]
+)
+def test_a_row_counts_what_the_page_counts(run: str, kinds: set[str]) -> None:
+    """Requests, tokens and latencies of a recorded run that is played a second time in 50 seconds."""
+    fed = Viewed()
+    recorded = list(steps(run))
+    fed.feed(recorded)
+    fed.round()
+    pages = [parse(fed.page)]
+    fed.feed(step for step in recorded if step[2] is not None)
+    fed.now += 50.0
+    pages.append(parse(fed.page))
+
+    def total(name: str, labels: dict[str, str]) -> float:
+        before, after = (
+            sum(
+                value
+                for family in page.values()
+                for (sample, own), value in family.samples.items()
+                if sample == name and labels.items() <= {*own}
+            )
+            for page in pages
+        )
+        return after - before
+
+    found = set[str]()
+    for row in fed.live.engines:
+        own = fed.intake.registry.engines[row.id].labels
+        kind = row.dialect
+        if kind == "sglang":
+            kind = "scheduler" if "tp_rank" in own else "tokenizer"
+        found.add(kind)
+        for name, (family, more, divisor) in COUNTED[kind].items():
+            counted = total(family, {**own, **more}) / divisor
+            assert getattr(row, name) == pytest.approx(counted), (row.id, name)
+        for name, end in LATENCIES.items():
+            latency = getattr(row, name)
+            if kind == "scheduler":
+                assert latency is None
+            else:
+                assert latency.count == total(f"{row.dialect}:{end}", own) > 0
+    assert found == kinds
 
 
 def test_a_histogram_restarts_when_its_bounds_change() -> None:
@@ -316,7 +394,7 @@ def deliver(fed: Viewed, backlog: int, *, hello: bool = True) -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("minutes", [0, 1, 5])
 def test_a_backlog_is_no_rate(minutes: int, known: bool) -> None:  # from pytest
-    """What was counted while the exporter or the network was away, however long that was."""
+    """Counts from while the exporter or the network was away are in no rate, however long that was."""
     fed = Viewed()
     if known:
         fed.send_hello("s", [info()])
@@ -447,7 +525,8 @@ def test_other_tasks_run_while_many_engines_are_sampled_and_shown() -> None:
     view = fed.view
 
     assert len(fed.intake.registry.engines) == MANY
-    assert asyncio.run(turns(view._sample_all())) >= MANY
+    fed.now += INTERVAL
+    assert asyncio.run(turns(view.sample())) >= MANY
     assert asyncio.run(turns(view._rows())) >= MANY
     rows = asyncio.run(view._rows())
     assert len(rows.rows) == MANY

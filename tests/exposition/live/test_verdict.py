@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.diagnosis.own_checks import PROBLEMS
-from sidestep.exposition.live.rows import Attention, EngineRow, Percentiles, Verdict
+from sidestep.exposition.live.answers import Attention, EngineRow, Percentiles, Verdict
 from sidestep.exposition.live.verdict import ENOUGH, RANKS, evaluate, state_text
 from sidestep.exposition.statistics_log import Line
 from sidestep.ingest.health import ALARMING, NOT_READY
@@ -122,26 +122,6 @@ def test_probes_and_findings_follow_the_same_levels() -> None:
         assert (state in NOT_READY) is (level in ("critical", None))
 
 
-@pytest.mark.parametrize(
-    ("states", "level", "text"),
-    [
-        (["stopped", "stopped"], "warning", "no engine serves requests: 2 stopped"),
-        (["starting", "asleep"], "warning", "no engine serves requests: 1 asleep, 1 starting"),
-        (
-            ["ok", "stopped", "idle"],
-            "ok",
-            "2 of 3 engines are well, 1 stopped: requests running 0, waiting 0",
-        ),
-    ],
-)
-def test_engines_that_serve_nothing_are_not_well(
-    states: list[str], level: Level, text: str
-) -> None:
-    """Those that have stopped are said, and without any other the verdict is a warning."""
-    rows = [row(str(number), state=state) for number, state in enumerate(states)]
-    assert verdict(rows) == Verdict(level, text)
-
-
 def test_a_target_that_does_not_answer_is_critical() -> None:
     """However well the engines of others are, and not as if no engine were connected."""
     gone = TargetReport(url="http://a", error="connection refused", engines=[row(state="ok")])
@@ -160,25 +140,39 @@ def latency(p95: float, count: float = ENOUGH) -> Percentiles:
     return Percentiles(p95 / 2, p95, p95 * 2, count)
 
 
-def test_without_engines_there_is_nothing_to_judge() -> None:
-    """That is no good state of a system that should have some."""
-    assert verdict([]) == Verdict("warning", "no engine is connected")
-
-
 @pytest.mark.parametrize(
-    ("rows", "text"),
+    ("rows", "level", "text"),
     [
-        ([row()], "1 engine is well: requests running 0, waiting 0"),
+        ([], "warning", "no engine is connected"),
+        ([{}], "ok", "1 engine is well: requests running 0, waiting 0"),
         (
-            [row("a", running=3, waiting=1, state="ok"), row("b", running=2)],
+            [{"running": 3, "waiting": 1, "state": "ok"}, {"running": 2}],
+            "ok",
             "all 2 engines are well: requests running 5, waiting 1",
         ),
-        ([row(state="idle")], "1 engine is well: requests running 0, waiting 0"),
+        (
+            [{"state": "stopped"}] * 2,
+            "warning",
+            "no engine serves requests: 2 stopped",
+        ),
+        (
+            [{"state": "starting"}, {"state": "asleep"}],
+            "warning",
+            "no engine serves requests: 1 asleep, 1 starting",
+        ),
+        (
+            [{"state": "ok"}, {"state": "stopped"}, {"state": "idle"}],
+            "ok",
+            "2 of 3 engines are well, 1 stopped: requests running 0, waiting 0",
+        ),
     ],
 )
-def test_engines_that_are_well(rows: list[EngineRow], text: str) -> None:
-    """Their requests add up; no engine is named."""
-    assert verdict(rows) == Verdict("ok", text)
+def test_engines_of_which_none_needs_attention(
+    rows: list[dict[str, Any]], level: Level, text: str
+) -> None:
+    """Requests add up, states are counted, and a system without a serving engine is not well."""
+    engines = [row(str(number), **fields) for number, fields in enumerate(rows)]
+    assert verdict(engines) == Verdict(level, text)
 
 
 @pytest.mark.parametrize(

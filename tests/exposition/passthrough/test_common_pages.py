@@ -11,7 +11,7 @@ from exporters import Start, until
 from llama_servers import LlamaServer, llama_server, recorded, recording
 from pages import get, parse
 from polled import page, polled
-from sidestep.app import Exporter
+from sidestep.app.exporter import Exporter
 from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
 from sidestep.engines.common_names import FAMILIES
 from trtllm_page import made_page

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -21,17 +17,6 @@ from sidestep.exposition.text_page import write_passed_on
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
 ENGINES = (*TRITON, "page_main", "page_sglang_dp")
-PROMTOOL = shutil.which("promtool")
-
-
-def promtool(text: str) -> str:
-    """Return promtool's parse errors, without its advice on names."""
-    done = subprocess.run(
-        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    return "".join(
-        line for line in (done.stdout + done.stderr).splitlines(True) if "error while" in line
-    )
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -46,13 +31,6 @@ def test_real_pages_pass_through_unchanged(name: str) -> None:
     assert samples(text) == samples("\n".join(lines) + "\n")
     assert set(text.splitlines()) >= {line for line in lines if line[:1] != "#"}
     assert set(passing.left_out()) <= {"ours"}
-
-
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
-@pytest.mark.parametrize("name", ENGINES)
-def test_promtool_reads_passthrough_pages(name: str) -> None:
-    """Without a parse error."""
-    assert promtool(shown(page_of_engine(name))) == ""
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -301,28 +279,6 @@ def test_timestamps_pass_through() -> None:
     assert "a 1 1700000000.123\n" in passing.show(openmetrics=True)
 
 
-@pytest.mark.usefixtures("no_garbage")
-def test_content_that_is_not_exposed_is_freed() -> None:
-    """At once, without garbage collection: after another page, and after none."""
-    before = contents()
-    passing = Passing((), ())
-    for number in range(3):
-        passing.take(f"a{number} 1\n")
-        passing.take(f"b{number} 1\n", 1)
-        passing.show()
-    found = [contents() - before]
-    for place in (0, 1):
-        passing.page(place).hide()
-        found.append(contents() - before)
-
-    assert found == [2, 1, 0]
-
-
-def contents() -> int:
-    """Return how many parsed pages are in memory."""
-    return sum(isinstance(each, pages.ParsedPage) for each in gc.get_objects())
-
-
 def test_any_character_can_be_in_a_label() -> None:
     """Also placeholders of Python."""
     page = 'a{b="%b %% %s \r { } \u2028 \\\\n"} 1\n'
@@ -449,12 +405,3 @@ def test_a_damaged_page_loses_only_damaged_lines(data: st.DataObject) -> None:
         passing.take(bytes(page))
 
     readable(passing.show())
-
-
-@pytest.fixture
-def no_garbage() -> Iterator[None]:
-    """Disable the garbage collector, whose heap is that of all tests."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()

@@ -16,7 +16,6 @@ from sidestep.exposition.passthrough.parser import (
     parse_head,
     parse_value,
     series_text,
-    timestamp_in_seconds,
 )
 
 LINES = [
@@ -110,20 +109,6 @@ def test_comments() -> None:
         with pytest.raises(WireError) as error:
             parse_comment(line)
         assert error.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("stamped", "expected"),
-    [
-        (b"1", b"1"),
-        (b"1 1700000000123", b"1 1700000000.123"),
-        (b"NaN 5", b"NaN 0.005"),
-        (b"1 61005", b"1 61.005"),
-    ],
-)
-def test_timestamps_are_converted_to_seconds(stamped: bytes, expected: bytes) -> None:
-    """Exactly."""
-    assert timestamp_in_seconds(stamped) == expected
 
 
 HOSTILE = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -17,11 +16,11 @@ from exporters import page_of_engine
 from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
-from sidestep.engines.triton.rows import FROM_STATISTICS
+from sidestep.exposition.family_series import passed_on
 from sidestep.exposition.json_format import json_samples
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.sample_families import passed_on
+from sidestep_adapters.triton.rows import FROM_STATISTICS
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
@@ -43,19 +42,6 @@ def test_a_family_of_two_pages_is_merged() -> None:
         '# HELP a First.\n# TYPE a gauge\na 1\na{x="1"} 2\na{x="2"} 4\n# HELP b \n# TYPE b untyped\nb 5\n'
     )
     assert [passing.left_out(at) for at in (0, 1)] == [{}, {"other_target": 1}]
-
-
-def test_labels_distinguish_targets() -> None:
-    """All samples of both are exposed."""
-    page = page_of_engine("page_triton")
-    passing = Passing(A, B)
-    passing.take(page)
-    passing.take(page, 1)
-    found = samples(passing.show())
-
-    assert len(found) == 2 * len(samples(page))
-    assert [passing.left_out(at) for at in (0, 1)] == [{}, {}]
-    assert passing.show().count("# TYPE nv_inference_count ") == 1
 
 
 @pytest.mark.parametrize(
@@ -119,16 +105,6 @@ def test_a_source_can_exclude_families() -> None:
     assert "my_lat" not in passing.show()
     assert "nv_inference_exec_count" in passing.show()
     assert passing.passed.left_out(page) == {"excluded": 7 + 6}
-
-
-async def test_pages_are_read_concurrently() -> None:
-    """Both are exposed."""
-    passing = Passing(A, B)
-    page = page_of_engine("page_triton_custom")
-    reads = [asyncio.to_thread(passing.page(at).update, [page.encode()]) for at in (0, 1)]
-    await asyncio.gather(*reads)
-
-    assert len(samples(passing.show())) == 2 * len(samples(page))
 
 
 def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:

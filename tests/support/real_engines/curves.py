@@ -17,7 +17,7 @@ from real_engines.comparison import (
 from real_engines.conversations import ask_in_turns, conversations
 from real_engines.load import Client
 from real_engines.processes import ExporterProcess, Server
-from sidestep.metrics.kv_curves import INTERVAL
+from sidestep.metrics.hit_ratio_curves import INTERVAL
 from sidestep.tracking.kv_blocks.lookups import REASONS
 
 SIZES = (0.5, 1.0, 2.0, 4.0)

@@ -8,12 +8,13 @@ import dataclasses
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from real_engines.health_watch import Seen
+from real_engines.comparison import labels_of, parse, value
+from real_engines.health_watch import HealthWatch, Seen
 from real_engines.load import Answer, Ask, Client
 
 FOUND_WITHIN = 15.0
@@ -128,3 +129,43 @@ def no_alarm(states: Counter[str], what: str) -> bool:
     return bool(states) and not any(
         name.startswith(("stalled", "unreachable", "stopped")) for name in states
     )
+
+
+async def assert_shown(watch: HealthWatch, engine: str, reason: str, /, **labels: str) -> str:
+    """Assert that probes and metrics show that the engine with ``labels`` is stalled.
+
+    Returns:
+        Its stack, if any.
+    """
+    status, body = await watch.get(f"/-/engines/{engine}")
+    assert (503, "stalled", reason) == (status, body["state"], body["reason"])
+    status, _ = await watch.get("/-/engines")
+    assert status == 503
+    _, text = await watch.get("/metrics")
+    page = parse(text)
+    states = {
+        found["state"]: value(page, "sidestep_engine_state", **found)
+        for found in labels_of(page, "sidestep_engine_state")
+        if labels.items() <= found.items()
+    }
+    assert {name for name, number in states.items() if number} == {"stalled"}
+    assert {0.0, 1.0} == set(states.values())
+    stalled = labels_of(page, "sidestep_engine_stalled_seconds")
+    assert [reason] == [found["reason"] for found in stalled if labels.items() <= found.items()]
+    status, stack = await watch.get(f"/api/v1/engines/{engine}/stack")
+    return stack if status == 200 else ""
+
+
+async def long_prefills(
+    client: Client, ask: Callable[[int, int], Ask], longest: int
+) -> list[float]:
+    """Ask for answers to long and short prompts among other requests; return the longest gaps in seconds.
+
+    ``ask`` makes a request of a prompt's tokens and the answer's.
+    """
+    gaps = []
+    for prompt in (longest, 40, 300, longest, longest // 4, longest):
+        answers = await client.ask_all([ask(prompt, 20), *(ask(40, 100) for _ in range(3))])
+        assert {200} == {answer.status for answer in answers}
+        gaps.append(round(max(answer.longest_gap for answer in answers), 1))
+    return gaps

@@ -8,6 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from exporters import until
 from real_engines.comparison import Page, settled_alone, value
@@ -47,12 +48,34 @@ IDLE_ADAPTERS = {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_ada
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The interpreter and the model of an engine, and one test's folder and ingest endpoint."""
+    """The interpreter and the model of an engine, and one test's folder and ingest endpoint.
 
+    Attributes:
+        name: Name of the engine.
+        generated: Family with the tokens that it has generated.
+        finished: Family with the requests that it has finished.
+        mode: Variable that says whether it counts beside or instead of its own metrics.
+    """
+
+    name: ClassVar[str]
+    generated: ClassVar[str]
+    finished: ClassVar[str]
+    mode: ClassVar[str]
     python: Path
     model: Path
     home: Path
     endpoint: str
+
+    def server(
+        self,
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        *,
+        sends: bool = True,
+        port: int = 0,
+    ) -> Server:
+        """Start a server, which has the exporter's endpoint if it ``sends``."""
+        raise NotImplementedError
 
     def exporter(self, *flags: str) -> ExporterProcess:
         """Start an exporter."""
@@ -72,6 +95,11 @@ class Site:
 
 class VllmSite(Site):
     """A site with vLLM's server."""
+
+    name = "vllm"
+    generated = "vllm:generation_tokens"
+    finished = "vllm:request_success"
+    mode = "SIDESTEP_VLLM_MODE"
 
     def server(
         self,
@@ -101,6 +129,11 @@ class VllmSite(Site):
 
 class SglangSite(Site):
     """A site with SGLang's server."""
+
+    name = "sglang"
+    generated = "sglang:generation_tokens"
+    finished = "sglang:num_requests"
+    mode = "SIDESTEP_SGLANG_MODE"
 
     def server(
         self,

@@ -65,11 +65,6 @@ class Place:
         return f"http://127.0.0.1:{self.http}"
 
     @property
-    def grpc_target(self) -> str:
-        """Address of the gRPC API in the form of the exporter's flag."""
-        return f"grpc://127.0.0.1:{self.grpc}"
-
-    @property
     def page(self) -> str:
         """URL of Triton's own metrics page."""
         return f"http://127.0.0.1:{self.metrics}/metrics"

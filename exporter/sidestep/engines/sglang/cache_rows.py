@@ -6,7 +6,7 @@ every tensor-parallel rank; bytes differ per rank.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.sglang.collectors import RADIX as _R
 from sidestep.engines.sglang.collectors import STORAGE as _S
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Row, Source
+from sidestep.catalog.row import Row, Source
 from sidestep.engines.common_names import common_row
 from sidestep.engines.row_builders import SampledRows
 

@@ -7,7 +7,6 @@ from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.sglang import (
     cache_rows,
-    common_rows,
     legacy_rows,
     process_rows,
     request_rows,
@@ -15,9 +14,8 @@ from sidestep.engines.sglang import (
     scheduler_rows,
 )
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
-from sidestep.engines.sglang.common_rows import HITS
-from sidestep.engines.sglang.handlers import SglangHandlers
-from sidestep.engines.sglang.readers import availability_counts
+from sidestep.engines.sglang.handlers import SglangHandlers, availability_counts
+from sidestep.engines.sglang.rows import HITS
 from sidestep.engines.sglang.wire import SglangRequests, SglangStats
 from sidestep.protocol.cache_lookups import CacheLookups
 
@@ -39,7 +37,7 @@ DIALECT: Dialect = Dialect(
         # Every rank reports queue times.
         *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
     ),
-    common_rows=common_rows.ROWS,
+    common_rows=rows.COMMON,
     items=(SglangStats, SglangRequests, CacheLookups),
     structs=(SglangStats,),
     handlers=SglangHandlers,
@@ -64,6 +62,11 @@ DIALECT: Dialect = Dialect(
         looked_up=(Series("sglang:prefill_effective_tokens_total", ALL_VALUES),),
         found=tuple(Series("sglang:prefill_effective_tokens_total", mode) for mode in HITS),
     ),
+    feature_options={
+        "lora": "SGLang's --enable-lora",
+        "hicache": "SGLang's --enable-hierarchical-cache",
+        "streaming_session": "SGLang's --enable-streaming-session",
+    },
     recorded=(Series(request_rows.ENDED_REQUESTS, ALL_VALUES),),
     latencies={
         "ttft": "sglang:time_to_first_token_seconds",

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
 from sidestep.engines import lookup_counters
-from sidestep.engines.handlers import is_fresh
+from sidestep.engines.handlers import Handlers, is_fresh
 from sidestep.engines.lookup_counters import LookupCounters
-from sidestep.engines.sglang.request_handlers import RequestHandlers
+from sidestep.engines.sglang import request_rows
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
-from sidestep.engines.sglang.wire import QueueCount, SglangStats
-from sidestep.metrics.engine import Engine
+from sidestep.engines.sglang.wire import QueueCount, SglangRequest, SglangRequests, SglangStats
+from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.field_readers import compile_reader
+from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
+from sidestep.protocol.limits import OTHER
+from sidestep.protocol.self_described import Samples
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.outcomes import EndedRequest, TenantCounts
 
 TOTAL = ("",)
 """The key for a queue's requests of all priorities."""
@@ -24,13 +34,33 @@ _BUCKETS = [
     (str(above), str(upto))
     for above, upto in zip((0, *ROUTING_KEY_BOUNDS), (*ROUTING_KEY_BOUNDS, "+Inf"), strict=True)
 ]
+PROMPT, CACHED = "sglang:prompt_tokens_total", "sglang:cached_tokens_total"
 
 
-class SglangHandlers(RequestHandlers):
+def _computed(engine: Engine) -> Number | None:
+    prompt = _own_total(engine, PROMPT)
+    return None if prompt is None else prompt - (_own_total(engine, CACHED) or 0)
+
+
+def _own(family: str) -> Total:
+    return lambda engine: _own_total(engine, family)
+
+
+_TOTALS: Mapping[str, Total] = {
+    "ended": _own("sglang:num_requests_total"),
+    "failed": _own("sglang:num_aborted_requests_total"),
+    "computed": _computed,
+    "cached": _own(CACHED),
+    "generated": _own("sglang:generation_tokens_total"),
+}
+"""The tokenizer's own counters, to which the counters by tenant add up."""
+
+
+class SglangHandlers(Handlers):
     """Applies SGLang's items to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
-        *RequestHandlers.HANDLED,
+        *request_rows.HANDLED,
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
         *lookup_counters.HANDLERS,
@@ -41,16 +71,19 @@ class SglangHandlers(RequestHandlers):
         self._read = compile_reader(layout, registry, SglangStats)
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
+        self._ended = layout.handled[request_rows.ENDED]
+        self.tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {
-            **self.appliers,
             SglangStats: self._stats,
+            SglangRequests: self._requests,
             CacheLookups: LookupCounters(layout, registry).apply,
         }
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Forget the blocks of lookups, since later ones do not continue earlier ones."""
-        if engine.lookups is not None:
-            engine.lookups.restart()
+        """Forget the blocks of earlier lookups, which later ones do not continue."""
+        lookups = engine.part(Trackers).lookups
+        if lookups is not None:
+            lookups.restart()
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):
@@ -77,6 +110,112 @@ class SglangHandlers(RequestHandlers):
             key = self.registry.capped(children, (priority,))
             if key != TOTAL:
                 children[key] = children.get(key, 0) + count
+
+    def _requests(self, engine: Engine, item: SglangRequests) -> None:
+        # Raises if it refuses a family, before anything has changed.
+        add_samples(self.registry, engine, Samples(item.engine, item.stamp, item.counters))
+        sink = self.registry.sink_of(engine)
+        tenants: defaultdict[str, TenantCounts] = defaultdict(TenantCounts)
+        for each in item.ended:
+            tenant = "" if sink is None else sink.tenant(each.identity, each.adapter)
+            request = _request(each, tenant)
+            if tenant:
+                _count(tenants[tenant], each, request)
+            if each.recorded:
+                self.registry.add(engine, self._ended, each.reason, 1)
+                if sink is not None:
+                    sink.end(_ended(each, item.source, request))
+        if sink is not None:
+            for abort in item.aborted:
+                tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, tenants)
+        if item.unseen:
+            self.registry.add(engine, self._ended, OTHER, item.unseen)
+            if sink is not None:
+                sink.lose(item.unseen)
+
+    def lose_requests(self, engine: Engine, ended: int) -> None:
+        """Count requests that ended while their events were folded."""
+        sink = self.registry.sink_of(engine) if ended else None
+        if sink is not None:
+            sink.lose(ended)
+
+
+def availability_counts(engine: Engine) -> AvailabilityCounts | None:
+    """Return how many requests of a tokenizer were served, and how many were not.
+
+    SGLang counts aborted requests among those that finished.
+    """
+    finished, aborted = (
+        _own_total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")
+    )
+    if finished is None and aborted is None:
+        return None
+    return max((finished or 0) - (aborted or 0), 0), aborted or 0
+
+
+def _own_total(engine: Engine, name: str) -> Number | None:
+    """Return the sum of a counter of SGLang's over all of its labels; None if it has none."""
+    family = engine.open_families.get(name)
+    if family is None:
+        return None
+    return sum(n for n in family.children.values() if not isinstance(n, Histogram))
+
+
+def _request(each: SglangRequest, tenant: str) -> Request:
+    """Return the state of a request before it ended, as records read it."""
+    has_tokens = each.first is not None
+    return Request(
+        each.created,
+        adapter=each.adapter,
+        arrival=each.arrival,
+        cached=each.cached_tokens,
+        prompt_tokens=each.prompt_tokens,
+        tokens=each.output_tokens,
+        queued=each.queued,
+        scheduled=each.scheduled,
+        first=each.first,
+        last=each.ended if has_tokens else None,
+        identity=each.identity,
+        tenant=tenant,
+        sample=each.sample,
+        ttft=each.first - each.created if each.first is not None else None,
+        external=each.external_tokens,
+        preemptions=each.retractions,
+        preempted_seconds=each.preempted_seconds,
+        extra_tokens=each.draft_tokens,
+    )
+
+
+def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
+    return EndedRequest(
+        each.number,
+        source,
+        request,
+        each.reason,
+        each.ended,
+        each.arrival + max(each.ended - each.created, 0.0),
+        each.prompt_tokens,
+        each.output_tokens,
+        each.retractions,
+        each.max_tokens,
+        each.refused,
+    )
+
+
+def _count(counts: TenantCounts, each: SglangRequest, request: Request) -> None:
+    """Count a request for its tenant; its tokens only if the engine's own counters have them."""
+    if each.counted:
+        counts.ended += 1
+        counts.computed += max(each.prompt_tokens - each.cached_tokens, 0)
+        counts.cached += each.cached_tokens
+        counts.generated += each.output_tokens
+    if each.scheduled is not None:
+        if each.queued is not None:
+            counts.queue_seconds += max(each.scheduled - each.queued, 0.0)
+        if request.last is not None:
+            counts.compute_seconds += max(request.last - each.scheduled, 0.0)
 
 
 def _spread(counts: list[int]) -> dict[tuple[str, ...], int]:

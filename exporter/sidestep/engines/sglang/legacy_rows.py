@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Alias, Row
+from sidestep.catalog.row import Alias, Row
 from sidestep.engines.sglang import request_rows, rows
 
 LOST = (

@@ -6,7 +6,7 @@ adds labels that distinguish them.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.sglang.collectors import ENCODER as _E
 from sidestep.engines.sglang.collectors import PROCESS as _P
 

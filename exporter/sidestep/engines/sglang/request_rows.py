@@ -6,7 +6,7 @@ their priority, so a sender may add labels.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Handler, Row
+from sidestep.catalog.row import Handler, Row
 from sidestep.engines import shared_rows
 from sidestep.engines.row_builders import counter
 from sidestep.engines.sglang.collectors import TOKENIZER as _T

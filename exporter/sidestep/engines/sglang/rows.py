@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from sidestep.catalog.model import Combine, Handler, Row
+from sidestep.catalog.row import Combine, FeedsFrom, Handler, Row
 from sidestep.engines.row_builders import gauge
-from sidestep.engines.sglang.collectors import SCHEDULER
+from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
 
 DEAD = (
@@ -40,6 +40,8 @@ QUEUES = (
 """Fields of the stats that count requests in total and by priority."""
 ROUTING_KEYS = ("routing_key_running_req_counts", "routing_key_all_req_counts")
 """Fields that have one number per routing key."""
+HITS = ("device_hit", "host_hit", "storage_hit")
+"""Modes of prompt tokens whose KV was found in a cache."""
 _scheduler_gauge = functools.partial(gauge, shared=SCHEDULER.shared, mirrored=True)
 
 
@@ -170,4 +172,28 @@ ROWS: tuple[Row, ...] = (
                   "Routing keys by their number of running and waiting requests: more than gt and"
                   " up to le; not cumulative."),
 )
+COMMON: tuple[Row, ...] = (
+    TOKENIZER.common("gen_ai_server_time_to_first_token_seconds",
+                     FeedsFrom("sglang:time_to_first_token_seconds")),
+    TOKENIZER.common("gen_ai_server_time_per_output_token_seconds",
+                     FeedsFrom("sglang:request_time_per_output_token_seconds")),
+    TOKENIZER.common("gen_ai_server_request_duration_seconds",
+                     FeedsFrom("sglang:e2e_request_latency_seconds")),
+    TOKENIZER.common("gen_ai_client_token_usage",
+                     {"input": FeedsFrom("sglang:prompt_tokens_histogram"),
+                      "output": FeedsFrom("sglang:generation_tokens_histogram")}),
+    TOKENIZER.common("sidestep_inter_token_latency_seconds",
+                     FeedsFrom("sglang:inter_token_latency_seconds")),
+    SCHEDULER.common("sidestep_request_queue_seconds", FeedsFrom("sglang:queue_time_seconds")),
+    SCHEDULER.common("sidestep_requests_running", "stats.num_running_reqs.total"),
+    SCHEDULER.common("sidestep_requests_waiting", "stats.num_queue_reqs.total"),
+    SCHEDULER.common("sidestep_kv_cache_usage_ratio", "stats.token_usage"),
+    SCHEDULER.common("sidestep_preemptions_total",
+                     FeedsFrom("sglang:num_retracted_requests_total")),
+    SCHEDULER.common("sidestep_prefix_cache_looked_up_tokens_total",
+                     FeedsFrom("sglang:prefill_effective_tokens_total")),
+    SCHEDULER.common("sidestep_prefix_cache_found_tokens_total",
+                     FeedsFrom("sglang:prefill_effective_tokens_total", HITS)),
+)
+"""Sources of the families that have the same names for all engines."""
 # fmt: on

@@ -6,7 +6,7 @@ values that the engine itself starts at 0.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Row
 from sidestep.engines.sglang.collectors import SCHEDULER as _S
 
 _E = _S.of_rank

@@ -8,8 +8,9 @@ families are those of 0.32 and 0.33; ``since`` marks those that 0.32 lacks.
 from __future__ import annotations
 
 import dataclasses
+import re
 
-from sidestep.catalog.model import Row
+from sidestep.catalog.row import Kind, Row, Sampled
 from sidestep.engines.row_builders import SampledRows
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")
@@ -37,6 +38,13 @@ _DESCRIPTORS = (
     50000.0,
 )  # fmt: skip
 _CHUNKS = tuple(float(4**power) for power in range(10))
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")
+_UNKNOWN_LABELS = tuple(f"label_{number}" for number in range(1, 10))
+_UNKNOWN_SECONDS_BOUNDS = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""Bounds that vLLM exposes for a family without bounds: the defaults of prometheus_client."""
+_UNKNOWN_SIZE_BOUNDS = tuple(float(10**power) for power in range(11))
 
 
 _ROWS = SampledRows("vllm:")
@@ -69,7 +77,7 @@ def _of_front_end(row: Row, *labels: str) -> Row:
 
 # The tables are laid out by hand: name above text, two lines a row.
 # fmt: off
-_NIXL = _created_early(
+NIXL = _created_early(
     "nixl",
     _histogram("nixl_xfer_time_seconds",
                "Duration of one NIXL transfer.", _TRANSFER_SECONDS),
@@ -88,7 +96,7 @@ _NIXL = _created_early(
     _counter("nixl_num_notifications_after_expiry_total",
              "Notifications of a remote rank that arrived after the blocks expired."),
 )
-_MOONCAKE = _since("0.33", *_created_early(
+MOONCAKE = _since("0.33", *_created_early(
     "mooncake",
     _histogram("mooncake_xfer_time_seconds",
                "Duration of one Mooncake transfer, measured by the sender.", _TRANSFER_SECONDS),
@@ -116,7 +124,7 @@ _MOONCAKE_STORE = (
     _counter("mooncake_store_operation_failed_keys_total",
              "Keys for which a call to the Mooncake store failed.", "operation", "status"),
 )
-_HISPARSE = (
+HISPARSE = (
     *_created_early(
         "hisparse",
         _counter("hisparse_cache_hits_total",
@@ -160,7 +168,7 @@ _SIMPLE_OFFLOAD = (
            "Configuration of the offload pool as labels; always 1.",
            "backend", "page_cache", "lazy_offload", "capacity_blocks", combine="max"),
 )
-_HF3FS = _created_early(
+HF3FS = _created_early(
     "hf3fs",
     _histogram("hf3fs_save_duration_seconds", "Duration of one save to 3FS.", _FILE_SECONDS),
     _histogram("hf3fs_load_duration_seconds", "Duration of one load from 3FS.", _FILE_SECONDS),
@@ -274,14 +282,30 @@ FRONT_END: tuple[Row, ...] = (
 # fmt: on
 
 ROWS: tuple[Row, ...] = (
-    *_NIXL,
-    *_MOONCAKE,
+    *NIXL,
+    *MOONCAKE,
     *_MOONCAKE_STORE,
-    *_HISPARSE,
+    *HISPARSE,
     *_UMBP,
     *_SIMPLE_OFFLOAD,
-    *_HF3FS,
+    *HF3FS,
     *_OFFLOAD,
     *_TIERING,
     *FRONT_END,
 )
+
+
+def uncatalogued_row(name: str, kind: Kind, labels: int) -> Row | None:
+    """Return a row for a family outside the catalogue, from a tier or a user's spec; None if it has none."""
+    countable = (kind == "counter") == name.endswith("_total")
+    if not countable or not _NAME.match(name) or labels > len(_UNKNOWN_LABELS):
+        return None
+    bounds = _UNKNOWN_SECONDS_BOUNDS if "seconds" in name else _UNKNOWN_SIZE_BOUNDS
+    return Row(
+        name=name,
+        kind=kind,
+        source=Sampled(),
+        help="Reported by the KV connector of the engine.",
+        labels=_UNKNOWN_LABELS[:labels],
+        bounds=bounds if kind == "histogram" else (),
+    )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
+from sidestep.catalog.prices import PRICED
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
-from sidestep.engines.vllm import (
-    common_rows,
-    connector_rows,
-    core_rows,
-    legacy_rows,
-    own_rows,
-    rows,
+from sidestep.engines.vllm import connector_rows, legacy_rows, own_rows, rows
+from sidestep.engines.vllm.handlers import (
+    COMPUTED,
+    VllmHandlers,
+    availability_counts,
+    kv_capacity,
 )
-from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import COMPUTED, availability_counts, kv_capacity
 from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.requests.outcomes import Outcomes
+
+_CONNECTOR = "a KV connector (--kv-transfer-config) of vLLM"
 
 DIALECT: Dialect = Dialect(
     name="vllm",
@@ -28,12 +28,11 @@ DIALECT: Dialect = Dialect(
         *rows.ROWS,
         *connector_rows.ROWS,
         *own_rows.ROWS,
-        *core_rows.ROWS,
         *legacy_rows.ROWS,
         *shared_rows.objectives(),
         *shared_rows.lookups(),
     ),
-    common_rows=common_rows.ROWS,
+    common_rows=rows.COMMON,
     items=(VllmStep, VllmSleep, VllmRejection, RequestEvents, BlockEvents, CacheLookups),
     structs=(VllmStep, Outcomes),
     handlers=VllmHandlers,
@@ -65,6 +64,22 @@ DIALECT: Dialect = Dialect(
             "kv_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
         },
     ),
+    feature_options={
+        "spec_decode": "vLLM's --speculative-config",
+        "diffusion": "a diffusion model",
+        "kv_cache_metrics": "vLLM's --kv-cache-metrics, or sidestep's tap and --kv.sample-rate above 0",
+        "nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1 in vLLM's environment",
+        "kv_consumer": "a KV connector of vLLM that loads KV (--kv-transfer-config)",
+        "watermark": "vLLM's --watermark-config",
+        "iteration_details": "vLLM's --enable-logging-iteration-details, or sidestep's tap in its core",
+        "engine_core": "sidestep's tap in vLLM's core (--scheduler-cls)",
+        PRICED: "the exporter's --prices.model",
+        "cudagraph": "vLLM's --cudagraph-metrics",
+        "lora": "vLLM's --enable-lora",
+        "kv_offload": _CONNECTOR,
+        "nixl": _CONNECTOR,
+        "mooncake": _CONNECTOR,
+    },
     needed_by=NEEDED_BY,
     latencies={
         "ttft": "vllm:time_to_first_token_seconds",

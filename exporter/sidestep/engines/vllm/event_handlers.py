@@ -12,16 +12,16 @@ from sidestep.engines import lookup_counters, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.lookup_counters import LookupCounters
 from sidestep.engines.tenant_counters import TenantCounters, Total
-from sidestep.engines.vllm.readers import FAILED
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import COST, Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
-from sidestep.protocol.records import Record
+from sidestep.protocol.engine_totals import EngineTotals
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 from sidestep.tracking.kv_blocks.physical import check as check_blocks
@@ -29,6 +29,8 @@ from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
 
+FAILED = ("abort", "error")
+"""Finish reasons that count as failures."""
 _ENDS, _PROMPT, _SOURCES, _GENERATED, _HELD = (
     "vllm:request_success_total",
     "vllm:prompt_tokens_total",
@@ -64,16 +66,24 @@ def _sum_of(slots: Sequence[int]) -> Callable[[Engine], Number]:
 
 FRONT_END_LATENCIES = ("ttft", "e2e")
 """Latencies that front ends report where there are any."""
+BLOCK_HANDLERS = ("gaps", "reuses", "reset_ages", "reset_idles")
+BLOCK_COUNTERS = {
+    "resets": "kv_cache_resets",
+    "refused": "kv_refused_blocks",
+    "abandoned": "kv_abandoned_blocks",
+    "unknown": "kv_unknown_events",
+}
+"""Handlers of what is observed of physical blocks, by the name in ``BlockObservations``."""
 
 
 class EventHandlers(Handlers):
     """Applies request and block events to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
-        "front_end_hop", "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
-        "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
-        "longest_preemption", "requests_by_state",
-        "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens", "refused_requests", "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
+        *(f"kv_block_{name}" for name in BLOCK_HANDLERS), *BLOCK_COUNTERS.values(),
+        "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
+        "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
+        "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -88,7 +98,7 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
-        self._tenants = TenantCounters(layout, registry, tenant_totals(layout))
+        self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
         self._iteration_tokens = layout.handler_slot("iteration_tokens")
@@ -102,28 +112,24 @@ class EventHandlers(Handlers):
             for latency, family in layout.tables.latencies.items()
         }
         self._hop = layout.handler_slot("front_end_hop")
-        self._resets = layout.handler_slot("kv_cache_resets")
-        self._refused_blocks = layout.handler_slot("kv_refused_blocks")
-        self._abandoned = layout.handler_slot("kv_abandoned_blocks")
-        self._unknown = layout.handler_slot("kv_unknown_events")
-        self._lifetimes, self._idles, self._last_gaps = (
-            layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
-            for name in ("lifetime", "idle_before_evict", "reuse_gap")
-        )
-        self._gaps, self._reuses, self._reset_ages, self._reset_idles = (
-            layout.handler_slot(f"kv_block_{name}")
-            for name in ("gaps", "reuses", "reset_ages", "reset_idles")
-        )
+        own = ("lifetimes", "lifetime"), ("idles", "idle_before_evict"), ("last_gaps", "reuse_gap")
+        self._block_histograms = {
+            name: layout.find(f"vllm:kv_block_{family}_seconds").slots[0] for name, family in own
+        } | {name: layout.handler_slot(f"kv_block_{name}") for name in BLOCK_HANDLERS}
+        self._block_counters = {
+            name: layout.handler_slot(handler) for name, handler in BLOCK_COUNTERS.items()
+        }
+        """Slots by the name in ``BlockObservations``."""
 
     def _requests(self, engine: Engine, item: RequestEvents) -> None:
-        if engine.requests is None:
+        if engine.part(Trackers).requests is None:
             # Reject a malformed item before the registry creates a tracker for it.
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
-        tracker.has_front_ends = bool(engine.front_ends)
+        tracker.front_ends.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
-        if engine.front_ends:
+        if tracker.front_ends.expected:
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
         histogram = engine.histogram(self._iteration_tokens)
@@ -133,7 +139,8 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        self._tenants.settle(engine, outcomes.tenants)
+        if self.registry.accounting.is_on and self.tenants is not None:
+            self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
@@ -145,28 +152,20 @@ class EventHandlers(Handlers):
                 for slot in self._latency_slots[latency]:
                     engine.histogram(slot).exemplify(one)
 
-    def begin(self, engine: Engine) -> None:
-        """Prepare the counters of cost and of tenants for an item or a folded record."""
-        self._tenants.begin(engine)
-
-    def settle(self, engine: Engine) -> None:
-        """Adapt the counters of cost and of tenants to the engine's own, after they have changed."""
-        self._tenants.settle(engine)
-
     def lose_requests(self, engine: Engine, ended: int) -> None:
-        """Count requests that have ended in a folded record, unseen."""
-        if engine.sink is not None:
-            engine.sink.lose(ended)
+        """Count requests that ended while their events were folded."""
+        sink = engine.part(Trackers).sink
+        if sink is not None:
+            sink.lose(ended)
 
-    def leave_to_front_ends(self, engine: Engine, record: Record) -> None:
-        """Remove from a core's ``record`` the latencies that its front ends send."""
-        head, totals = record.head, record.totals
+    def leave_to_front_ends(self, engine: Engine, added: EngineTotals) -> None:
+        """Remove from a core's totals the latencies that its front ends send."""
+        head, totals = added.head, added.totals
         for index, name in enumerate(head.histograms):
             if name in self._front_end_families:
                 totals.histograms[index] = None
-        if engine.objectives is None:
-            return
-        limits = [n for name in self._front_end_families for n in engine.objectives.limits(name)]
+        objectives = engine.settings.objectives
+        limits = [n for name in self._front_end_families for n in objectives.limits(name)]
         counted = {limit.objective for limit in limits}
         for name, children in zip(head.keyed, totals.keyed, strict=True):
             if name in (SLO_REQUESTS, SLO_UNDECIDED):
@@ -196,7 +195,8 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        self._observe_hops(engine, [tracker.token_reported(at - ttft, at) for ttft in waited])
+        live, reports = tracker.requests.live, tracker.front_ends
+        self._observe_hops(engine, [reports.first_token(at - ttft, at, live) for ttft in waited])
         ended, queues = latencies.e2e_latencies, latencies.queue_times
         for e2e, queue in zip(
             ended, queues if len(queues) == len(ended) else repeat(None), strict=False
@@ -209,7 +209,7 @@ class EventHandlers(Handlers):
         increase(engine, self._omitted, refused)
 
     def _blocks(self, engine: Engine, item: BlockEvents) -> None:
-        if engine.blocks is None:
+        if engine.part(Trackers).blocks is None:
             check_blocks(item)
         blocks = self.registry.blocks_of(engine, PhysicalBlocks)
         self.observe_blocks(engine, blocks.apply(item))
@@ -221,46 +221,35 @@ class EventHandlers(Handlers):
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all blocks, since their events were folded or are no longer sent."""
-        if engine.blocks is not None:
-            increase(engine, self._abandoned, engine.blocks.tracked)
-            engine.blocks = None
-        if engine.lookups is not None:
-            engine.lookups.restart()
+        trackers = engine.part(Trackers)
+        if trackers.blocks is not None:
+            increase(engine, self._block_counters["abandoned"], trackers.blocks.tracked)
+            trackers.blocks = None
+        if trackers.lookups is not None:
+            trackers.lookups.restart()
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
-        if engine.requests is None:
+        tracker = engine.part(Trackers).requests
+        if tracker is None:
             return
         # The scheduler counts a preempted request as waiting or as deferred.
-        preempted = min(len(engine.requests.requests.preempted), waiting + deferred)
+        preempted = min(len(tracker.requests.preempted), waiting + deferred)
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)
         numbers = (waits, deferred - among_deferred, preempted, running, 0)
         for slot, number in zip(self._states, numbers, strict=False):
             engine.values[slot] = number
-        engine.values[self._longest] = engine.requests.longest_preemption
+        engine.values[self._longest] = tracker.longest_preemption
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of physical blocks."""
-        for slot, observations in (
-            (self._lifetimes, found.lifetimes),
-            (self._idles, found.idles),
-            (self._last_gaps, found.last_gaps),
-            (self._gaps, found.gaps),
-            (self._reuses, found.reuses),
-            (self._reset_ages, found.reset_ages),
-            (self._reset_idles, found.reset_idles),
-        ):
-            if observations:
+        for name, slot in self._block_histograms.items():
+            if observations := getattr(found, name):
                 refused = engine.histogram(slot).observe_weighted(observations)
                 increase(engine, self._omitted, refused)
-        for slot, count in (
-            (self._resets, found.resets),
-            (self._refused_blocks, found.refused),
-            (self._abandoned, found.abandoned),
-            (self._unknown, found.unknown),
-        ):
-            increase(engine, slot, count)
+        for name, slot in self._block_counters.items():
+            increase(engine, slot, getattr(found, name))
         if found.refused:
             self.registry.refused_blocks[engine.id] += found.refused
 

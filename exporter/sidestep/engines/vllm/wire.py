@@ -124,7 +124,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class FrontEndLatencies(msgspec.Struct, array_like=True, gc=False):
-    """Latencies that users waited, which only the front end of a tapped core knows.
+    """Latencies as users see them; a tapped core does not know them, its front end does.
 
     Attributes:
         iteration_timestamp: Unix time at which the front end received the step's output. A latency

@@ -1,1 +1,1 @@
-"""What people look at: the state of all engines now, and over the last minutes."""
+"""The live page: the state of all engines now, and over the last minutes."""

@@ -1,15 +1,24 @@
-"""The rows of the live answer: one for each engine, and one for all of them."""
+"""The engines that the live page and the statistics log show, which add up, and their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from sidestep.exposition.live.charts import counted, hit_rate, known, percentiles
-from sidestep.exposition.live.history import Merged
-from sidestep.exposition.live.rows import EngineRow
-from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase
+from sidestep.exposition.aggregated_series import replica_of
+from sidestep.exposition.live.answers import EngineRow
+from sidestep.exposition.live.history import Merged, counted, hit_rate, known, percentiles
+from sidestep.exposition.live.samples import (
+    LATENCIES,
+    EngineSample,
+    Increase,
+    Readers,
+    can_have,
+    is_shown,
+)
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
 from sidestep.tracking.health.states import Health
 
 
@@ -22,15 +31,9 @@ def engine_row(
     *,
     wall: float,
 ) -> EngineRow:
-    """Return the row of an engine.
+    """Return the row of an engine at Unix time ``wall``.
 
-    Args:
-        engine: The engine.
-        name: What people call it.
-        sample: Its series now.
-        found: What it has counted in the last minute; None: not known yet.
-        health: Its health; None: not known.
-        wall: Unix time.
+    What it has counted in the last minute and its health can be unknown.
     """
     running, waiting, usage, saturation = map(known, sample.gauges)
     return EngineRow(
@@ -44,17 +47,18 @@ def engine_row(
         saturation=saturation,
         up=engine.is_up,
         last_seen=max(wall - engine.last_seen, 0.0) if engine.last_seen else None,
-        contested=engine.contested and engine.is_up,
+        contested=engine.feeds.contested and engine.is_up,
         **_health(health),
-        **_counted(found),
+        **counted_fields(found),
     )
 
 
-def _counted(found: Increase | None) -> dict[str, Any]:
+def counted_fields(found: Increase | None) -> dict[str, Any]:
+    """Return the fields of a row that follow from what was counted; none if that is not known."""
     if found is None:
         return {}
     latencies = map(percentiles, found.bounds, found.counts)
-    return {**counted(found)._asdict(), **dict(zip(LATENCIES, latencies, strict=False))}
+    return {**counted(found), **dict(zip(LATENCIES, latencies, strict=False))}
 
 
 def _health(health: Health | None) -> dict[str, Any]:
@@ -81,6 +85,14 @@ class Rows:
         self.rows: list[EngineRow] = []
         self.summed: list[EngineRow] = []
         self.merged = Merged()
+
+    def add(self, row: EngineRow, found: Increase | None, *, is_summed: bool) -> None:
+        """Add the row of an engine, and what it has counted."""
+        self.rows.append(row)
+        if is_summed:
+            self.summed.append(row)
+            if found is not None:
+                self.merged.add(found)
 
     def total(self) -> EngineRow | None:
         """Return all engines as one row; None without engines."""
@@ -120,10 +132,75 @@ def _total(parts: Sequence[EngineRow], merged: Increase, engines: int) -> Engine
         model=models.pop() if len(models) == 1 else "",
         dialect=dialects.pop() if len(dialects) == 1 else "",
         kv_cache_usage=sum(usages) / len(usages) if usages else None,
-        prefix_hit_rate=hit_rate(merged.counters),
+        prefix_hit_rate=hit_rate(merged),
         saturation=max(numbers("saturation"), default=None),
         step_age=max(numbers("step_age"), default=None),
         last_seen=min(numbers("last_seen"), default=None),
         **summed,
         **latencies,
     )
+
+
+def has_requests(engine: Engine) -> bool:
+    """Return whether the engine can have running requests."""
+    running = Readers.of(engine.layout).running
+    return running is not None and can_have(engine, running)
+
+
+def key_number(engine: Engine, name: str) -> float | None:
+    """Return the engine's number ``name`` of ``KeySeries``; None if its dialect names no such series."""
+    read = Readers.of(engine.layout).key.get(name)
+    return None if read is None else read(engine) or 0
+
+
+def without_repeated_ranks(engines: Sequence[Engine]) -> list[Engine]:
+    """Return ``engines`` without ranks that repeat what a lower rank of their replica reports."""
+    mirrored = {
+        engine
+        for engine in engines
+        if (running := Readers.of(engine.layout).running) is not None and running.mirrored
+    }
+    ranks = [(replica_of(engine.labels), engine) for engine in engines if engine in mirrored]
+    ranks.sort(key=lambda each: each[0][1])
+    lowest = {replica: engine for (replica, _), engine in reversed(ranks)}
+    repeated = mirrored - {*lowest.values()}
+    return [engine for engine in engines if engine not in repeated]
+
+
+class ShownEngines:
+    """The shown engines of a registry, which are found again only after an engine has changed its labels.
+
+    Attributes:
+        engines: Engines of which there is something to show.
+        hidden: The others, such as an HTTP server's.
+        summed: Shown ones that count in the row of all engines.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.engines: Sequence[Engine] = ()
+        self.hidden: Sequence[Engine] = ()
+        self.summed: AbstractSet[Engine] = frozenset()
+        self._registry = registry
+        self._versions: Sequence[int] = ()
+
+    def refresh(self) -> None:
+        """Find the engines of this moment."""
+        engines = [*self._registry.engines.values()]
+        versions = [engine.label_version for engine in engines]
+        if versions != self._versions:
+            self._versions = versions
+            self.engines = [engine for engine in engines if is_shown(engine)]
+            shown = {*self.engines}
+            self.hidden = [engine for engine in engines if engine not in shown]
+            self.summed = _summed(self.engines)
+
+
+def _summed(engines: Sequence[Engine]) -> AbstractSet[Engine]:
+    """Return the engines that add up.
+
+    Ranks that repeat others do not add up. If other engines push, nor do engines of a dialect with
+    metric names of its own, such as native streams: the engine behind them usually pushes, too.
+    """
+    pushed = [engine for engine in engines if not engine.layout.tables.has_own_namespace] or engines
+    ranks = without_repeated_ranks([engine for engine in pushed if has_requests(engine)])
+    return {*ranks, *(engine for engine in pushed if not has_requests(engine))}

@@ -1,4 +1,4 @@
-"""The last ten minutes of an engine, or of all engines as one, within a fixed amount of memory."""
+"""The last ten minutes of an engine or of all as one, within a fixed amount of memory, and their charts."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import math
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from operator import add
+from typing import NamedTuple
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.exposition.aggregated_series import common_bounds, rebucketed
-from sidestep.exposition.live.rows import WINDOW
+from sidestep.exposition.live.answers import WINDOW, HeatMap, Percentiles
 from sidestep.exposition.live.samples import (
     COUNTERS,
+    GAUGES,
     HISTOGRAMS,
+    LATENCIES,
     Counts,
     EngineSample,
     Increase,
     Numbers,
-    packed_counts,
+    increase,
+    zeroed,
 )
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.quantile import histogram_quantile
 
 INTERVAL = 5.0
 """Seconds between two samples."""
@@ -56,12 +60,12 @@ class SampleHistory:
 
     def window(self, now: float) -> list[EngineSample]:
         """Return the samples of the last ``WINDOW`` seconds, and the last one before."""
-        found = 0
+        found: list[EngineSample] = []
         for sample in reversed(self.samples):
-            found += 1
+            found.append(sample)
             if sample.at <= now - WINDOW:
                 break
-        return [*islice(self.samples, len(self.samples) - found, None)]
+        return found[::-1]
 
 
 def _size(sample: EngineSample) -> int:
@@ -92,17 +96,13 @@ class Merged:
         for found in self._buckets:
             shared = common_bounds(found) if found else ()
             summed = [
-                each if own == shared else _rebucketed(own, each, shared)
+                # Large counts are held as floats.
+                each if own == shared else rebucketed(own, [*map(int, each)], shared)
                 for own, each in found.items()
             ]
             bounds.append(shared)
             counts.append([*map(sum, zip(*summed, strict=True))] if shared else None)
         return Increase(0.0, self._counters, tuple(bounds), tuple(counts))
-
-
-def _rebucketed(own: Bounds, counts: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    # Large counts are held as floats.
-    return rebucketed(own, [*map(int, counts)], bounds)
 
 
 class TotalHistory(SampleHistory):
@@ -112,16 +112,10 @@ class TotalHistory(SampleHistory):
     """
 
     def add(self, now: float, gauges: Numbers, added: Increase) -> None:
-        """Add a sample.
-
-        Args:
-            now: Monotonic time.
-            gauges: Those of all engines as one.
-            added: What the engines have counted since the last sample.
-        """
+        """Add a sample of the gauges of all engines, and of what they have ``added`` since the last one."""
         counters, bounds, counts = added.counters, added.bounds, added.counts
         if self.samples:
-            last = self.samples[-1] = _started(self.samples[-1], added)
+            last = self.samples[-1] = zeroed(self.samples[-1], added)
             counters = [*map(_sum, last.counters, counters)]
             bounds = [new or then for new, then in zip(bounds, last.bounds, strict=True)]
             counts = [
@@ -129,23 +123,6 @@ class TotalHistory(SampleHistory):
                 for new, then in zip(counts, last.counts, strict=True)
             ]
         self.append(EngineSample(now, gauges, counters, tuple(bounds), tuple(counts)))
-
-
-def _started(last: EngineSample, added: Increase) -> EngineSample:
-    """Return the last sample with a total of 0 for what is counted from now on.
-
-    That is also a histogram whose bounds have changed.
-    """
-    counters = array("d", last.counters)
-    for index, number in enumerate(added.counters):
-        if math.isnan(counters[index]) and not math.isnan(number):
-            counters[index] = 0.0
-    bounds, counts = [*last.bounds], [*last.counts]
-    for index, found in enumerate(added.counts):
-        if found is not None and bounds[index] != added.bounds[index]:
-            bounds[index] = added.bounds[index]
-            counts[index] = packed_counts([0] * len(found))
-    return last._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 
 def _sum(known: float, added: float) -> float:
@@ -170,3 +147,105 @@ def merged_gauges(samples: Iterable[EngineSample]) -> Numbers:
         sum(usage) / len(usage) if usage else math.nan,
         max(saturation, default=math.nan),
     ]
+
+
+SERIES = (
+    *GAUGES,
+    "prompt_tokens_per_second",
+    "generation_tokens_per_second",
+    "prefix_hit_rate",
+    "finished",
+    "aborted",
+    "preemptions",
+    *(f"{name}_{quantile}" for name in LATENCIES for quantile in ("p50", "p95", "p99")),
+)
+
+
+def known(number: float) -> float | None:
+    """Return a number; None for NaN."""
+    return None if math.isnan(number) else number
+
+
+def counted(one: Increase) -> dict[str, float | None]:
+    """Return the numbers of an ``EngineRow`` that follow from what was counted, in the order of ``SERIES``."""
+    found = dict(zip(COUNTERS, one.counters, strict=True))
+    return {
+        "prompt_tokens_per_second": known(found["prompt_tokens"] / one.seconds),
+        "generation_tokens_per_second": known(found["generation_tokens"] / one.seconds),
+        "prefix_hit_rate": hit_rate(one),
+        **{name: known(found[name]) for name in ("finished", "aborted", "preemptions")},
+    }
+
+
+def hit_rate(one: Increase) -> float | None:
+    """Return the share of the looked-up tokens that were found; None without lookups."""
+    looked_up, found = (one.counters[COUNTERS.index(name)] for name in ("looked_up", "found"))
+    return known(found / looked_up) if looked_up > 0 else None
+
+
+def percentiles(bounds: Bounds, counts: Counts) -> Percentiles | None:
+    """Return the percentiles of a histogram; None without observations."""
+    if counts is None or not (count := sum(counts)):
+        return None
+    p50, p95, p99 = (histogram_quantile(q, bounds, counts) for q in (0.5, 0.95, 0.99))
+    if p50 is None or p95 is None or p99 is None:
+        return None
+    return Percentiles(p50, p95, p99, count)
+
+
+class Point(NamedTuple):
+    """One interval.
+
+    Attributes:
+        at: Monotonic time of its end.
+        numbers: One for each of ``SERIES``.
+        counts: Observations per bucket for each of ``HISTOGRAMS``; None: not known.
+    """
+
+    at: float
+    numbers: Sequence[float | None]
+    counts: Sequence[Counts]
+
+
+def charts(samples: Sequence[EngineSample]) -> tuple[list[Point], list[HeatMap]]:
+    """Return the intervals between ``samples``, and their heat maps."""
+    found = [*points(samples)]
+    return found, [*heatmaps(samples, found)]
+
+
+def points(samples: Sequence[EngineSample]) -> Iterator[Point]:
+    """Yield the intervals between ``samples``; percentiles are those of the minute before."""
+    start = 0
+    for end in range(1, len(samples)):
+        last = samples[end]
+        while start < end - 1 and (
+            samples[start + 1].at <= last.at - WINDOW
+            or samples[start].caught_up_at != last.caught_up_at
+        ):
+            start += 1
+        interval = increase(samples[end - 1 : end + 1])
+        minute = increase(samples[start : end + 1], LATENCIES)
+        if interval is None or minute is None or interval.seconds <= 0:
+            continue
+        numbers = [*map(known, last.gauges), *counted(interval).values()]
+        for bounds, counts in zip(minute.bounds, minute.counts, strict=False):
+            found = percentiles(bounds, counts)
+            numbers += (None,) * 3 if found is None else (found.p50, found.p95, found.p99)
+        current = samples[-1].bounds
+        counted_now = [
+            counts if last.bounds[index] == current[index] else None
+            for index, counts in enumerate(interval.counts)
+        ]
+        yield Point(last.at, numbers, counted_now)
+
+
+def heatmaps(samples: Sequence[EngineSample], found: Sequence[Point]) -> Iterator[HeatMap]:
+    """Yield the heat maps of the histograms that the last sample has."""
+    for index, name in enumerate(HISTOGRAMS):
+        bounds = samples[-1].bounds[index] if samples else ()
+        if bounds:
+            none = [0] * (len(bounds) + 1)
+            columns = (point.counts[index] for point in found)
+            # Whole numbers are shorter.
+            counts = [none if each is None else [*map(int, each)] for each in columns]
+            yield HeatMap(name=name, bounds=[*bounds], counts=counts)

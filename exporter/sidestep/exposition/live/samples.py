@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout
-from sidestep.exposition.key_numbers import can_have
+from sidestep.catalog.row import Row
 from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.series import (
@@ -42,7 +43,7 @@ Counts = Sequence[float] | None
 
 
 class EngineSample(NamedTuple):
-    """What an engine's series were at one time.
+    """An engine's series at one time.
 
     Attributes:
         at: Monotonic time, in seconds.
@@ -92,12 +93,19 @@ def _shared(made: array[Any], before: Counts) -> Numbers:
     return before if is_same and before is not None else made
 
 
-class _Readers:
-    """Readers of a sample's series, for all engines with one layout."""
+class Readers:
+    """Readers of key numbers and a sample's series, for all engines with one layout."""
 
     def __init__(self, layout: Layout) -> None:
         tables = layout.tables
         key, live = tables.key_series, tables.live_series
+        self.running = None if key is None else layout.find(key.running.family).row
+        self.key: Mapping[str, NumberReader] = {
+            field.name: number_reader(layout, series)
+            for field in (() if key is None else dataclasses.fields(key))
+            if (series := getattr(key, field.name)) is not None
+        }
+        """Readers of the numbers that ``KeySeries`` names."""
         named = [
             *(() if key is None else (key.running, key.waiting, key.prompt, key.generation)),
             *(() if live.running is None else (live.running,)),
@@ -113,7 +121,7 @@ class _Readers:
             )
             if name is not None
         ]
-        """Rows of which an engine has one at least, if there is anything to show of it."""
+        """An engine is shown if it can have one of these rows."""
         used, capacity = (
             number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
         )
@@ -138,8 +146,9 @@ class _Readers:
 
     @staticmethod
     @functools.cache
-    def of(layout: Layout) -> _Readers:
-        return _Readers(layout)
+    def of(layout: Layout) -> Readers:
+        """Return the readers of a layout, made once."""
+        return Readers(layout)
 
 
 def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
@@ -152,17 +161,23 @@ def _ratio(part: NumberReader, whole: NumberReader) -> NumberReader:
     return reader
 
 
+def can_have(engine: Engine, row: Row) -> bool:
+    """Return whether the engine has the option and the labels of ``row``."""
+    is_enabled = not row.feature or row.feature in engine.description.features
+    return is_enabled and engine.labels.keys() >= set(row.shared)
+
+
 def is_shown(engine: Engine) -> bool:
     """Return whether the engine can have any of a sample's series."""
-    return any(can_have(engine, row) for row in _Readers.of(engine.layout).rows)
+    return any(can_have(engine, row) for row in Readers.of(engine.layout).rows)
 
 
 def read(engine: Engine, now: float) -> EngineSample:
-    """Return the engine's sample at ``now``; its counts may be those that the engine goes on changing.
+    """Return the engine's sample at ``now``; its counts can be the engine's own lists, which change later.
 
     An engine that has stopped, or is silent, has no gauges: the last ones are out of date.
     """
-    readers = _Readers.of(engine.layout)
+    readers = Readers.of(engine.layout)
     if engine.live and engine.is_up:
         saturation = computed_gauge(engine, "saturation")
         gauges = [_number(reader(engine)) for reader in readers.gauges]
@@ -176,7 +191,7 @@ def read(engine: Engine, now: float) -> EngineSample:
         [_number(reader(engine)) for reader in readers.counters],
         tuple(() if found is None else found[0] for found in buckets),
         tuple(None if found is None else found[1] for found in buckets),
-        engine.caught_up_at,
+        engine.feeds.caught_up_at,
     )
 
 
@@ -185,7 +200,7 @@ def _number(found: float | None) -> float:
 
 
 class Increase(NamedTuple):
-    """What was counted between two samples.
+    """The increase from one sample to another.
 
     Attributes:
         seconds: The time between them.
@@ -230,6 +245,23 @@ def increase(
         last.bounds,
         [_counted(samples, index) for index in range(len(histograms))],
     )
+
+
+def zeroed(before: EngineSample, now: EngineSample | Increase) -> EngineSample:
+    """Return ``before`` with totals of 0 for series that have begun since.
+
+    So has a histogram whose bounds have changed.
+    """
+    counters = array("d", before.counters)
+    for index, number in enumerate(now.counters):
+        if math.isnan(counters[index]) and not math.isnan(number):
+            counters[index] = 0.0
+    bounds, counts = [*before.bounds], [*before.counts]
+    for index, found in enumerate(now.counts):
+        if found is not None and bounds[index] != now.bounds[index]:
+            bounds[index] = now.bounds[index]
+            counts[index] = packed_counts([0] * len(found))
+    return before._replace(counters=counters, bounds=tuple(bounds), counts=tuple(counts))
 
 
 def _late_increase(numbers: Sequence[float]) -> float:

@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from sidestep.exposition.live.rows import Attention, EngineRow, Verdict
+from sidestep.exposition.live.answers import Attention, EngineRow, Verdict
 from sidestep.tracking.health.states import LEVELS, EngineState, Level
 
 FULL = 0.95
-"""Share of the KV cache from which on requests that wait, wait for blocks."""
+"""At this share of the KV cache in use, waiting requests are taken to wait for blocks."""
 OUTLIER = 3.0
-"""A replica's p95 is remarkable from this multiple of the median of the other replicas on."""
+"""A replica's p95 stands out if it is at least this multiple of the median of the other replicas."""
 ENOUGH = 20
-"""Observations from which on a percentile is compared."""
+"""Percentiles of fewer observations are not compared."""
 LEAST_REPLICAS = 3
-"""Replicas of a model from which on they are compared."""
+"""Replicas are not compared if their model has fewer."""
 RANKS: Sequence[Attention] = (
     "contested",
     "outlier",
@@ -145,12 +145,12 @@ def _problem(row: EngineRow) -> _Problem | None:
             return _Problem("unreachable", row.last_seen or 0.0, row, "is unreachable")
         case EngineState.SLOW.value:
             return _Problem("slow", seconds, row, f"is slow: {progress}")
-    # The gauges of an engine that serves nothing are those of before.
+    # An engine that serves nothing has no current gauges.
     return None
 
 
 def _overload(row: EngineRow) -> _Problem | None:
-    """Return whether an engine that works has more to do than it can."""
+    """Return the problem of an engine that makes progress, but has more work than it can do."""
     waiting, usage, load = row.waiting or 0.0, row.kv_cache_usage, row.saturation
     if waiting and usage is not None and usage >= FULL:
         text = f"is full: {waiting:.0f} requests wait, KV cache {usage:.0%} in use"

@@ -13,16 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from sidestep import __version__
-from sidestep.exposition.live.charts import SERIES, charts
-from sidestep.exposition.live.engine_rows import Rows, engine_row
-from sidestep.exposition.live.history import (
-    INTERVAL,
-    Merged,
-    SampleHistory,
-    TotalHistory,
-    merged_gauges,
-)
-from sidestep.exposition.live.rows import (
+from sidestep.exposition.live.answers import (
     WINDOW,
     EngineDetail,
     ExporterHealth,
@@ -31,8 +22,17 @@ from sidestep.exposition.live.rows import (
     StreamRow,
     Warned,
 )
+from sidestep.exposition.live.engine_rows import Rows, ShownEngines, engine_row
+from sidestep.exposition.live.history import (
+    INTERVAL,
+    SERIES,
+    Merged,
+    SampleHistory,
+    TotalHistory,
+    charts,
+    merged_gauges,
+)
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
-from sidestep.exposition.live.shown_engines import ShownEngines
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
@@ -145,19 +145,10 @@ OWN = frozenset({"sidestep_streams", "sidestep_series", "sidestep_loop_lag_secon
 
 
 class LiveView:
-    """What people look at: all engines now and over the last minutes.
+    """Answers for the live page: all engines now and over the last minutes.
 
     Args:
-        intake: Engines, their health, and streams.
-        endpoints: Returns the ingest endpoints that engines connect to.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
-        clock: Monotonic time.
-        wall: Unix time.
-
-    Attributes:
-        warnings: The latest log lines.
-        histories: Samples by engine.
-        total: Samples of all engines as one.
     """
 
     def __init__(
@@ -182,8 +173,7 @@ class LiveView:
         self._next_round = -math.inf
         self._items: list[tuple[float, int]] = []
         """Time and number of items applied, at each round of the last minute and before."""
-        self._renders: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
-        self._renders_of_history: SharedRenders[str | None] = SharedRenders(CACHE_SECONDS)
+        self._renders: SharedRenders[tuple[str | None, ...]] = SharedRenders(CACHE_SECONDS)
 
     async def run(self) -> None:
         """Sample engines until cancelled."""
@@ -195,32 +185,22 @@ class LiveView:
     async def sample(self) -> None:
         """Sample all engines if a sample is due, and in any case those that have none yet."""
         now = self._clock()
-        if now < self._next_round:
-            await self._sample_new()
-            return
-        # A round that is late does not shift the next ones.
-        behind = now - self._next_round
-        self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
-        self._note_items(now)
-        await self._sample_all()
-
-    async def _sample_new(self) -> None:
-        self._shown.refresh()
-        for engine in self._shown.engines:
-            if self._history(engine) is None:
-                self._start(engine).append(read(engine, self._clock()))
-                await asyncio.sleep(0)
-
-    async def _sample_all(self) -> None:
+        is_due = now >= self._next_round
         self._shown.refresh()
         engines, summed = self._shown.engines, self._shown.summed
-        self.histories = {
-            engine.id: self._history(engine) or SampleHistory(engine) for engine in engines
-        }
+        if is_due:
+            # A round that is late does not shift the next ones.
+            behind = now - self._next_round
+            self._next_round = now + INTERVAL - (behind if behind < INTERVAL else 0.0)
+            self._note_items(now)
+            known = ((engine.id, self._history(engine)) for engine in engines)
+            self.histories = {name: found for name, found in known if found is not None}
         merged, samples = Merged(), []
         for engine in engines:
-            history = self.histories.get(engine.id)
+            history = self._history(engine)
             if history is None:
+                history = self.histories[engine.id] = SampleHistory(engine)
+            elif not is_due:
                 continue
             before = history.samples[-1] if history.samples else None
             sample = read(engine, self._clock())
@@ -231,16 +211,13 @@ class LiveView:
                     merged.add(added)
             # A sample takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
-        self.total.add(self._clock(), merged_gauges(samples), merged.total())
+        if is_due:
+            self.total.add(self._clock(), merged_gauges(samples), merged.total())
 
     def _history(self, engine: Engine) -> SampleHistory | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
         found = self.histories.get(engine.id)
         return found if found is not None and found.engine is engine else None
-
-    def _start(self, engine: Engine) -> SampleHistory:
-        made = self.histories[engine.id] = SampleHistory(engine)
-        return made
 
     def _note_items(self, now: float) -> None:
         self._items.append((now, self._intake.items))
@@ -249,7 +226,7 @@ class LiveView:
 
     async def answer(self) -> Body:
         """Return the answer of ``/api/v1/live``, rendered at most once a second."""
-        return await self._renders.get(None, self._answer)
+        return await self._renders.get((), self._answer)
 
     async def evaluation(self) -> Evaluation:
         """Return all engines as they are now, and the verdict on them."""
@@ -281,11 +258,7 @@ class LiveView:
             counted = self._last_minute(engine, sample)
             health = self._intake.health.of(engine)
             row = engine_row(engine, name, sample, counted, health, wall=self._wall())
-            found.rows.append(row)
-            if engine in self._shown.summed:
-                found.summed.append(row)
-                if counted is not None:
-                    found.merged.add(counted)
+            found.add(row, counted, is_summed=engine in self._shown.summed)
             # A row takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
         return found
@@ -323,14 +296,10 @@ class LiveView:
         )
 
     async def history(self, identity: str | None = None) -> Body | None:
-        """Return the answer of ``/api/v1/live/history``; None if there is no such engine.
-
-        Args:
-            identity: The engine; None: all engines as one.
-        """
+        """Return the answer of ``/api/v1/live/history`` for an engine or all; None if there is no such engine."""
         if identity is not None and identity not in self._registry.engines:
             return None
-        return await self._renders_of_history.get(identity, lambda: self._charts(identity))
+        return await self._renders.get((identity,), lambda: self._charts(identity))
 
     async def _charts(self, identity: str | None) -> Body:
         engine = None if identity is None else self._registry.engines.get(identity)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from sidestep.catalog.model import OBSERVED
+from sidestep.catalog.row import OBSERVED
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
@@ -41,7 +41,7 @@ class PassthroughSeries:
     key: bytes
 
 
-Sample = tuple[PassthroughSeries, bytes]
+PassthroughSample = tuple[PassthroughSeries, bytes]
 """A series, and its value and timestamp as the page has them."""
 
 
@@ -56,7 +56,7 @@ class PageFamily:
     name: str
     kind: PageKind
     help: str
-    samples: list[Sample]
+    samples: list[PassthroughSample]
     is_common: bool = False
 
     @property
@@ -100,7 +100,7 @@ class FamilySorter:
         self._kinds = {counters.get(name, name): kind for name, kind in self._kinds.items()}
         self._helps = {counters.get(name, name): text for name, text in self._helps.items()}
 
-    def sorted(self, samples: Iterable[Sample]) -> list[PageFamily]:
+    def sorted(self, samples: Iterable[PassthroughSample]) -> list[PageFamily]:
         """Return the families of ``samples``: those with a TYPE first."""
         families: list[PageFamily] = []
         taken: set[str] = set()
@@ -123,10 +123,12 @@ class FamilySorter:
                 self.left_out[reason] += len(found)
         return [family for family in families if family.samples]
 
-    def _by_family(self, samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    def _by_family(
+        self, samples: Iterable[PassthroughSample]
+    ) -> dict[str, list[PassthroughSample]]:
         """Return the samples by family, without duplicate series."""
-        found: dict[str, list[Sample]] = {name: [] for name in self._kinds}
-        known: dict[str, list[Sample]] = {}
+        found: dict[str, list[PassthroughSample]] = {name: [] for name in self._kinds}
+        known: dict[str, list[PassthroughSample]] = {}
         """The same lists by sample name."""
         seen: set[bytes] = set()
         for sample in samples:
@@ -150,7 +152,7 @@ class FamilySorter:
                     return base
         return sample
 
-    def _ordered(self, family: PageFamily) -> list[Sample]:
+    def _ordered(self, family: PageFamily) -> list[PassthroughSample]:
         """Return the samples in exposition order: one histogram or summary after the other."""
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
         for number, (series, _) in enumerate(family.samples):
@@ -160,7 +162,7 @@ class FamilySorter:
             else:
                 labels = group_labels(family.kind, series.labels)
                 groups.setdefault(labels, []).append((*rank, number))
-        found: list[Sample] = []
+        found: list[PassthroughSample] = []
         for group in groups.values():
             # No real histogram has more, and sorting a malicious one would take long.
             if len(group) <= MAX_SORTED:

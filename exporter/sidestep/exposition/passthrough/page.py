@@ -9,20 +9,28 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from sidestep.catalog.engine_pages import COMMON_NAMES, CommonName
+from sidestep.engines.common_names import FAMILIES, TOKEN_TYPE
 from sidestep.errors import PollError, WireError
 from sidestep.exposition.passthrough import parser
-from sidestep.exposition.passthrough.common_pages import NAMES, CommonCopies
 from sidestep.exposition.passthrough.families import (
     FamilySorter,
     PageFamily,
+    PassthroughSample,
     PassthroughSeries,
-    Sample,
 )
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
 MAX_LINES = 50_000
 MAX_PAGE_BYTES = 8 << 20
 _EXPORTED_PREFIX = "exported_"
+
+
+NAMES = frozenset(family.name for family in FAMILIES)
+_KINDS = {family.name: family.kind for family in FAMILIES}
+_HELPS = {family.name: family.help for family in FAMILIES}
+MODEL, MODEL_NAME = "model", "model_name"
+_BY_SOURCE = {row.source: row for row in COMMON_NAMES}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -52,9 +60,7 @@ class Page:
         name: Name of the target whose engines have statistics lines; empty: they have none.
         labels: Labels to add to every sample. A label of the page with such a name becomes
             ``exported_NAME``.
-        excluded: Families to leave out.
         merge: Merges all pages after their series have changed.
-        forget: Drops what a page had.
         common: Whether families have copies under common names.
 
     Attributes:
@@ -78,7 +84,7 @@ class Page:
         self._forget = forget
         # A page cannot have a family of these names itself.
         self._excluded = frozenset(excluded) | (NAMES if common else frozenset())
-        self._copies = CommonCopies() if common else None
+        self._has_copies = common
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         """Labels of the page being read: many series share one, so it is stored once."""
 
@@ -111,13 +117,13 @@ class Page:
         parsed = ParsedPage(lines, [], Counter(), {})
         sorter = FamilySorter(parsed.left_out, self._excluded)
         is_openmetrics = lines[-1:] == [b"# EOF"]
-        samples: list[Sample] = []
+        samples: list[PassthroughSample] = []
         self._pairs = {}
         for line in lines:
             start, _, value = line.rpartition(b" ")
             series = known.get(start)
             if series is not None and parser.is_plain_value(value):
-                sample: Sample | None = (series, value)
+                sample: PassthroughSample | None = (series, value)
             else:
                 sample = self._parse_line(line, sorter, known, openmetrics=is_openmetrics)
             if sample is not None:
@@ -130,8 +136,8 @@ class Page:
         if is_openmetrics:
             sorter.name_counters_as_samples()
         parsed.families = sorter.sorted(samples)
-        if self._copies is not None:
-            parsed.families += self._copies.of(parsed.families)
+        if self._has_copies:
+            parsed.families += _common_copies(parsed.families)
         return parsed
 
     def _parse_line(
@@ -141,7 +147,7 @@ class Page:
         known: Mapping[bytes, PassthroughSeries],
         *,
         openmetrics: bool,
-    ) -> Sample | None:
+    ) -> PassthroughSample | None:
         """Return the sample of a new line, if it has one; comments and errors go to ``sorter``."""
         if not line.strip():
             return None
@@ -213,3 +219,52 @@ def _lines(chunks: Iterable[bytes]) -> tuple[list[bytes], bool]:
     if rest:
         lines.append(rest)
     return lines, not rest
+
+
+def _common_copies(families: Iterable[PageFamily]) -> list[PageFamily]:
+    """Return copies under common names, one for each name; a family of another kind has none."""
+    made: dict[str, PageFamily] = {}
+    for family in families:
+        row = _BY_SOURCE.get(family.name)
+        if row is None or family.kind != _KINDS[row.name]:
+            continue
+        copy = made.setdefault(
+            row.name, PageFamily(row.name, family.kind, _HELPS[row.name], [], is_common=True)
+        )
+        found = [(_copy(series, row), value) for series, value in family.samples]
+        copy.samples += _highest(found) if row.process else found
+    return list(made.values())
+
+
+def _highest(samples: Iterable[PassthroughSample]) -> list[PassthroughSample]:
+    """Return the highest sample of each series that several processes repeat."""
+    highest: dict[bytes, PassthroughSample] = {}
+    for sample in samples:
+        known = highest.get(sample[0].key)
+        if known is None or _number(sample) > _number(known):
+            highest[sample[0].key] = sample
+    return list(highest.values())
+
+
+def _number(sample: PassthroughSample) -> float:
+    return float(sample[1].split()[0])
+
+
+def _copy(series: PassthroughSeries, row: CommonName) -> PassthroughSeries:
+    """Return ``series`` under the common name, with the common labels."""
+    name = row.name + series.name.removeprefix(row.source)
+    labels = _labels(series.labels, row)
+    text = parser.series_text(name, labels)
+    return PassthroughSeries(
+        series.raw, name, labels, text, parser.series_text(name, tuple(sorted(labels)))
+    )
+
+
+def _labels(labels: Labels, row: CommonName) -> Labels:
+    names = {name for name, _ in labels}
+    renamed = tuple(
+        (MODEL_NAME if name == MODEL and MODEL_NAME not in names else name, text)
+        for name, text in labels
+        if text and name not in (TOKEN_TYPE, row.process)
+    )
+    return (*renamed, (TOKEN_TYPE, row.token_type)) if row.token_type else renamed

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
-from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.families import PageFamily, Sample, group_labels
+from sidestep.catalog.row import OBSERVED
+from sidestep.exposition.passthrough.families import PageFamily, PassthroughSample, group_labels
 from sidestep.exposition.passthrough.page import Page, ParsedPage
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
@@ -22,7 +22,6 @@ class PassthroughFamily:
 
     Attributes:
         names: All sample names that it takes, as ``layout.taken`` returns them.
-        of_pages: Samples by page.
         is_common: Whether it is a copy under a common name.
         is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
             families, as ``x_created`` is a part of ``x``.
@@ -32,26 +31,14 @@ class PassthroughFamily:
     kind: PageKind
     help: str
     names: frozenset[str]
-    of_pages: list[tuple[Page, list[Sample]]]
+    of_pages: list[tuple[Page, list[PassthroughSample]]]
     is_openmetrics: bool = True
     is_common: bool = False
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[PassthroughSample]:
         """Return the samples of all pages."""
         return [sample for _, samples in self.of_pages for sample in samples]
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Claim:
-    """A family as merged from the pages so far.
-
-    Attributes:
-        pages: The family as each page has it.
-    """
-
-    family: PassthroughFamily
-    pages: dict[int, PageFamily]
 
 
 class _MergedPages:
@@ -133,7 +120,7 @@ class PassthroughRegistry:
     def _forget(self, page: Page) -> None:
         """Drop ``page``; after its next poll, another page exposes a sample it shared."""
         self._merged_contents = []
-        # Pages that are being written go on with the former ones.
+        # Pages that are being written still use the former families.
         self._merged.families = [
             dataclasses.replace(
                 one, of_pages=[each for each in one.of_pages if each[0] is not page]
@@ -150,7 +137,8 @@ class PassthroughRegistry:
 
     def _merge_pages(self, contents: Sequence[ParsedPage | None]) -> _MergedPages:
         """Merge families by name; in a conflict the first page's stays."""
-        claims: dict[str, _Claim] = {}
+        families: dict[str, PassthroughFamily] = {}
+        of_pages: dict[str, dict[int, PageFamily]] = {}
         owners: dict[str, str] = {}
         merged = _MergedPages()
         for at, parsed in enumerate(contents):
@@ -158,31 +146,34 @@ class PassthroughRegistry:
                 continue
             left_out = merged.left_out[at] = Counter()
             for found in parsed.families:
-                claim = claims.get(found.name)
+                family = families.get(found.name)
                 has_owner = any(owners.get(name, found.name) != found.name for name in found.names)
-                if has_owner or (claim is not None and claim.family.kind != found.kind):
+                if has_owner or (family is not None and family.kind != found.kind):
                     left_out["other_target"] += len(found.samples)
                     continue
-                if claim is None:
-                    claim = claims[found.name] = _Claim(_family(found), {})
+                if family is None:
+                    family = families[found.name] = _family(found)
                     owners.update(dict.fromkeys(found.names, found.name))
-                visible = self._visible(at, found, claim)
-                claim.pages[at] = found
+                others = of_pages.setdefault(found.name, {})
+                visible = self._visible(at, found, others)
+                others[at] = found
                 if visible:
-                    claim.family.of_pages.append((self._pages[at], visible))
+                    family.of_pages.append((self._pages[at], visible))
                 left_out["other_target"] += len(found.samples) - len(visible)
-        merged.families = [claim.family for claim in claims.values()]
+        merged.families = [*families.values()]
         _mark_openmetrics(merged.families)
         return merged
 
-    def _visible(self, at: int, found: PageFamily, claim: _Claim) -> list[Sample]:
+    def _visible(
+        self, at: int, found: PageFamily, others: Mapping[int, PageFamily]
+    ) -> list[PassthroughSample]:
         """Return the samples of ``found`` that no earlier page exposes."""
-        overlapping = self._overlapping[at] & claim.pages.keys()
+        overlapping = self._overlapping[at] & others.keys()
         if not overlapping:
             return found.samples
         known: set[Key] = set()
         for rival in overlapping:
-            known.update(_keys(claim.pages[rival]))
+            known.update(_keys(others[rival]))
         return [
             one for key, one in zip(_keys(found), found.samples, strict=True) if key not in known
         ]

@@ -1,4 +1,4 @@
-// The hit ratio of an engine's prefix cache over its size, with bounds, drawn by uPlot.
+// The hit-ratio curve of an engine's prefix cache, with bounds, drawn by uPlot.
 
 import { byId, colour, make, setFacts } from "./elements.js";
 import { bytes, count, share } from "./format.js";

@@ -1,1 +1,1 @@
-"""The health of engines, from the progress that their processes report; pure, time is data."""
+"""Health of engines, from the progress that their processes report."""

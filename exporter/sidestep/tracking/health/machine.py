@@ -18,19 +18,19 @@ __all__ = ["EngineState", "Health", "HealthTracker", "Presence", "Process", "Rea
 BUSY = 10.0
 """Seconds after a step or an item for which an engine without requests is not idle yet."""
 GROWTH = 1.0
-"""Seconds that a heartbeat may take to follow another; an age grows by no more after its report."""
+"""Seconds between two heartbeats at most; an age grows by no more after its report."""
 _COMPILER = re.compile(
     r"torch/_dynamo/(bytecode|convert_frame|output_graph|symbolic_convert|variables/)"
     r"|torch/_inductor/(async_compile|codegen|cpp_builder|fx_passes|graph|ir|lowering|scheduler)\b"
     r"|triton/compiler/"
 )
-"""Frames of a thread that compiles, which compiled code has not: a request may need kernels at any time."""
+"""Frames of a thread that compiles kernels, as any request may require; compiled code has none."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
 """Conditions in which an engine makes no progress on purpose."""
 
 
 class _Doubt(NamedTuple):
-    """Something that has lasted for ``age`` seconds and is a stall after ``limit`` seconds."""
+    """A lack of progress for ``age`` seconds, which is a stall after ``limit`` seconds."""
 
     reason: Reason
     age: float
@@ -44,11 +44,11 @@ class _Report:
     """Latest report of one process.
 
     Attributes:
-        ages_from: Moment beyond which no age reaches back: the end of its last condition.
-        condition_since: When it began to report its present condition.
-        idle_since: When it began to report that no request is unfinished; None: some are.
-        stepped_at: When it last reported that steps had ended; None: never.
-        times: Times of its steps; of a front end, times between two answers of the engine.
+        ages_from: Earliest start of any age: the end of its last condition.
+        condition_since: Time since which it reports its present condition.
+        idle_since: Time since which it reports no unfinished request; None: some are unfinished.
+        stepped_at: Time at which it last reported ended steps; None: never.
+        times: Times of its steps; for a front end, times between two answers of the engine.
     """
 
     process: Process
@@ -61,7 +61,7 @@ class _Report:
     times: StepTimes
 
     def grown(self, age: float | None, now: float) -> float | None:
-        """Return what ``age`` has become by ``now``; a process that is silent reports no age."""
+        """Return what a reported ``age`` has become by ``now``; None if none was reported."""
         if age is None:
             return None
         return min(age + min(now - self.at, GROWTH), now - self.ages_from)
@@ -74,7 +74,7 @@ class HealthTracker:
         self._reports: dict[str, _Report] = {}
         self._stepped_at: float | None = None
         self._stall: tuple[Reason, str] | None = None
-        """Reason and stream of the present stall, which stay while it lasts."""
+        """Reason and stream of the present stall, which stay the same while it lasts."""
 
     def report(self, process: Process, progress: Progress, limits: Thresholds, now: float) -> None:
         """Record ``progress`` that a heartbeat of ``process`` has brought."""
@@ -106,22 +106,17 @@ class HealthTracker:
         *,
         requests: float = 0.0,
     ) -> Health:
-        """Return the engine's health at ``now``.
+        """Return the engine's health at ``now``, from its connected ``processes``.
 
-        Args:
-            presence: Whether the engine's processes are there.
-            processes: Those that are connected.
-            limits: Least and most seconds without progress.
-            item_at: When the engine's last item arrived; None: none has.
-            now: Monotonic time that stands still while the exporter itself does.
-            requests: Requests that run or wait by the engine's gauges.
+        ``now`` is monotonic, and stands still while the exporter itself does. The engine's last item
+        arrived at ``item_at``. ``requests`` run or wait according to its gauges.
         """
         reports = self._refresh(processes, limits)
         if presence is not Presence.CONNECTED:
             self._stall = None
             return Health(_ABSENT[presence])
         cores, front_ends = _divide(reports)
-        # What a front end has accepted may not have reached the core.
+        # The core may not have received all requests that a front end has accepted.
         counts = [sum(each.progress.unfinished for each in side) for side in (cores, front_ends)]
         unfinished = max(counts) if reports else None
         ages = [age for r in cores if (age := r.grown(r.progress.step_age, now)) is not None]
@@ -142,13 +137,13 @@ class HealthTracker:
             )
         silence = 0.0 if reports or item_at is None else now - item_at
         if requests and silence > limits.most:
-            # Without reports of progress, a long step looks like a stall.
+            # Without reports of progress, a long step cannot be told from a stall.
             return Health(EngineState.SLOW, age=silence)
         state = self._calm_state(conditions, unfinished or requests, item_at, now)
         return Health(state, step_age=step_age, unfinished=unfinished)
 
     def _refresh(self, processes: Sequence[Process], limits: Thresholds) -> list[_Report]:
-        """Return the reports that hold, and forget those of processes that no longer report."""
+        """Return the current reports, and forget those of processes that no longer report."""
         reports = {}
         for process in processes:
             report = self._reports.get(process.stream)
@@ -173,13 +168,13 @@ class HealthTracker:
         limits: Thresholds,
         now: float,
     ) -> list[_Doubt]:
-        """Return doubts of front ends that wait for an answer, unless the core knows its requests."""
+        """Return doubts about front ends that wait for an answer, unless a core has requests."""
         if any(core.idle_since is None for core in cores):
             return []
-        # The core has been idle for up to a heartbeat longer.
+        # The core may have been idle for up to a heartbeat longer than it has reported.
         since = [core.idle_since - GROWTH for core in cores if core.idle_since is not None]
         if not cores and len(front_ends) > 1 and self._stepped_at is not None:
-            # Requests of one may wait in the engine's queue while those of others are answered.
+            # Requests of one front end may wait in the queue while others get answers.
             since = [self._stepped_at]
         tokens = sum(report.progress.step_tokens for report in front_ends)
         doubts = []
@@ -189,7 +184,7 @@ class HealthTracker:
                 continue
             limit = limits.waiting
             if not cores:
-                # A front end cannot tell a long step from none, nor whose prompts are in it.
+                # A front end cannot tell a long step from none, and does not know whose prompts are in it.
                 slowest = limits.waiting + FACTOR * times.longest
                 limit = min(max(slowest, times.overdue_after(tokens, limits)), limits.most)
             age = min([age, *(now - each for each in since)])
@@ -200,7 +195,7 @@ class HealthTracker:
     def _calm_state(
         self, conditions: set[str], requests: float, item_at: float | None, now: float
     ) -> EngineState:
-        """Return the state of an engine with so many requests that nothing is doubtful about."""
+        """Return the state of an engine without doubts."""
         if conditions & {ASLEEP, PAUSED}:
             return EngineState.ASLEEP
         latest = self._stepped_at if self._reports else item_at
@@ -220,7 +215,7 @@ _ABSENT = {
 def _divide(reports: Sequence[_Report]) -> tuple[list[_Report], list[_Report]]:
     """Return the reports of processes that run steps, and of those that wait for answers.
 
-    A process without a role, such as a front end of an engine whose core has no tap, runs no steps.
+    A process without a role runs no steps, such as a front end of an engine whose core has no tap.
     """
     cores = [report for report in reports if report.process.role == CORE]
     return cores, [report for report in reports if report.process.role != CORE]
@@ -241,24 +236,24 @@ def _conditions(
 
 
 def _silence(report: _Report, limits: Thresholds, now: float) -> _Doubt:
-    """Return a doubt of a process that has reported progress, which comes every second."""
+    """Return a doubt about a process that should report progress every second."""
     process, limit = report.process, _longest_silence(report, limits)
     return _Doubt(Reason.PUBLISHER, now - process.seen_at, limit, process.stream)
 
 
 def _longest_silence(report: _Report, limits: Thresholds) -> float:
-    """Return for how long a process, or its event loop, may do nothing."""
+    """Return the seconds for which a process, or its event loop, may do nothing."""
     # Loading, compiling and moving weights may hold Python's lock for long.
     return limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
 
 
 def _is_standing(progress: Progress) -> bool:
-    """Return whether a front end's event loop stands, which is why it gets no answer."""
+    """Return whether a front end gets no answer because its own event loop is blocked."""
     return progress.loop_age is not None and progress.loop_age >= OVERDUE
 
 
 def _loop_doubts(front_ends: Sequence[_Report], limits: Thresholds, now: float) -> list[_Doubt]:
-    """Return doubts of front ends whose event loops stand, whether the engine answers others or not."""
+    """Return doubts about front ends whose event loops are blocked."""
     return [
         _Doubt(
             Reason.FRONT_END,
@@ -273,7 +268,7 @@ def _loop_doubts(front_ends: Sequence[_Report], limits: Thresholds, now: float) 
 
 
 def _core_doubts(report: _Report, limits: Thresholds, now: float) -> list[_Doubt]:
-    """Return doubts of a process that runs steps and owes requests."""
+    """Return doubts about a process that runs steps and has unfinished requests."""
     progress, times = report.progress, report.times
     if not progress.unfinished:
         return []
@@ -284,7 +279,7 @@ def _core_doubts(report: _Report, limits: Thresholds, now: float) -> list[_Doubt
     lateness = [
         (Reason.STEP, progress.step_age, step_limit),
         (Reason.NO_STEPS, progress.waiting_age, limits.most if is_blocked else limits.waiting),
-        # Some steps may pass without output, if they take longer than others.
+        # Some steps may end without output, such as long ones.
         (Reason.NO_OUTPUT, progress.output_age, limits.waiting + FACTOR * times.longest),
     ]
     return [

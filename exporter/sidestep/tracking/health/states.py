@@ -1,4 +1,4 @@
-"""States of an engine, the reasons of a stall, and what a state follows from."""
+"""States of an engine, the reasons of a stall, and the facts that a state follows from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 
 class EngineState(Enum):
-    """State of an engine; docs/health.md has what each means."""
+    """State of an engine; docs/health.md explains each."""
 
     STARTING = "starting"
     OK = "ok"
@@ -31,11 +31,11 @@ LEVELS: Mapping[EngineState, Level | None] = {
     EngineState.OK: "ok",
     EngineState.IDLE: "ok",
 }
-"""Level of each state; None: the engine serves no requests, and is not expected to."""
+"""Level of each state; None: the engine serves no requests and is not expected to."""
 
 
 class Reason(Enum):
-    """Reason for which an engine is stalled."""
+    """Reason why an engine is stalled."""
 
     STEP = "step"
     """A step does not end."""
@@ -46,7 +46,7 @@ class Reason(Enum):
     PUBLISHER = "publisher"
     """One of its processes sends no heartbeat."""
     FRONT_END = "front_end"
-    """The event loop of a front end stands, such as one of several API servers."""
+    """The event loop of a front end is blocked, such as that of one of several API servers."""
     QUEUE = "queue"
     """A front end has accepted requests that the engine's core does not answer."""
 
@@ -56,20 +56,19 @@ class Presence(Enum):
 
     CONNECTED = 0
     EXPECTED = 1
-    """None has connected since the exporter started, a moment ago."""
+    """No process has connected yet, and the exporter has just started."""
     CLOSED = 2
-    """The last one, or the core, has said that it ends."""
+    """The last process, or the core, has announced its end."""
     LOST = 3
-    """The last one, or the core, has been silent for 30 s."""
+    """The last process, or the core, has been silent for 30 s."""
 
 
 class Process(NamedTuple):
     """A process that feeds the engine.
 
     Attributes:
-        stream: Name of its stream.
         role: ``CORE``, ``FRONT_END`` or empty.
-        seen_at: When its last message arrived, by the clock of ``HealthTracker.health``.
+        seen_at: Arrival of its last message, by the clock of ``HealthTracker.health``.
     """
 
     stream: str
@@ -81,12 +80,11 @@ class Health(NamedTuple):
     """Health of an engine at one moment.
 
     Attributes:
-        state: Its state.
-        reason: Why it is stalled, or would be if this went on; None in other states.
-        age: Seconds for which it has been without progress, in the states stalled and slow; else 0.
+        reason: Reason why it is stalled, or soon will be; None in other states.
+        age: Seconds without progress in the states stalled and slow; else 0.
         step_age: Seconds since the oldest open step began; None without one.
         unfinished: Requests accepted and not finished; None if no process reports them.
-        stream: Stream of the process that is silent, or whose thread is stuck; empty if none is.
+        stream: Stream of the process that is silent or stuck; empty if none is.
         stack: Frames of that thread, the innermost last; empty where they are not known.
     """
 

@@ -1,4 +1,4 @@
-"""Times that an engine's steps have taken, by their tokens, and when a step is overdue."""
+"""Usual times of an engine's steps by their tokens, and the time after which a step is overdue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 
 FACTOR = 4.0
-"""A step is overdue after the least threshold and so many times what steps of its size take."""
+"""A step is overdue after the least threshold plus this multiple of the usual time of its size."""
 FIRST_SECONDS = 12.0
 """Least threshold while the steps of a process are new: they may compile kernels."""
 NEW_BEATS = 10
@@ -33,19 +33,18 @@ class Thresholds:
 class StepTimes:
     """The usual times of one process's steps, by powers of two of their tokens.
 
-    The usual time of a size is the second longest of its last 32 steps, so that a single
-    compilation does not count. Steps that were overdue do not count either, unless more than three
-    quarters were.
+    The usual time of a size is the second longest of its last 32 steps, so that a single compilation
+    does not count. Overdue steps do not count either, unless they are more than three quarters.
     """
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[tuple[float, bool]]] = {}
-        """By size: seconds, and whether they were overdue."""
+        """Seconds of the steps of a size, and whether each was overdue."""
         self._usual: dict[int, float] = {}
         self._beats = 0
 
     def add(self, seconds: float, tokens: int, limits: Thresholds) -> None:
-        """Record the longest step of a heartbeat, up to the threshold that it had."""
+        """Record the longest step of a heartbeat, at most with the threshold that it had."""
         size = tokens.bit_length()
         recent = self._recent.setdefault(size, deque(maxlen=HISTORY))
         limit = self.overdue_after(tokens, limits)
@@ -59,18 +58,18 @@ class StepTimes:
 
     @property
     def longest(self) -> float:
-        """Usual seconds of the size that takes longest."""
+        """Usual seconds of the slowest size."""
         return max(self._usual.values(), default=0.0)
 
     def overdue_after(self, tokens: int, limits: Thresholds) -> float:
-        """Return the seconds after which a step of ``tokens`` is overdue, if there were no most."""
+        """Return the seconds after which a step is overdue, before ``limits.most`` is applied."""
         is_new = self._beats < NEW_BEATS
         seconds = max(limits.least, FIRST_SECONDS) if is_new else limits.least
         seconds += max(FACTOR * self._expected(tokens), self._bound(tokens))
         return max(seconds, limits.waiting)
 
     def _expected(self, tokens: int) -> float:
-        """Return the seconds that a step takes by what each size takes, of larger ones in proportion."""
+        """Return the usual seconds of a step: the most by any size, of larger sizes in proportion."""
         return max(
             (
                 usual * min(1.0, tokens / 2 ** (size - 1)) if size else usual
@@ -80,7 +79,7 @@ class StepTimes:
         )
 
     def _bound(self, tokens: int) -> float:
-        """Return the most seconds that the first step of a size may take, above the least; else 0."""
+        """Return the seconds that the first step of a size may take beyond the least; later 0."""
         size = tokens.bit_length()
         if size in self._usual:
             return 0.0

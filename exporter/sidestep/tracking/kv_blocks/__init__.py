@@ -1,1 +1,1 @@
-"""KV block events into lifetimes, idle times and reuse gaps of sampled blocks."""
+"""Tracking of sampled KV blocks: lifetimes, idle times, reuse gaps, and hit-ratio curves."""

@@ -1,8 +1,8 @@
 """Tracking of cached KV blocks by hash, separately for each medium.
 
-An LRU cache removes blocks in the order of their last use, so one that is larger by N blocks also
-has the N blocks that were removed last (Mattson et al., 1970): the blocks that were removed after
-one that is stored again say how much larger the cache had to be to have it.
+An LRU cache removes blocks in the order of their last use. A cache that is larger by N blocks also has
+the N blocks that were removed last (Mattson et al., 1970). So the number of blocks removed after a block
+that is stored again is the number of blocks by which the cache was too small to have it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from sidestep.errors import WireError
 from sidestep.protocol.block_events import FIRST_MEDIUM, MAX_HASHES, CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_LABELS, is_printable
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
-from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
-from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker, CachedObservations
+from sidestep.tracking.kv_blocks.tracker import (
+    BlockObservations,
+    BlockTracker,
+    CachedObservations,
+    Diffusion,
+    Sampling,
+)
 
 KINDS = {"stored", "removed", "cleared", "begun", "lost"}
 ALL = 1 << 64
 MASK = ALL - 1
 FIRST, SHIFT, SECOND = 0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93
-"""Odd numbers without a pattern. Exporters of the same engines need equal ones to sample the same
-hashes."""
+"""Odd numbers without a pattern. Exporters of the same engines need the same numbers to sample the
+same hashes."""
 _NEVER = -1.0
 """Placeholder for no stamp; stamps are never negative."""
 
@@ -34,7 +39,7 @@ class _Block(msgspec.Struct, gc=False):
 
     Attributes:
         birth: Stamp at which it was stored.
-        weight: Blocks that it stands for.
+        weight: Number of blocks that it stands for.
         hit: Stamp of the last hit with a known time.
     """
 
@@ -54,11 +59,7 @@ class _Medium:
 
 
 def check(changes: list[CacheChange]) -> None:
-    """Reject ``changes`` that are invalid in any state.
-
-    Raises:
-        WireError: A change is malformed or over a limit.
-    """
+    """Reject changes that are invalid in any state of the cache."""
     if {change.kind for change in changes} - KINDS:
         raise WireError("bad_item", "an unknown kind of cache event")
     if sum(len(change.hashes) for change in changes) > MAX_HASHES:
@@ -72,18 +73,18 @@ def check(changes: list[CacheChange]) -> None:
 class CachedBlocks(BlockTracker):
     """Cached blocks of one engine, sampled by a mix of their hash alone.
 
-    A hash is tracked through all its events on all ranks or not at all, and a sample is a subset of
-    any sample at a higher rate. The cost: all lifetimes of a hash are in the sample together.
+    A hash is tracked through all its events on all ranks, or not at all. A sample is a subset of any
+    sample at a higher rate. The drawback is that all lifetimes of a hash are in the sample together.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling)
         self._media: dict[str, _Medium] = {}
         self._is_whole = False
-        """Whether all hashes of the sample that the caches have are tracked."""
+        """True if all cached hashes of the sample are tracked."""
         self._source: int | None = None
         self._removed = LruStack()
-        """Hashes that the GPU's cache has removed; with the tracked ones at most ``capacity``."""
+        """Hashes that the GPU's cache has removed; at most ``capacity``, tracked hashes included."""
         self._removed_rate = sampling.rate
         self._stores, self._absences = Diffusion(), Diffusion()
 
@@ -204,7 +205,7 @@ class CachedBlocks(BlockTracker):
         if self._is_whole and (again := _sample(absent, self._sampling.rate)):
             self._count_surplus(name, -len(again))
         if name == FIRST_MEDIUM:
-            # Some may be tracked since the rate was higher.
+            # Hashes tracked at a higher rate may not be in the present sample.
             for value in _sample(gone, self._removed_rate):
                 self._removed.remove(value)
                 self._removed.push(value, now)
@@ -216,7 +217,7 @@ class CachedBlocks(BlockTracker):
             self._out.surplus[name] = surplus
 
     def _observe_store(self, value: int, now: float, weight: float) -> None:
-        """Observe how much too small the GPU's cache was to have a hash that is stored."""
+        """Observe by how many blocks the GPU's cache was too small to have a hash that is stored."""
         removal = self._removed.remove(value)
         if removal is None:
             self._stores.observe(self._out.stores, math.inf, weight)
@@ -246,8 +247,8 @@ def _sample(hashes: list[int], rate: float, tracked: Container[int] = ()) -> lis
     if rate >= 1.0:
         return hashes
     bound = int(rate * ALL)
-    # Engines' hashes can be counters, or aligned, or have less than 64 bits: they are mixed so
-    # that the top bits depend on all of theirs. Nearly all hashes end at this line.
+    # Engines' hashes can be counters, aligned, or shorter than 64 bits. The mix makes the top bits
+    # depend on all bits. Nearly all hashes end at this line.
     return [
         value
         for value in hashes

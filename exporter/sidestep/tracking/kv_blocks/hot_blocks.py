@@ -1,7 +1,7 @@
 """The blocks that are looked up most, found among all lookups in bounded memory.
 
-A block that every prompt begins with is in the sample or not, and so is its whole share of the
-lookups: a sample misses it or counts it many times over. Such blocks are counted one by one.
+A sample contains all lookups of a block or none. It would miss a block that every prompt begins with, or
+count it many times over. So such blocks are counted one by one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ class HotBlocks:
     """Finder of the blocks that are looked up most (Misra and Gries, 1982).
 
     Args:
-        most: About how many blocks are hot at most: those with at least this part of the lookups.
-
-    Attributes:
-        hot: The blocks that are hot.
+        most: About the most blocks that are hot: each has at least 1/``most`` of the lookups.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Lookups in the prefix caches of engines: what caches of other sizes would find, and why blocks were missed."""
+"""Lookups in the prefix caches of engines: hit ratios of caches of other sizes, and reasons of misses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidestep.protocol.cache_lookups import (
     Released,
 )
 from sidestep.tracking.kv_blocks.reuse import MAX_BLOCKS, ReuseTracker
-from sidestep.tracking.kv_blocks.sampling import Diffusion, Observation
+from sidestep.tracking.kv_blocks.tracker import Diffusion, Observation
 
 COLD, EVICTED, CLEARED, IN_PROGRESS, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS = (
     "cold",
@@ -28,7 +28,7 @@ COLD, EVICTED, CLEARED, IN_PROGRESS, UNKNOWN, TOO_SHORT, NOT_CACHEABLE = REASONS
     "too_short",
     "not_cacheable",
 )
-"""Reasons for which tokens were not found."""
+"""Reasons why tokens were not found."""
 MIN_RATE = 1e-6
 MAX_HELD_KEYS = 4 * MAX_BLOCKS
 """Keys of running requests that are kept at once."""
@@ -49,15 +49,15 @@ class LookupSettings(msgspec.Struct, frozen=True, gc=False):
 
 
 class CurveSummary(NamedTuple):
-    """The curve of one engine in a few numbers; ratios are shares of the tokens that were looked up.
+    """The hit-ratio curve of one engine in a few numbers; ratios are shares of the looked-up tokens.
 
     Attributes:
         hit_ratios: By the size of the cache, in sizes of the present one.
         working_set: Blocks that were used within the last half-life.
         sufficient: The smallest cache, in blocks, with a hit ratio within one point of the best.
-        per_gib: What one more GiB adds to the hit ratio; None where the size of a block is unknown.
-        shared_hit_ratio: With one cache as large as those of all engines of the model together; None
-            where the engine is alone.
+        per_gib: Increase of the hit ratio by one more GiB; None where the size of a block is unknown.
+        shared_hit_ratio: Hit ratio of one cache as large as those of all engines of the model together;
+            None where the engine is alone.
     """
 
     hit_ratios: dict[float, float]
@@ -72,7 +72,7 @@ class LookupObservations(msgspec.Struct, gc=False):
 
     Attributes:
         missed: Tokens that were not found, by reason.
-        evicted: Seconds since the last use of blocks that were evicted and missed, and their number.
+        evicted: Seconds since the last use of blocks that missed after an eviction, and their number.
     """
 
     missed: dict[str, int]
@@ -82,8 +82,8 @@ class LookupObservations(msgspec.Struct, gc=False):
 class SharedCache:
     """The cache that several engines would have together, if each request could use all of it.
 
-    What empties the cache of one of them empties it. Engines have clocks of their own, which run equally fast: what counts is the time since an
-    engine's first event here.
+    A reset of one engine's cache resets it. Engines have different clocks of equal speed, so an event's
+    time is the time since the engine's first event here.
 
     Attributes:
         reuse: Reuse distances of the lookups of all these engines.
@@ -95,10 +95,10 @@ class SharedCache:
         self.reuse.sample(rate)
         self.now = 0.0
         self._abandoned: list[int] = []
-        """Keys of requests that engines have abandoned, and which are still held."""
+        """Keys that are still held by requests which engines have abandoned."""
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Release, by and by, what requests hold whose ends will not be seen."""
+        """Release, a slice at a time, the keys of requests whose ends will not be seen."""
         self._abandoned += keys
 
     def release_abandoned(self) -> None:
@@ -118,15 +118,12 @@ class LookupTracker:
     """Lookups of one engine's requests.
 
     Attributes:
-        reuse: Reuse distances.
         block_size: Tokens of a block; 0 before the first item.
         rate: Share of the blocks that the engine samples.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
         summary: The curve in a few numbers, as of the last reading; None before the first.
-        half_life: Seconds after which a lookup counts half.
-        now: Seconds of the latest event. Time passes while one source sends: clocks of two sources
-            may differ.
+        now: Seconds of the latest event. It stands still between two sources, whose clocks may differ.
     """
 
     def __init__(self, settings: LookupSettings) -> None:
@@ -141,14 +138,14 @@ class LookupTracker:
         self._held = 0
         self.now = 0.0
         self._known_since = 0.0
-        """Time from which a block that is not known counts as cold."""
+        """Time from which on an unknown block counts as cold."""
         self._rounded = {reason: Diffusion() for reason in REASONS}
         self._blocks = Diffusion()
         self._shared: SharedCache | None = None
         self._shift = 0.0
         """Difference between ``now`` and the clock of the source."""
         self._offset: float | None = None
-        """Difference between the time of the shared cache and ``now``; None before the first event there."""
+        """Difference between the time of the shared cache and ``now``; None before its first event."""
 
     @property
     def shared(self) -> SharedCache | None:
@@ -171,15 +168,14 @@ class LookupTracker:
         tokens = dict.fromkeys(REASONS, 0.0)
         idles: list[tuple[float, float]] = []
         for event in item.events:
-            self.now = now = max(self.now, event.stamp + self._shift)
+            self.now = max(self.now, event.stamp + self._shift)
             if isinstance(event, Lookup):
-                self._look_up(event, now, tokens, idles)
+                self._look_up(event, tokens, idles)
             elif isinstance(event, Released):
-                self._release(event, now)
+                self._release(event)
             else:
-                self.reuse.reset(now)
-                if self._shared is not None:
-                    self._shared.reuse.reset(self._shared_time(self._shared))
+                for reuse, now in self._caches():
+                    reuse.reset(now)
         return self._observations(tokens, idles)
 
     def restart(self) -> None:
@@ -191,16 +187,19 @@ class LookupTracker:
         self._known_since = self.now + self.half_life
 
     def _abandon_shared(self) -> None:
-        """Release what this engine's requests hold of the shared cache."""
+        """Release the blocks of the shared cache that this engine's requests hold."""
         if self._shared is not None:
             for keys in self._keys.values():
                 self._shared.abandon(keys)
 
-    def _shared_time(self, shared: SharedCache) -> float:
-        """Return the time of the shared cache."""
+    def _caches(self) -> list[tuple[ReuseTracker, float]]:
+        """Return the trackers of the engine's own cache and of the shared one, each with its time."""
+        own, shared = (self.reuse, self.now), self._shared
+        if shared is None:
+            return [own]
         if self._offset is None:
             self._offset = shared.now - self.now
-        return shared.advance(self.now + self._offset)
+        return [own, (shared.reuse, shared.advance(self.now + self._offset))]
 
     def _begin(self, item: CacheLookups) -> None:
         if item.block_size != self.block_size:
@@ -215,16 +214,10 @@ class LookupTracker:
         self.reuse.sample(item.rate)
 
     def _look_up(
-        self,
-        event: Lookup,
-        now: float,
-        tokens: dict[str, float],
-        idles: list[tuple[float, float]],
+        self, event: Lookup, tokens: dict[str, float], idles: list[tuple[float, float]]
     ) -> None:
-        counts = event.kind == COUNTED
-        missed = self.reuse.admit(event, now, counts=counts)
-        if self._shared is not None:
-            self._shared.reuse.admit(event, self._shared_time(self._shared), counts=counts)
+        counts, caches = event.kind == COUNTED, self._caches()
+        missed, *_ = [reuse.admit(event, now, counts=counts) for reuse, now in caches]
         if keys := [*event.hot, *event.sampled]:
             self._keys.setdefault(event.request, []).extend(keys)
             self._held += len(keys)
@@ -233,11 +226,10 @@ class LookupTracker:
         if counts:
             size = self.block_size
             short = max(event.tokens - event.blocks * size, 0)
-            self.reuse.curve.count(0, 0, short / size)
-            if self._shared is not None:
-                self._shared.reuse.curve.count(0, 0, short / size)
+            for reuse, _ in caches:
+                reuse.curve.count(0, 0, short / size)
             tokens[TOO_SHORT] += short
-            tokens[COLD if now >= self._known_since else UNKNOWN] += missed.cold * size
+            tokens[COLD if self.now >= self._known_since else UNKNOWN] += missed.cold * size
             tokens[CLEARED] += missed.cleared * size
             tokens[IN_PROGRESS] += missed.in_progress * size
             for idle, blocks in missed.evicted:
@@ -247,8 +239,8 @@ class LookupTracker:
             # Ends of requests are missing, or the sender is hostile.
             self.restart()
 
-    def _release(self, event: Released, now: float) -> None:
-        # Of a request without keys the blocks of its output alone may be in the sample.
+    def _release(self, event: Released) -> None:
+        # A request without keys may still have blocks of its output in the sample.
         keys = self._keys.get(event.request, [])
         start = max(len(keys) - event.key_count, 0)
         released = keys[start:]
@@ -257,9 +249,8 @@ class LookupTracker:
         if not keys:
             self._keys.pop(event.request, None)
         released += event.sampled
-        self.reuse.release(released, now)
-        if self._shared is not None:
-            self._shared.reuse.release(released, self._shared_time(self._shared))
+        for reuse, now in self._caches():
+            reuse.release(released, now)
 
     def _observations(
         self, tokens: dict[str, float], idles: list[tuple[float, float]]
@@ -278,8 +269,7 @@ def check(item: CacheLookups) -> None:
     """Reject an item that is invalid in any state.
 
     Raises:
-        WireError: The rate is 0, or the item has more keys than it may have, or a lookup finds more
-            than there is.
+        WireError: The rate is 0, the item has too many keys, or a lookup finds more than it looks up.
     """
     if item.rate < MIN_RATE:
         raise WireError("bad_item", "lookups that are not sampled")

@@ -1,8 +1,8 @@
-"""Blocks in the order of their last use, and how many of them were used since.
+"""Stack of blocks in the order of their last use, which tells how many were used since a block was.
 
-An LRU cache holds the blocks that lie highest, as many as fit. The order is kept in chunks of
-uses: a use is a mark in the newest chunk, and the mark of the block's former use is removed. Two
-neighbours with few marks left become one, so there are never many chunks, and no call takes long.
+An LRU cache holds the blocks at the top of the stack, as many as fit. Uses are kept in chunks: a use
+sets a mark in the newest chunk, and removes the mark of the block's former use. Two neighbouring chunks
+with few marks left are merged, so there are never many chunks, and no call takes long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Chunk:
 
 
 class LruStack:
-    """Blocks by last use. Those that are not counted have a place, but add to no depth.
+    """Blocks by last use. A block that is not counted has a place, but adds to no depth.
 
     Attributes:
         counted: Number of blocks that are counted.
@@ -45,7 +45,7 @@ class LruStack:
     def __init__(self) -> None:
         self.counted = 0
         self._places: dict[int, int] = {}
-        """The chunk's number and the offset in it, of each block."""
+        """Number of the chunk and offset in it, as one integer, by block."""
         self._numbers = [0]
         """Numbers of the chunks, ascending: the newest is last."""
         self._chunks = [_Chunk()]
@@ -56,7 +56,7 @@ class LruStack:
         return key in self._places
 
     def remove(self, key: int) -> tuple[int, float] | None:
-        """Remove a block; return the counted blocks above it, and its stamp. None: it is not there."""
+        """Remove a block; return the number of counted blocks above it and its stamp, or None."""
         place = self._places.pop(key, None)
         if place is None:
             return None

@@ -15,11 +15,10 @@ from sidestep.errors import WireError
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
-from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker, Diffusion, Sampling
 
 SLICE = 512
-"""Blocks of a reset observed in one call, which takes about a millisecond."""
+"""Blocks of a reset that one call observes, in about a millisecond."""
 _NEVER = -1.0
 """Placeholder for no stamp or gap; neither is ever negative."""
 _HITS = Struct("<Q4d")
@@ -42,11 +41,7 @@ class _Block(msgspec.Struct, gc=False):
 
 
 def check(item: BlockEvents) -> None:
-    """Reject an invalid ``item``.
-
-    Raises:
-        WireError: The item contradicts itself.
-    """
+    """Reject an invalid ``item``."""
     kinds = item.kinds
     if not len(kinds) == len(item.blocks) == len(item.stamps):
         raise WireError("bad_item", "columns of block events differ in length")
@@ -57,17 +52,17 @@ def check(item: BlockEvents) -> None:
 
 
 class PhysicalBlocks(BlockTracker):
-    """Physical blocks of one engine that its sender samples.
+    """Physical blocks of one engine, which its sender samples.
 
-    Blocks that a reset evicted stay tracked until they are observed: a slice in each call, and one
-    block for each allocation that needs capacity.
+    Blocks evicted by a reset stay tracked until they are observed: a slice by each call, and one block by
+    each allocation that needs capacity.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling)
         self._blocks: dict[int, _Block] = {}
         self._resets: deque[tuple[float, dict[int, _Block]]] = deque()
-        """Stamps of resets, and the evicted blocks that are not observed yet."""
+        """Stamp of each reset, and its evicted blocks that are not observed yet."""
         self._source: int | None = None
         self._rate: float | None = None
         self._complete = True
@@ -162,7 +157,7 @@ class PhysicalBlocks(BlockTracker):
             return
         count, before, first, second, third = _HITS.unpack(block.hits)
         if now < max(block.birth, before):
-            # The time of this hit is unknown: intervals are taken between the other hits.
+            # The time of this hit is unknown, so gaps are those between the other hits.
             self._out.unknown += 1
             now = before
         elif before != _NEVER:

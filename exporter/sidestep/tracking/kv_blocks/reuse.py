@@ -1,8 +1,8 @@
-"""Lookups of a prefix cache into reuse distances, and the reasons of misses.
+"""Reuse distances of the lookups of a prefix cache, and the reasons of misses.
 
-The model is the cache of vLLM: a request holds the blocks of its prompt until it ends, and blocks
-that no request holds are evicted in the order in which they were released. So the blocks above a
-released one are those that are held now, and those that were released after it.
+The model is the cache of vLLM: a request holds the blocks of its prompt until it ends, and blocks that
+no request holds are evicted in the order of their release. So the blocks above a released block are
+those that are held now and those that were released after it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from heapq import heappop, heappush
 import msgspec
 
 from sidestep.protocol.cache_lookups import Lookup
-from sidestep.tracking.kv_blocks.hit_curve import NEVER, HitCurve, Point, bucket
+from sidestep.tracking.kv_blocks.hit_ratio_curve import NEVER, HitRatioCurve, Point, bucket
 from sidestep.tracking.kv_blocks.lru_stack import LruStack
 
 SIFT = 8
-"""Keys that are looked at for each that is added: no call looks at all of them."""
+"""Keys that the addition of one key sifts, so that no call has to sift all of them."""
 
 
 class LeastKeys:
-    """Keys, each once."""
+    """Heap of distinct keys, which yields the least one."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._heap: list[int] = []
         self._unsifted: list[int] = []
-        """Another heap, from which wanted keys are moved into the first one."""
+        """Another heap, from which tracked keys are moved into the first one."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -56,7 +56,7 @@ class LeastKeys:
     def _sift(self, tracked: Container[int]) -> None:
         unsifted = self._unsifted
         for _ in range(min(SIFT, len(unsifted))):
-            # A heap without its end is one.
+            # A heap without its last item is still a heap.
             key = unsifted.pop()
             if key in tracked:
                 heappush(self._heap, key)
@@ -75,12 +75,12 @@ TRIM = 256
 
 
 class Misses(msgspec.Struct, gc=False):
-    """Blocks that missed, estimated from the sample.
+    """Numbers of blocks that missed, estimated from the sample.
 
     Attributes:
         cold: Blocks that were never used before.
         cleared: Blocks that were last used before the cache was cleared.
-        in_progress: Blocks that another request holds: it has not computed them yet.
+        in_progress: Blocks that another request holds but has not computed yet.
         evicted: Seconds since the last use of blocks that were evicted, and the number of blocks.
     """
 
@@ -93,21 +93,15 @@ class Misses(msgspec.Struct, gc=False):
 class ReuseTracker:
     """Reuse distances of one cache's lookups.
 
-    A block is in the sample if its key is at least ``floor``. With too many blocks ``floor`` rises:
-    the block with the least key leaves, and the others stand for more.
-
-    Args:
-        half_life: See ``HitCurve``.
-        max_blocks: See below.
+    A block is in the sample if its key is at least ``floor``. With too many blocks, ``floor`` rises: the
+    block with the least key leaves the sample, and each of the others stands for more blocks.
 
     Attributes:
         max_blocks: Blocks of the sample that are tracked at once; may change at any time.
-        curve: The distances.
-        distinct: Number of all blocks that were ever used, where it is known: then distances have
-            no common error.
-        counts_uses: Whether ``now`` is the number of uses so far: no distance is longer than that.
-        horizon: Distance beyond which no size is reported: blocks that lie deeper are forgotten. None:
-            every distance matters.
+        distinct: Number of all blocks that were ever used; None: unknown. It removes the common error
+            of all distances.
+        counts_uses: Whether ``now`` is the number of uses so far, which no distance can exceed.
+        horizon: Distance beyond which blocks are forgotten; None: no block is forgotten.
         floor: The least key of the sample.
     """
 
@@ -122,7 +116,7 @@ class ReuseTracker:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.curve = HitCurve(self._half_life)
+        self.curve = HitRatioCurve(self._half_life)
         self.restart()
 
     def restart(self) -> None:
@@ -139,7 +133,7 @@ class ReuseTracker:
         self._cleared_at = -1.0
 
     def reset(self, now: float) -> None:
-        """Note that the cache was emptied: what was used before would hit in no cache."""
+        """Note that the cache was emptied, so that blocks used before hit in no cache."""
         self._cleared_at = now
 
     def __contains__(self, key: object) -> bool:
@@ -173,10 +167,7 @@ class ReuseTracker:
     def admit(self, lookup: Lookup, now: float, *, counts: bool = True) -> Misses:
         """Observe the lookup of a request, which holds its blocks until ``release``.
 
-        Args:
-            lookup: The blocks.
-            now: Seconds, not before those of the previous call.
-            counts: False for a lookup that the engine does not count.
+        ``now`` never decreases. ``counts`` is False for a lookup that the engine does not count.
         """
         misses = Misses()
         if counts:
@@ -202,7 +193,7 @@ class ReuseTracker:
             if not counts or index < lookup.sampled_hot:
                 continue
             is_hit = index < lookup.sampled_found
-            # What another request is computing just now hits in no cache.
+            # A block that another request is still computing hits in no cache.
             reachable = used if is_hit or not is_held else None
             self._observe(key, reachable, now, scale, weight, is_hot=False, is_hit=is_hit)
             if not is_hit:
@@ -211,7 +202,7 @@ class ReuseTracker:
         return misses
 
     def release(self, keys: Sequence[int], now: float) -> None:
-        """End a request that used ``keys``, its output among them; the first ones stay longest."""
+        """End a request that used ``keys``, its output included; the first keys stay longest."""
         held, stack, floor = self._held, self._stack, self.floor
         for key in reversed(keys):
             holders = held.pop(key, 0)
@@ -233,11 +224,8 @@ class ReuseTracker:
     def use(self, key: int, now: float, *, is_hot: bool, is_hit: bool | None) -> None:
         """Observe the lookup of one block that no request holds afterwards; it is not counted.
 
-        Args:
-            key: The block.
-            now: Seconds or uses, not before those of the previous call.
-            is_hot: Whether the block is counted one by one.
-            is_hit: Whether it was found; None: if it is known.
+        ``now`` (seconds or uses) never decreases. A hot block is counted one by one. Without ``is_hit``,
+        the block hits if it is known.
         """
         weight = 1.0 if is_hot else 1.0 / self.rate
         if key < self.floor or self._held:
@@ -246,7 +234,7 @@ class ReuseTracker:
             self._observe(key, used, now, self.scale, weight, is_hot=is_hot, is_hit=is_hit)
             self.release((key,), now)
             return
-        # The same for a block that no request holds, with fewer calls.
+        # The same with fewer calls, for a block that no request holds.
         scale, used = self.scale, self._stack.remove(key)
         is_hit = used is not None if is_hit is None else is_hit
         self._observe(key, used, now, scale, weight, is_hot=is_hot, is_hit=is_hit)
@@ -264,7 +252,7 @@ class ReuseTracker:
         return (self._held_counted + self._stack.used_since(stamp)) / self.rate
 
     def _hold(self, key: int, now: float) -> tuple[int, float] | None:
-        """Hold a block; return the counted blocks above it, and its stamp. None: it is unknown."""
+        """Hold a block; return the number of counted blocks above it and its stamp, or None."""
         holders = self._held.get(key, 0)
         self._held[key] = holders + 1
         if holders:
@@ -291,7 +279,7 @@ class ReuseTracker:
         is_hot: bool,
         is_hit: bool,
     ) -> None:
-        """Observe lookups, as many as ``weight`` says, of a block that was last ``used`` so."""
+        """Observe ``weight`` lookups of a block; ``used`` is the result of ``_hold``."""
         number = NEVER
         if used is not None and used[1] > self._cleared_at:
             distance = used[0] * scale + 1.0
@@ -299,7 +287,7 @@ class ReuseTracker:
                 distance = max(min(distance, now - used[1]), 1.0)
             number = bucket(distance)
         elif is_hit:
-            # It was used when it was not in the sample: nothing is known of its distance.
+            # It was last used when it was not in the sample, so its distance is unknown.
             return
         if is_hot:
             self.curve.observe_hot(number, weight, hit=is_hit)

@@ -1,10 +1,49 @@
-"""Limits and results that the trackers of physical and cached KV blocks share."""
+"""Sampling, limits and results that the trackers of physical and cached KV blocks share."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 
-from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
+Observation = tuple[float, int]
+"""Seconds or a number of hits, and the number of blocks that have it."""
+
+
+@dataclasses.dataclass(slots=True)
+class Sampling:
+    """Settings of block tracking, which all engines share.
+
+    Attributes:
+        rate: Share of cached hashes to track, 0 to 1; may change at any time.
+        scale: Whether an observation counts for all blocks that the sampled block stands for.
+        capacity: Blocks tracked at once, per engine.
+    """
+
+    rate: float = 0.01
+    scale: bool = False
+    capacity: int = 100_000
+
+    def weight(self, rate: float) -> float:
+        """Return how many blocks an observation stands for at the sampling ``rate``."""
+        return 1.0 / rate if self.scale and rate else 1.0
+
+
+class Diffusion:
+    """Rounding of weights to integers that carries the remainder on, so that sums are exact."""
+
+    __slots__ = ("_carry",)
+
+    def __init__(self) -> None:
+        # A start at one half rounds to the nearest integer, so that the error has no bias.
+        self._carry = 0.5
+
+    def observe(self, observed: list[Observation], value: float, weight: float) -> None:
+        """Append ``value`` with ``weight`` plus the last remainder, rounded."""
+        due = self._carry + weight
+        count = int(due)
+        self._carry = due - count
+        observed.append((value, count))
 
 
 class CachedObservations(msgspec.Struct, gc=False):
@@ -27,14 +66,14 @@ class BlockObservations(msgspec.Struct, gc=False):
         reset_ages: Lifetimes of blocks that a reset evicted.
         reset_idles: Idle times of blocks that a reset evicted.
         resets: Number of resets of the whole cache.
-        refused: Sampled blocks that were not tracked, at the capacity.
+        refused: Sampled blocks that were not tracked because of the capacity.
         abandoned: Tracked blocks whose eviction was not seen.
-        unknown: Events of blocks whose birth was not seen, and stamps before the block's last one.
+        unknown: Events of blocks whose birth was not seen, and events before their block's last one.
         cached: Observations of hashes by medium.
         stores: Blocks by which the GPU's cache was too small to have a hash that is stored; infinite
             if it was not removed before.
-        surplus: Stores of hashes that a medium had, less removals of hashes that it had not: those of the
-            sample, times what each stands for. Events are missing, or two requests had equal blocks.
+        surplus: Stores of hashes that a medium had, less removals of hashes that it did not have, scaled
+            up from the sample. Events are missing, or two requests had equal blocks.
         absences: Seconds from the removal of a hash from the GPU's cache to its next store.
     """
 

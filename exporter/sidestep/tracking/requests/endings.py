@@ -16,14 +16,14 @@ STOP, ABORT, ERROR = map(FINISH_REASONS.index, ("stop", "abort", "error"))
 
 
 def abort(event: Finished, request: Request | None, out: Outcomes) -> None:
-    """Count an aborted request; like the engine's front end, observe it in no request histogram."""
+    """Count an aborted request. As in the engine's front end, no histogram of requests observes it."""
     out.iteration.finished_requests.append(FinishedRequestStats(finish_reason=ABORT))
     waited = None if request is None else out.between(request.queued, event.stamp)
     out.aborted.append(AbortedRequest(event.prompt_tokens, event.generation_tokens, waited))
 
 
 def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
-    """Observe all known intervals of a finished request; an abort passed here was a stop string."""
+    """Observe all known intervals of a finished request; an abort here is a found stop string."""
     out.iteration.num_corrupted_reqs += event.corrupted
     finished = FinishedRequestStats(
         finish_reason=STOP if event.reason == ABORT else event.reason,
@@ -70,7 +70,7 @@ def count_ended(counts: TenantCounts, event: Finished, request: Request, *, abor
 
 
 def ended(event: Finished, source: int, request: Request | None, *, aborted: bool) -> EndedRequest:
-    """Return the request with its finish reason; ``aborted`` is False for a stop string."""
+    """Return the request with its finish reason; ``aborted`` is False for a found stop string."""
     reason = "unknown"
     if event.refused:
         reason = "refused"

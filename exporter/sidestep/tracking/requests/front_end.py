@@ -1,10 +1,10 @@
-"""What a front end reports of the requests of a core: first tokens and ends, as its users saw them.
+"""Reports of front ends, matched with the requests of a core: first tokens and ends, as users saw them.
 
 Core and front end report a request separately, in any order and without an id. Both know its arrival to
-the last bit: one process has set it, and a latency that was subtracted from a Unix time is exact. Requests
-of one arrival, such as parallel samples and lists of prompts, have their first tokens in the same order on
-both sides. They may end in another order, since the front end finds stop strings; their time in the queue,
-which the front end computes from the core's own times, distinguishes them then.
+the last bit, since one process has set it and the latencies subtracted from a Unix time are exact.
+Requests of one arrival, such as parallel samples and lists of prompts, have their first tokens in the
+same order on both sides. They may end in another order, since the front end finds stop strings. Then
+their time in the queue distinguishes them, which the front end computes from the core's own times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import EndedRequest
 
 MAX_UNMATCHED = 4096
-"""Values of each kind whose other side is awaited; of some, such as aborted requests, it never comes."""
+"""Most values of each kind that wait for their other side, which never comes for an aborted request."""
 HOLD_SECONDS = 60.0
 """Longest time for which a request that has ended in the core waits for its front end."""
 UNSERVED = frozenset({"abort", "refused", "engine_died", "expired"})
@@ -69,7 +69,7 @@ class ByArrival(Generic[T]):
 
 
 class FrontEndState(msgspec.Struct, array_like=True, gc=False):
-    """What waits for its other side, in a snapshot; see the attributes of ``FrontEndReports``."""
+    """Values that wait for their other side, in a snapshot; see ``FrontEndReports``."""
 
     sent: list[tuple[float, tuple[int, float]]] = []
     received: list[tuple[float, float]] = []
@@ -81,22 +81,24 @@ class FrontEndReports:
     """The reports of an engine's front ends, and the requests that wait for them.
 
     Attributes:
-        sent: Numbers of requests whose first output a front end has not reported, and its Unix time.
-        received: Unix times of first tokens of which the core has not reported the output.
+        expected: Whether front ends report first tokens and ends, so that requests wait for them.
+        sent: Number of each request whose first output no front end has reported, and its Unix time.
+        received: Unix times of first tokens whose output the core has not reported.
         ends: Unix times of ends that the core has not reported, and the requests' time in the queue.
         held: Requests that have ended in the core.
     """
 
     def __init__(self) -> None:
+        self.expected = False
         self.sent: ByArrival[tuple[int, float]] = ByArrival()
         self.received: ByArrival[float] = ByArrival()
         self.ends: ByArrival[tuple[float, float | None]] = ByArrival()
         self.held: ByArrival[EndedRequest] = ByArrival()
         self._since: dict[int, float] = {}
-        """By number of a held request: since when it is known to wait."""
+        """Time since which a held request is known to wait, by its number."""
 
     def output(self, number: int, request: Request, at: float) -> float | None:
-        """Note a request's first output; return the seconds of its hop if a front end has reported it."""
+        """Note a request's first output; return its seconds to the front end if that has reported it."""
         if request.arrival is None:
             return None
         received = self.received.take(request.arrival)
@@ -107,7 +109,7 @@ class FrontEndReports:
         return received - at
 
     def first_token(self, arrival: float, at: float, live: Mapping[int, Request]) -> float | None:
-        """Note a first token's receipt; return the seconds of its hop if the core has reported it."""
+        """Note a received first token; return its seconds from the core if the core has reported it."""
         found = self.sent.take(arrival)
         if found is None:
             self.received.add(arrival, at)
@@ -120,7 +122,7 @@ class FrontEndReports:
         return at - sent
 
     def end(self, ended: EndedRequest) -> EndedRequest | None:
-        """Hold a request that has ended in the core; return one that waits no longer."""
+        """Hold a request that has ended in the core; return a request that need not wait any longer."""
         arrival = None if ended.request is None else ended.request.arrival
         if arrival is None:
             return ended
@@ -143,7 +145,7 @@ class FrontEndReports:
         return ended
 
     def overdue(self, now: float) -> Iterator[EndedRequest]:
-        """Yield requests that lack nothing, or have waited too long; call about once a second."""
+        """Yield requests that are complete or have waited too long; call it about once a second."""
         for arrival, ended in self.held.pairs():
             waited = now - self._since.setdefault(ended.number, now)
             if waited >= HOLD_SECONDS or self._is_complete(ended):
@@ -157,7 +159,7 @@ class FrontEndReports:
         self.held.clear()
 
     def skip(self) -> None:
-        """Forget what waits for events of the core, since some were folded or dropped."""
+        """Forget the values that wait for events of the core, since some events are missing."""
         for one in (self.sent, self.received, self.ends):
             one.clear()
 
@@ -174,7 +176,7 @@ class FrontEndReports:
         _restore(self.held, [(_arrival(ended), ended) for ended in state.held])
 
     def _is_complete(self, ended: EndedRequest) -> bool:
-        """Return whether all that front ends report of such a request is known."""
+        """Return whether the front ends have reported the request's end and first token."""
         is_ended = ended.e2e is not None or ended.reason in UNSERVED
         return is_ended and not self._awaits_token(ended)
 
@@ -182,14 +184,14 @@ class FrontEndReports:
         return any(number == ended.number for number, _ in self.sent.of(_arrival(ended)))
 
     def _give_up(self, ended: EndedRequest) -> EndedRequest:
-        """Complete a request with what is known: no front end reports the rest any more."""
+        """Complete a request with what is known, since no front end will report the rest."""
         arrival = _arrival(ended)
         self._since.pop(ended.number, None)
         if ended.e2e is None and ended.reason not in UNSERVED:
             found = self.ends.take(arrival)
             ended.e2e = None if found is None else found[0] - arrival
         elif ended.request is not None and self._awaits_token(ended):
-            # Its client had left when the first token came: users have waited for none.
+            # Its client had left before the first token, so nobody has waited for the token.
             ended.request.ttft = None
         self.sent.take(arrival, lambda one: one[0] == ended.number)
         return ended
@@ -207,8 +209,35 @@ def _arrival(ended: EndedRequest) -> float:
 
 
 def _is_same(ended: EndedRequest, queue: float | None) -> bool:
-    """Return whether a request can be the one that a front end says has been queued for so long."""
+    """Return whether a request's time in the queue is the one that a front end reports, if known."""
     request = ended.request
     if queue is None or request is None or request.queued is None or request.scheduled is None:
         return True
     return queue == max(request.scheduled - request.queued, 0.0)
+
+
+MAX_TRACES = 4096
+"""Requests whose latencies may still be reported."""
+
+
+class Traces:
+    """The trace contexts of an engine's latest requests by arrival, which parallel samples share."""
+
+    def __init__(self) -> None:
+        self._by_arrival: dict[float, str] = {}
+
+    def add(self, arrival: float, trace: str) -> None:
+        """Remember the trace of a request; forget it if another request has the same arrival."""
+        known = self._by_arrival.setdefault(arrival, trace)
+        if known != trace:
+            self._by_arrival[arrival] = ""
+        if len(self._by_arrival) > MAX_TRACES:
+            del self._by_arrival[next(iter(self._by_arrival))]
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self._by_arrival)
+
+    def find(self, arrival: float) -> str:
+        """Return the trace of the request that arrived then; empty if it is unknown."""
+        return self._by_arrival.get(arrival, "")

@@ -1,4 +1,4 @@
-"""The requests of one engine that are in flight, and their counts."""
+"""Requests in flight of one engine, their counts, and the limit that all engines share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,43 @@ from msgspec import Meta
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
-from sidestep.tracking.requests.capacity import RequestCapacity
+
+FULL_SHARES = 2
+"""Engines that may each track the full number of requests at once."""
+
+
+class RequestCapacity:
+    """Shared limit on tracked requests, of which each engine has a guaranteed share.
+
+    Attributes:
+        capacity: Most requests of all engines; an engine may exceed it within its share.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self.engines = self.used = 0
+
+    def add_engine(self, capacity: int) -> None:
+        """Add an engine that may track ``capacity`` requests."""
+        self.capacity = max(self.capacity, FULL_SHARES * capacity)
+        self.engines += 1
+
+    @property
+    def share(self) -> int:
+        """Number of requests that an engine may track in any case."""
+        return self.capacity // max(self.engines, 1)
+
+    def allows(self, tracked: int) -> bool:
+        """Return whether an engine that tracks ``tracked`` requests may track one more."""
+        return self.used < self.capacity or tracked < self.share
+
 
 UNKNOWN = -1
 """State of a request whose start is unknown."""
+MICROS = 1_000_000
+"""Held blocks are whole numbers of microseconds, since a sum of floats depends on their order."""
 MAX_PAUSES = 8
-"""Preemptions of a request whose times are known; all are counted."""
+"""Most preemptions of a request whose times are kept; all are counted."""
 AGE_CHECK = 1.0
 """Seconds between two searches for requests that are too old."""
 
@@ -24,39 +55,32 @@ AGE_CHECK = 1.0
 class Request(msgspec.Struct, array_like=True, gc=False):
     """One request; times are in the sender's monotonic clock, and None is unknown.
 
-    It is a wire struct, since snapshots contain it: 65,000 requests are encoded quickly.
+    It is a wire struct, so that a snapshot encodes 65,000 requests quickly.
 
     Attributes:
         since: Time of its first event.
         state: One of the states in ``protocol.request_events``, or ``UNKNOWN``.
-        adapter: Its LoRA adapter; empty: none.
         arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
-        prompt_tokens: Tokens of its prompt.
-        tokens: Generated tokens, as far as known.
-        waits: Its tokens among those that wait.
+        waits: Its tokens that count as waiting.
         queued: Time of its entry into the queue.
         scheduled: Time of the SCHEDULED event that ends its queueing.
-        first: Time of its first output.
-        last: Time of its latest output.
         preempted: Time of its preemption, until it is scheduled again.
         group: Number of its group of parallel samples; 0: none.
-        fresh: Whether it certainly had no output yet.
-        lone: Whether it certainly is its request's only sample.
+        fresh: Whether it is known to have had no output yet.
+        lone: Whether it is known to be its request's only sample.
         whole: Whether its events are known from the start.
-        identity: Whose request it is; None where the sender does not say.
-        tenant: Whose request it is; empty where tenants are not counted.
+        identity: Identity of its client; None where the sender does not send it.
+        tenant: Its tenant; empty where tenants are not counted.
         sample: Index among the parallel samples of its request.
-        ttft: Seconds from its arrival to its first output, as its front end has received it if that
-            reports such.
-        external: Those of ``cached`` that came from another engine or an external cache.
-        preemptions: How often it was preempted.
+        ttft: Seconds from its arrival until its front end has received its first output, or until the
+            output itself where front ends do not report that.
+        external: Cached tokens that came from another engine or an external cache.
         preempted_seconds: Time that it spent preempted.
         longest_gap: Longest time between two outputs, where records are made.
         extra_tokens: Tokens beyond the first of each output, where records are made.
         pauses: Time and length of its first preemptions, where records are made.
-        max_tokens: Limit on its output tokens.
-        held_since: Time since which it is in the batch; None: it is not.
+        held_since: Time since which it is in the batch; None: it is not in the batch.
         held_tokens: Its tokens at that time.
     """
 
@@ -91,6 +115,30 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     held_since: float | None = None
     held_tokens: int = 0
 
+    def join_batch(self, now: float) -> None:
+        """Note that the request holds its tokens' blocks from now on."""
+        self.held_since = now
+        self.held_tokens = self.prompt_tokens + self.tokens
+
+    def leave_batch(self, now: float, block_size: int) -> int:
+        """Return the KV blocks that the request has held times the microseconds, now that it holds none.
+
+        It held the blocks that its tokens fill: those of its prompt until its first output, and then
+        evenly more. Blocks that it shares with other requests count for each of them.
+
+        Args:
+            now: When it leaves the batch, if it is in the batch.
+            block_size: Tokens of a block; 0: unknown, so that nothing counts.
+        """
+        since, self.held_since = self.held_since, None
+        if since is None or not block_size or now <= since:
+            return 0
+        first = self.first
+        grows = since if first is None or first < since else min(first, now)
+        before = -(-self.held_tokens // block_size)
+        after = -(-(self.prompt_tokens + self.tokens) // block_size)
+        return round(((grows - since) * before + (now - grows) * (before + after) / 2) * MICROS)
+
 
 class InFlight:
     """At most ``capacity`` requests, by the numbers that their sender gave them.
@@ -99,11 +147,10 @@ class InFlight:
         live: The requests, in the order of their first events.
         prefilling: Numbers of requests without an output since they entered the batch.
         preempted: Preempted requests that wait, and the times of their preemption.
-        waiting_tokens: Tokens of all waiting requests.
         adapters: Number of requests by LoRA adapter and state, ``running`` or ``waiting``.
         limited: Requests whose adapter became ``__other__`` since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since this was last
-            emptied; each request counts once.
+            emptied. Each request counts once.
         given_up: Numbers of requests that are not tracked, although they may continue.
         cut_off: Requests that were counted as untracked, and of which events may still arrive.
     """
@@ -203,7 +250,7 @@ class InFlight:
                 break
             old.append(number)
         if len(old) < most:
-            # No request is too old before the oldest is. The interval is for stamps that jump.
+            # Until the oldest request is too old, none is. The interval is for stamps that jump.
             self._check_at = max(now + AGE_CHECK, oldest + self.max_age)
         for number in old:
             request = self.live.pop(number)
@@ -221,8 +268,8 @@ class InFlight:
         """Drop all requests, since later events do not continue the earlier ones.
 
         Args:
-            reason: Why their intervals cannot all be known.
-            more: Number of further requests that were never tracked here, with the same reason.
+            reason: Reason why not all their intervals can be known.
+            more: Number of further requests, never tracked here, to count for the same reason.
         """
         self.cut_off = len(self.live) + more
         self.untracked[reason] += self.cut_off
@@ -241,7 +288,7 @@ class InFlight:
 
     def _count_unknown(self) -> None:
         if self.cut_off:
-            # It was counted as untracked when the events were interrupted.
+            # It was counted when the events were interrupted.
             self.cut_off -= 1
         else:
             self.untracked["unknown"] += 1

@@ -1,4 +1,4 @@
-"""Snapshot structs of requests in flight, and their capture and restoration."""
+"""Requests in flight in a snapshot: its structs, their capture and their restoration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
-from sidestep.tracking.requests.steps import Steps
 
 CHUNK = 1024
 """Requests in one piece, which takes half a millisecond to encode."""
@@ -45,9 +44,9 @@ ENDED_GROUP = 0
 
 
 class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
-    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty.
+    """A group of parallel samples; a group without samples was given up.
 
-    A group without samples is one that was given up.
+    ``owner`` and ``waits`` are names of engines, or empty.
     """
 
     number: int
@@ -65,13 +64,17 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     ended_at: float = 0.0
 
 
+_SAME = tuple(name for name in GroupState.__struct_fields__ if name not in ("owner", "waits"))
+"""Fields that have the same value in a group and in its state."""
+
+
 def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerState | RequestsState]:
     """Yield the pieces of an engine's tracker, which must not change in between."""
     requests = tracker.requests
     yield TrackerState(
         engine,
         tracker.source,
-        tracker.steps.last,
+        tracker.outputs.last_step,
         list(requests.prefilling),
         list(requests.given_up),
         requests.cut_off,
@@ -91,19 +94,9 @@ def capture_groups(
     names = {id(siblings): engine for engine, siblings in engines.items()}
     for group in sample_groups.groups.values():
         yield GroupState(
-            group.number,
-            group.deadline,
-            group.ended,
-            group.live,
-            group.samples,
-            group.longest,
-            group.highest,
-            group.aborted,
-            group.closed,
-            names.get(id(group.owner), ""),
-            names.get(id(group.waits), ""),
-            group.arrival,
-            group.ended_at,
+            **{name: getattr(group, name) for name in _SAME},
+            owner=names.get(id(group.owner), ""),
+            waits=names.get(id(group.waits), ""),
         )
     for number, arrival in sample_groups.given_up.items():
         yield GroupState(number, 0.0, 0.0, 0, 0, 0, -1, True, True, "", "", arrival)
@@ -122,7 +115,7 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
             requests.restore(number, request)
         return
     tracker.source = state.source
-    tracker.steps = Steps(state.step)
+    tracker.outputs.last_step = state.step
     requests.prefilling.update(state.prefilling)
     requests.given_up.update(state.given_up)
     requests.cut_off = state.cut_off
@@ -158,12 +151,8 @@ def restore_groups(
         # A group waits for samples exactly when none is in flight.
         if state.live != live[state.number] or bool(state.live) == bool(waits):
             continue
-        group = sample_groups.groups[state.number] = SampleGroup(state.number)
-        group.deadline, group.ended = state.deadline, state.ended
-        group.live, group.samples = state.live, state.samples
-        group.longest, group.highest = state.longest, state.highest
-        group.aborted, group.closed = state.aborted, state.closed
-        group.arrival, group.ended_at = state.arrival, state.ended_at
+        group = SampleGroup(**{name: getattr(state, name) for name in _SAME})
+        sample_groups.groups[state.number] = group
         group.owner = None if owner is None else owner.samples
         if waits is not None:
             waits.samples.wait_for_samples(group)

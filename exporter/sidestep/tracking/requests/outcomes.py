@@ -11,6 +11,9 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
 
+UNTRACKED = ("capacity", "age", "restart", "unknown", "folded", "samples")
+"""Reasons why not all intervals of a request are known, or how many parallel samples it had."""
+
 
 class AbortedRequest(msgspec.Struct, gc=False):
     """A request when it was aborted: its tokens, and the seconds since it was queued."""
@@ -24,15 +27,14 @@ class EndedRequest(msgspec.Struct, gc=False):
     """A request that ended, with all that is known of it.
 
     Attributes:
-        number: As its sender numbered it.
         source: Identifies the process that numbered it.
         request: Its state before it ended; None if no earlier event is known.
-        reason: One of vLLM's finish reasons, ``refused``, ``engine_died`` (the process that had it
-            sends no more) or ``expired``.
+        reason: One of vLLM's finish reasons, ``refused``, ``engine_died`` (its process sends no more)
+            or ``expired``.
         stamp: Time of its end in the sender's monotonic clock.
         wall: Unix time of its end; None: unknown.
-        refused: Why it was rejected.
-        e2e: Seconds from its arrival to its end as a front end has reported them.
+        refused: Reason why it was rejected.
+        e2e: Seconds from its arrival to its end, as a front end has reported them.
     """
 
     number: int
@@ -53,12 +55,13 @@ class TenantCounts(msgspec.Struct, gc=False):
     """Counts of the requests of one tenant.
 
     Attributes:
-        ended: Requests that ended, ``failed`` of them by an abort or an error.
-        computed: Prompt tokens whose KV was computed; ``cached``: those of which it was not.
-        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
-        queue_seconds: From the queue to the batch, of requests that ended.
-        compute_seconds: From the batch to the last output, of requests that ended.
-        cost: Of the tokens, in ``prices.PARTS``; set where it is added up.
+        failed: Requests that ended by an abort or an error.
+        computed: Prompt tokens whose KV was computed.
+        cached: Prompt tokens whose KV came from a cache.
+        held_micros: KV blocks times microseconds in the batch, of requests that left the batch.
+        queue_seconds: Time from the queue to the batch, of requests that ended.
+        compute_seconds: Time from the batch to the last output, of requests that ended.
+        cost: Cost of the tokens in ``prices.PARTS``; set where it is added up.
     """
 
     ended: int = 0
@@ -77,7 +80,6 @@ class TracedLatency(NamedTuple):
 
     Attributes:
         latency: One of ``slo.LATENCIES``.
-        seconds: The observation.
         wall: Unix time.
         trace: The W3C ``traceparent``.
     """
@@ -104,13 +106,12 @@ class RequestSink(Protocol):
 class IterationShape(msgspec.Struct, gc=False):
     """One engine step.
 
-    A request is in prefill from when it enters the batch until its next output, also after a
-    preemption.
+    A request is in prefill from its entry into the batch until its next output, also after a preemption.
 
     Attributes:
         duration: Seconds from the start of its scheduling to its output.
         interval: Seconds since the output of the previous step; None for the first step.
-        kv_tokens: Tokens whose KV was computed before, for the requests of the batch.
+        kv_tokens: Tokens of the batch's requests whose KV was computed before.
         waiting_tokens: Tokens of all waiting requests, including generated ones of preempted requests.
     """
 
@@ -128,18 +129,17 @@ class Outcomes(msgspec.Struct):
     """Counts and observations; the catalogue's rows name the fields.
 
     Attributes:
-        iteration: Statistics in the form of a front end's.
+        iteration: Statistics in the form in which a front end has them.
         iteration_tokens: Tokens computed, one number per step that had output.
         preempted_seconds: Seconds from a preemption until the request was scheduled again.
-        refused: Rejected requests, by reason.
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals omitted because they would be negative.
         limited: Requests whose adapter became ``__other__``.
         tenants: Counts by tenant, where tenants are counted.
-        hops: Seconds from first outputs until a front end has reported them, of those that it has.
-        traced: Those of the observations above that have a trace context; of inter-token latencies only
-            the longest of each request.
-        held_micros: KV blocks times the microseconds in the batch, of requests that left it.
+        hops: Seconds from first outputs until a front end has reported them.
+        traced: Observations among these that have a trace context; the longest inter-token latency of
+            each request.
+        held_micros: KV blocks times microseconds in the batch, of requests that left the batch.
     """
 
     iteration: IterationStats

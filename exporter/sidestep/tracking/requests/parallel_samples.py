@@ -2,25 +2,27 @@
 
 A front end may distribute the samples of one request to several engines, whose events arrive in any
 order. The group of samples counts for the engine whose sample ended last, according to the stamps.
-Events do not have ``n``. So a group is complete when all engines of its deployment have reported all
-requests that reached them until some time after its last end; otherwise its number is unknown.
+Events do not have ``n``. So a group is complete once all engines of its deployment have reported all
+requests that reached them until some time after its last end. Otherwise its number is unknown.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
-from sidestep.tracking.requests.capacity import RequestCapacity
+from sidestep.tracking.requests.inflight import RequestCapacity
 
 GROUP_TIMEOUT = 5.0
-"""Seconds after a sample's end within which the other samples of its group have been queued."""
+"""Seconds after a sample's end until which the other samples of its group are queued."""
 PEER_TIMEOUT = 60.0
 """Further seconds to wait for engines that have not reported all requests until then."""
 MAX_WAITING_GROUPS = 4096
 """Groups that wait at one engine, and groups with an unknown number that are remembered."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class SampleGroup:
     """The samples of one request, on any engines.
 
@@ -32,29 +34,26 @@ class SampleGroup:
         arrival: Unix time at which the first sample arrived.
         ended: Stamp of the latest end of a sample.
         ended_at: Unix time of the latest end of a sample.
-        owner: The engine of that sample, for which the group counts.
+        owner: Engine of the sample that ended last, for which the group counts.
         deadline: Time until which ``waits`` waits for further samples.
         aborted: Whether a sample was aborted.
         closed: Whether no further sample can join.
-        waits: The engine at which the group waits for samples that may still arrive.
+        waits: Engine at which the group waits for samples that may still arrive.
     """
 
-    __slots__ = (
-        "aborted", "arrival", "closed", "deadline", "ended", "ended_at", "highest", "live", "longest",
-        "number", "owner", "samples", "waits",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.deadline = 0.0
-        self.arrival = math.inf
-        self.ended = -1.0
-        self.ended_at = 0.0
-        self.owner: EngineSamples | None = None
-        self.live = self.samples = self.longest = 0
-        self.highest = -1
-        self.aborted = self.closed = False
-        self.waits: EngineSamples | None = None
+    number: int
+    live: int = 0
+    samples: int = 0
+    longest: int = 0
+    highest: int = -1
+    arrival: float = math.inf
+    ended: float = -1.0
+    ended_at: float = 0.0
+    owner: EngineSamples | None = None
+    deadline: float = 0.0
+    aborted: bool = False
+    closed: bool = False
+    waits: EngineSamples | None = None
 
 
 class SampleGroups:
@@ -112,9 +111,9 @@ class EngineSamples:
             self.interrupted_until = math.inf
 
     def join(self, number: int, sample: int, arrival: float) -> bool:
-        """Add a sample that was queued here to its group; return whether the group may be observed."""
+        """Add a sample queued here to its group; return False if the group was given up."""
         if self._sample_groups.given_up.get(number) == arrival:
-            # All samples of a request have one arrival; another request may have the same id.
+            # Only samples of the same request have the same arrival; ids may repeat.
             return False
         group = self._sample_groups.groups.get(number)
         if group is None:
@@ -136,16 +135,7 @@ class EngineSamples:
     def leave(
         self, number: int, now: float, wall: float, tokens: int, *, aborted: bool, outputs: bool
     ) -> None:
-        """Remove a sample that ended here.
-
-        Args:
-            number: The group's number.
-            now: Stamp of the end.
-            wall: Unix time of the end.
-            tokens: Tokens of the sample.
-            aborted: Whether the sample was aborted.
-            outputs: Whether the sample had more than one output.
-        """
+        """Remove a sample that ended here; ``outputs``: whether it had more than one output."""
         group = self._sample_groups.groups[number]
         group.live -= 1
         group.aborted = group.aborted or aborted
@@ -153,7 +143,7 @@ class EngineSamples:
         group.ended_at = max(group.ended_at, wall)
         if now > group.ended:
             group.ended, group.owner = now, self
-        # One engine queues all samples together: they are all known once one had a second output.
+        # A single engine queues all samples at once, so all are known at the second output of one.
         group.closed = group.closed or (outputs and len(self._peers) == 1)
         if group.live:
             return
@@ -167,9 +157,9 @@ class EngineSamples:
             self._end(next(iter(self._open.values())))
 
     def abort_all(self, numbers: Iterable[int]) -> None:
-        """Remove one sample, as aborted, for each of ``numbers``, in which a group may occur repeatedly.
+        """Remove one sample, as aborted, for each of ``numbers``, which may repeat a group.
 
-        This equals a call of ``leave`` for each, but is faster, since there may be very many.
+        It does the same as many calls of ``leave``, but faster.
         """
         groups = self._sample_groups.groups
         for number in numbers:
@@ -195,7 +185,7 @@ class EngineSamples:
             self._end(next(iter(self._open.values())))
 
     def close(self) -> None:
-        """Detach the engine; the caller still has to count ``observed``."""
+        """Detach the engine; the caller counts ``observed`` afterwards."""
         self.clear()
         self._closed = True
         self._peers.remove(self)
@@ -215,7 +205,7 @@ class EngineSamples:
         del self._sample_groups.groups[group.number]
         self._open.pop(group.number, None)
         owner = self if group.owner is None or group.owner._closed else group.owner
-        # A single sample is none of vLLM's: others are missing, or its id only resembles a sample's.
+        # vLLM makes no group of one sample: others are missing, or an id only resembles a sample's.
         is_complete = 1 < group.samples == group.highest + 1 and self._are_all_known(group)
         if is_complete and not group.aborted:
             owner.observed.append((group.samples, group.longest))

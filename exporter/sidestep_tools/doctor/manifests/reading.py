@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import click
 
 from sidestep.config.yaml_reader import MAX_BYTES, read_documents
 from sidestep.diagnosis.finding import Code, Finding
@@ -15,19 +16,13 @@ from sidestep.errors import ConfigError
 UNREADABLE = Code("SD501", "error", "A manifest cannot be read",
     "The file is not YAML, a field has a value that Kubernetes refuses, or it is the source of a chart or of a kustomization.",
     "Correct the file; render charts by `helm template` and kustomizations by `kubectl kustomize`.")  # fmt: skip
-STANDARD_INPUT = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
-RENDERERS = {
-    "Chart.yaml": "helm template",
-    "kustomization.yaml": "kubectl kustomize",
-    "kustomization.yml": "kubectl kustomize",
-    "Kustomization": "kubectl kustomize",
-}
-"""Files whose directory has to be rendered, and the command."""
+RENDERERS = {"Chart.yaml": "helm template", "kustomization.yaml": "kubectl kustomize"}
+"""Files that show that their directory has to be rendered, and the command for it."""
 
 
 class Resource(NamedTuple):
-    """One resource, without its null values; ``place`` is its file."""
+    """One resource, without its null values; ``place`` is its file or standard input."""
 
     place: str
     value: Mapping[str, Any]
@@ -41,11 +36,6 @@ class Resource(NamedTuple):
     def metadata(self) -> Mapping[str, Any]:
         """Its metadata."""
         return mapping(self.value.get("metadata"))
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """Its specification."""
-        return mapping(self.value.get("spec"))
 
     @property
     def namespace(self) -> str:
@@ -63,41 +53,30 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def items(value: object) -> list[Any]:
-    """Return ``value`` if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
 def mappings(value: object) -> list[Mapping[str, Any]]:
     """Return the mappings in ``value`` if it is a list, else none."""
-    return [each for each in items(value) if isinstance(each, dict)]
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def read_all(sources: Iterable[str]) -> list[Resource | Finding]:
-    """Return the resources of files, directories and standard input (``-``), and what cannot be read."""
-    return [each for source in sources for each in _read(source)]
-
-
-def _read(source: str) -> Iterator[Resource | Finding]:
-    if source == STANDARD_INPUT:
-        yield from _resources("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
-        return
-    for path in _files(Path(source)):
+def read_all(sources: Iterable[str]) -> Iterator[Resource | Finding]:
+    """Yield the resources of files, directories and standard input (``-``), and findings on the unreadable."""
+    for path in (path for source in sources for path in _files(Path(source))):
+        place = "standard input" if path.name == "-" else str(path)
         if path.name in RENDERERS:
             command = f"{RENDERERS[path.name]} {path.parent} | sidestep doctor --manifest -"
-            yield UNREADABLE.on(str(path), "it has to be rendered", f"Run `{command}`.")
+            yield UNREADABLE.on(place, "it has to be rendered", f"Run `{command}`.")
             continue
         try:
-            with path.open("rb") as file:
+            with click.open_file(str(path), "rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
-            yield UNREADABLE.on(str(path), os.strerror(error.errno or 0))
+            yield UNREADABLE.on(place, os.strerror(error.errno or 0))
         else:
-            yield from _resources(str(path), content)
+            yield from _resources(place, content)
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the manifests at ``path``; of a directory that has to be rendered, the file that makes it one."""
+    """Yield the manifests at ``path``, or the file that shows that its directory has to be rendered."""
     if not path.is_dir():
         yield path
         return

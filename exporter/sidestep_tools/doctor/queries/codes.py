@@ -11,9 +11,6 @@ UNREADABLE = Code("SD401", "error", "A dashboard or rule file cannot be read",
 NOT_PROMQL = Code("SD403", "warning", "A query cannot be read as PromQL",
     "The query has an error of syntax, or uses an extension of another time-series database. Its metrics were not checked.",
     "Try it in Prometheus's query page.")
-REFUSED = Code("SD404", "error", "Prometheus refuses a query, or takes too long",
-    "The query has an error of syntax or of types, matches series of two sides ambiguously, or selects too much.",
-    "Mend the query; Prometheus's error names the place.")
 RENAMED = Code("SD405", "error", "A metric has another name",
     "The query uses a name that an older or later release of the engine has, or writes it in another way (`vllm_` for `vllm:`, a counter without `_total`). It never has a result.",
     "Use the name behind the arrow, or run the exporter with `--metrics.legacy`, which adds former names.")
@@ -30,19 +27,19 @@ NO_BUCKETS = Code("SD409", "error", "A quantile is computed without buckets",
     "`histogram_quantile` needs the label `le`, which an aggregation below it removes, or is given a metric that has no buckets. It never has a result.",
     "Aggregate by `le`, and select the metric that ends in `_bucket`.")
 NEEDS_OPTION = Code("SD410", "info", "A metric needs an option",
-    "The page or Prometheus does not have the metric, because an option of the engine or of the exporter is off.",
+    "The page does not have the metric, because an option of the engine or of the exporter is off.",
     "Turn the option on, or do not use the panel.")
 OTHER_ENGINE = Code("SD411", "warning", "A dashboard or rule file is for another engine",
     "No page belongs to the engine that has these metrics. A file for several engines has this finding only if none of them is there.",
     "Use the board of your engine, the names behind the arrows, or those that `--metrics.common` gives to all engines.")
 ABSENT = Code("SD412", "info", "A metric is not there",
-    "The catalogue has the metric, but the page or Prometheus does not: nothing has been counted yet, what it describes is not in use, or the engine is older.",
+    "The catalogue has the metric, but the page does not: nothing has been counted yet, what it describes is not in use, or the engine is older.",
     "Wait for what it counts; upgrade the engine if it is older than the release that the finding names.")
 OTHER_FORM = Code("SD413", "error", "A histogram has the other form",
     "A classic histogram has series that end in `_bucket`, `_sum` and `_count`, a native one has only the family's name. The query uses the form that is not there.",
     "Use the other form, or set `--histograms` of the exporter.")
 ELSEWHERE = Code("SD414", "info", "A metric comes from another exporter",
-    "No page and no Prometheus that was given has the metric, and it is none of an engine's: another exporter has it, or sidestep's.",
+    "None of the given pages has the metric, and no engine has it: it comes from another exporter, or from sidestep's.",
     "Scrape the exporter that has it, or remove the panel.")
 NEEDS_FLAG = Code("SD415", "info", "A metric needs a flag of the exporter",
     "The name is exposed only with `--metrics.common`, `--slo` or `--tenants.by`.",
@@ -51,28 +48,13 @@ FORMER = Code("SD421", "warning", "A query uses a former name",
     "The engine's present releases do not have the name; the exporter has it with `--metrics.legacy`.",
     "Use the name behind the arrow.")
 NEEDS_RULE = Code("SD416", "info", "A metric is recorded by a rule that is not there",
-    "Names with a colon that begin like no engine's are those of recording rules.",
+    "A name with a colon that does not begin like an engine's is that of a recording rule.",
     "Load the rules in Prometheus (`rule_files`), and give their file by --rules.")
 ALWAYS_CONSTANT = Code("SD417", "warning", "A query always has the value of its fallback",
     "The query ends in `or vector(0)` or the like, and its other part never has a result: the panel shows 0 whatever happens.",
     "Mend the first part as the finding says.")
-RATE_OF_GAUGE = Code("SD418", "warning", "The rate of a gauge is computed",
-    "`rate`, `irate` and `increase` take each decrease for a counter reset, so the result is wrong.",
-    "Use the gauge itself, `delta()` or `deriv()`.")
-WRONG_GROUPING = Code("SD419", "warning", "A query groups by a label that its metric never has",
-    "All series fall into one group, and the legend is empty.",
-    "Remove the label, or use the metric that has it.")
-NO_SERIES = Code("SD420", "warning", "A query has no result",
-    "Prometheus has series for each part of the query, but none for the whole: the label sets of two sides differ, or there are too few samples in the window.",
-    "Try the parts in Prometheus's query page; match different label sets with `on` or `ignoring`.")
-CUMULATIVE = Code("SD422", "warning", "Buckets are added up or averaged",
-    "The buckets of a classic histogram are cumulative: a sum over `le` counts an observation once for each bucket above it, and a mean of buckets is no mean of what was observed.",
-    "For a quantile, `histogram_quantile(0.95, sum by (le) (rate(NAME_bucket[5m])))`; for the mean, the rate of `_sum` over that of `_count`; for the number, `_count`.")
-MEAN_OF_RATIOS = Code("SD423", "warning", "A mean of ratios or of quantiles is computed",
-    "An idle engine, or an idle minute, weighs as much as a busy one.",
-    "Divide sums, `sum(rate(A[5m])) / sum(rate(B[5m]))`, and compute quantiles from added up buckets; of SGLang's cache_hit_rate, cached tokens over prompt tokens.")
 REFUSED_RULES = Code("SD424", "error", "Prometheus refuses the rule file",
-    "A field is unknown, missing or of a wrong type, a duration is none, two groups have one name, or a query or a template is wrong: in its syntax, its types, or a function's name or arguments. Prometheus does not start with such a file, or keeps its former rules.",
+    "A field is unknown, missing or of a wrong type, a duration is malformed, two groups have one name, or a query or a template is wrong: in its syntax, its types, or a function's name or arguments. Prometheus does not start with such a file, or keeps its former rules.",
     "Correct the field; `promtool check rules FILE` says the same.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,35 +22,16 @@ _MATCHER = re.compile(
     rf"""(?:=~|!~|!=|=)\s*("(?:\\.|[^"\\])*?(?:{_V})(?:\\.|[^"\\])*"|'[^']*(?:{_V})[^']*')"""
 )
 _PART_OF_NAME = re.compile(rf"[\w:]+(?:{_V})[\w:]*|(?:{_V})[\w:]+")
-_LABELS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)(\s*)\(([^()]*\$[^()]*)\)")
+_LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*\)")
 _WINDOW = re.compile(rf"(?<=\[)\s*(?:{_V})\s*(?=[\]:])")
 _LABEL_VALUES = re.compile(r"label_values\(\s*(.+?)\s*,\s*(\w+)\s*\)\s*", re.DOTALL)
 _RESULT = re.compile(r"query_result\((.*)\)\s*", re.DOTALL)
-BUILT_IN = {
-    "__rate_interval": "5m",
-    "__interval": "5m",
-    "__interval_ms": "300000",
-    "__range": "5m",
-    "__range_s": "300",
-    "__range_ms": "300000",
-}
-"""Values of Grafana's own variables."""
+DURATIONS = ("__rate_interval", "__interval", "__range")
+"""Grafana's own variables whose value is a duration."""
 OTHER_LANGUAGES = (
-    "loki",
-    "tempo",
-    "elasticsearch",
-    "influxdb",
-    "graphite",
-    "cloudwatch",
-    "pyroscope",
-)
+    "loki", "tempo", "elasticsearch", "influxdb", "graphite", "cloudwatch", "pyroscope",
+)  # fmt: skip
 """Kinds of data sources whose queries are not PromQL."""
-FIXED = ("custom", "constant", "textbox", "interval")
-"""Types of variables whose value is in the dashboard."""
-
-
-ANYTHING = '=~".*"'
-"""Takes the place of a condition with a variable."""
 
 
 class FileError(Exception):
@@ -62,11 +43,9 @@ class Query(NamedTuple):
 
     Attributes:
         place: Panel, variable or rule.
-        text: PromQL without variables.
-        may_be_empty: Whether no result is normal: of an alert, or of a variable with a target's label.
+        may_be_empty: Whether no result is normal, as for an alert's condition.
         record: The name that a recording rule gives to the result.
-        is_guessed: Whether a variable's value is not in the file.
-        is_alert: Whether it is the condition of an alert.
+        is_guessed: Whether it had a variable whose value is not known.
     """
 
     place: str
@@ -90,8 +69,6 @@ def read(path: str) -> list[Any]:
         raise FileError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise FileError("it is no text in UTF-8") from None
-    except RecursionError:
-        raise FileError("it is nested too deep") from None
 
 
 def queries_of(documents: list[Any]) -> list[Query]:
@@ -100,43 +77,27 @@ def queries_of(documents: list[Any]) -> list[Query]:
     Raises:
         FileError: There is none.
     """
-    values = {name: value for each in documents for name, value in _values(each)}
-    try:
-        found = [query for each in documents for query in _queries(each, "", values)]
-    except RecursionError:
-        raise FileError("it is nested too deep") from None
+    found = [query for each in documents for query in _queries(each, "")]
     if not found:
         raise FileError("it has no PromQL query")
     return list(dict.fromkeys(found))
 
 
-def fill(text: str, values: Mapping[str, str]) -> tuple[str, bool]:
-    """Return ``text`` without variables, and whether a value is a guess.
+def _fill(text: str) -> tuple[str, bool]:
+    """Return a query without variables, and whether the value of one is not known.
 
-    A matcher with a variable becomes one that every series fulfils, and so does a name with one.
+    A matcher or a name with a variable becomes one that every series fulfils.
     """
-    is_guessed = False
-
-    def value(found: re.Match[str]) -> str:
-        nonlocal is_guessed
-        name = next(filter(None, found.groups()))
-        known = BUILT_IN.get(name) or values.get(name)
-        is_guessed = is_guessed or known is None
-        return "1" if known is None else known
-
-    def named(found: re.Match[str]) -> str:
-        filled = _VARIABLE.sub(value, found[0])
-        return '{__name__=~".+"}' if is_guessed else filled
-
-    text = _MATCHER.sub(ANYTHING, text)
-    text = _WINDOW.sub(lambda found: value(_VARIABLE.search(found[0]) or found), text)
-    text = _LABELS.sub(lambda found: f"{found[1]}{found[2]}({_label(found[3], values)})", text)
-    text = _PART_OF_NAME.sub(named, text)
-    return _VARIABLE.sub(value, text), is_guessed
+    text = _MATCHER.sub('=~".*"', text)
+    is_guessed = any(not _name(found).startswith("__") for found in _VARIABLE.finditer(text))
+    text = _WINDOW.sub("5m", text)
+    text = _LABELS.sub(lambda found: _VARIABLE.sub("job", found[0]), text)
+    text = _PART_OF_NAME.sub('{__name__=~".+"}', text)
+    return _VARIABLE.sub(lambda found: "5m" if _name(found) in DURATIONS else "1", text), is_guessed
 
 
-def _label(text: str, values: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda v: values.get(next(filter(None, v.groups())), "job"), text)
+def _name(variable: re.Match[str]) -> str:
+    return str(next(filter(None, variable.groups())))
 
 
 def _documents(text: str) -> list[Any]:
@@ -150,54 +111,35 @@ def _documents(text: str) -> list[Any]:
         raise FileError(str(error)) from None
 
 
-def _values(node: object) -> Iterator[tuple[str, str]]:
-    """Yield name and value of the variables whose value is in the dashboard."""
-    for each in _dicts(node):
-        name, current = each.get("name"), each.get("current")
-        if each.get("type") in FIXED and isinstance(name, str) and isinstance(current, dict):
-            value = current.get("value")
-            if isinstance(value, str) and value and "$" not in value:
-                yield name, value
-
-
-def _dicts(node: object) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        yield node
-    for value in (
-        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    ):
-        yield from _dicts(value)
-
-
-def _queries(node: object, place: str, values: Mapping[str, str]) -> Iterator[Query]:
+def _queries(node: object, place: str) -> Iterator[Query]:
     if isinstance(node, list):
         for each in node:
-            yield from _queries(each, place, values)
+            yield from _queries(each, place)
     if not isinstance(node, dict) or _is_other_language(node):
         return
     place = _place(node) or place
     for promql in _expressions(node):
-        text, is_guessed = fill(promql, values)
+        text, is_guessed = _fill(promql)
         is_alert = "alert" in node
         may_be_empty = promql != node.get("expr") or is_alert
         record = str(node.get("record") or "")
         yield Query(place, text, may_be_empty, record, is_guessed, is_alert)
     for key, value in node.items():
         if not isinstance(value, str):
-            yield from _queries(value, place, values)
+            yield from _queries(value, place)
         elif (key == "json" or key.endswith(".json")) and value.lstrip().startswith("{"):
             try:
                 inner = json.loads(value)
             except ValueError:
                 raise FileError(f"its {key} is no JSON") from None
-            yield from _queries(inner, place, {**values, **dict(_values(inner))})
+            yield from _queries(inner, place)
 
 
 def _place(node: dict[str, Any]) -> str:
     display = node.get("display")
     named = display.get("name") if isinstance(display, dict) else None
     names = (named, *(node.get(key) for key in ("title", "alert", "record")))
-    # Of a variable or an annotation.
+    # The name of a variable or an annotation.
     names = (*names, node.get("name") if "query" in node or "expr" in node else None)
     return next((name for name in names if isinstance(name, str) and name), "")
 
@@ -230,7 +172,5 @@ def _expressions(node: dict[str, Any]) -> Iterator[str]:
 
 def _with_label(selector: str, label: str) -> str:
     """Return the selector of those series that have a label."""
-    if not selector.endswith("}"):
-        return f'{selector}{{{label}!=""}}'
-    comma = "" if re.search(r"[{,]\s*\}$", selector) else ","
-    return f'{selector[:-1]}{comma}{label}!=""}}'
+    name, _, rest = selector.partition("{")
+    return f'{name}{{{label}!="",{rest or "}"}'

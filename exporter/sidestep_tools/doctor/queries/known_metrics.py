@@ -1,55 +1,24 @@
-"""Facts of the catalogue about a metric's name: kind, labels, successor, and the option that brings it."""
+"""Metrics of the catalogue by name: kind, labels, successor, and the option that exposes them."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from sidestep.catalog.engine_pages import PAGES
-from sidestep.catalog.model import Kind, Row
-from sidestep.catalog.prices import PRICED
+from sidestep.catalog.row import Kind, Row
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.sglang.legacy_rows import LOST
-from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
 LEGACY, COMMON, SLO = "--metrics.legacy", "--metrics.common", "--slo"
 TENANTS = "--tenants.by"
 """Flags of the exporter that add families."""
-_CONNECTOR = "a KV connector (--kv-transfer-config) of vLLM"
-OPTIONS: Mapping[str, str] = {
-    "vllm spec_decode": "vLLM's --speculative-config",
-    "vllm diffusion": "a diffusion model",
-    "vllm kv_cache_metrics": "vLLM's --kv-cache-metrics, or sidestep's tap and --kv.sample-rate above 0",
-    "vllm nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1 in vLLM's environment",
-    "vllm kv_consumer": "a KV connector of vLLM that loads KV (--kv-transfer-config)",
-    "vllm watermark": "vLLM's --watermark-config",
-    "vllm iteration_details": "vLLM's --enable-logging-iteration-details, or sidestep's tap in its core",
-    "vllm engine_core": "sidestep's tap in vLLM's core (--scheduler-cls)",
-    f"vllm {PRICED}": "the exporter's --prices.model",
-    "vllm cudagraph": "vLLM's --cudagraph-metrics",
-    "vllm lora": "vLLM's --enable-lora",
-    "vllm kv_offload": _CONNECTOR,
-    "vllm nixl": _CONNECTOR,
-    "vllm mooncake": _CONNECTOR,
-    "sglang lora": "SGLang's --enable-lora",
-    "sglang hicache": "SGLang's --enable-hierarchical-cache",
-    "sglang streaming_session": "SGLang's --enable-streaming-session",
-    f"stream {KV_EVENTS}": "sidestep's --subscribe kv-events=ADDRESS",
-    f"stream {FORWARD_PASS}": "sidestep's --subscribe forward-pass=ADDRESS",
-    f"stream {LOAD}": "sidestep's --subscribe load=ADDRESS",
-    "triton response_cache": "a model with a response cache (--cache-config of Triton)",
-    "triton response_stats": "a decoupled model",
-}
-"""Option that brings the rows of a dialect's feature."""
 EXPORTERS: Mapping[str, str] = {
     "DCGM_": "NVIDIA's dcgm-exporter",
     "kube_": "kube-state-metrics",
-    "container_": "the kubelet (cAdvisor)",
-    "node_": "the node exporter",
-    "keda_": "KEDA's operator",
     "dynamo_": "NVIDIA Dynamo",
     "kvbm_": "NVIDIA Dynamo",
     "lmcache:": "LMCache",
@@ -61,44 +30,34 @@ EXPORTERS: Mapping[str, str] = {
     "vllm:healthy_pods_total": "production-stack's router",
     "vllm:num_incoming_requests_total": "production-stack's router",
     "http_": "the API server of an engine, on the engine's own page",
-    "nv_gpu_": "Triton's own page",
-    "nv_cpu_": "Triton's own page",
     "nv_": "Triton's own page",
     "trtllm_": "TensorRT-LLM",
     "llamacpp:": "llama.cpp",
-    "istio_": "Istio",
-    "envoy_": "Envoy",
-    "apiserver_": "Kubernetes' API server",
 }
-"""Where other metrics come from, by the beginning of their names; the first that fits counts."""
+"""Sources of other metrics, by the beginning of a name; the first that fits counts."""
 PREFIXES: Mapping[str, str] = {
-    **{page.prefix: page.dialect for page in PAGES if page.dialect != "triton"},
+    **{page.prefix: page.dialect for page in PAGES},
     "sidestep_": "exporter",
 }
-"""Beginnings of names that only the catalogue's metrics have, and their dialects."""
+"""Dialects, by the beginning of the names that only their metrics have."""
 TITLES: Mapping[str, str] = {
     **{page.dialect: page.title for page in PAGES},
     **{name: dialect.title for name, dialect in DIALECTS.items()},
 }
 """Names of engines for people, by dialect."""
-TARGET_LABELS = frozenset(
-    (
-        "job", "instance", "namespace", "pod", "container", "service", "endpoint", "cluster", "node",
-        "component", "name", "id", "type", "version", "region", "zone", "app", "env", "model",
-    )
-)  # fmt: skip
-"""Labels that service discovery often adds, so that no metric is known to lack them."""
+TARGET_LABELS = frozenset(("version", "component", "name", "endpoint", "id", "type"))
+"""Labels of metrics that service discovery often adds to others, so that any metric may have them."""
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class Metric(NamedTuple):
-    """One name of samples.
+    """A name of samples: that of a family, or one with a suffix of a histogram.
 
     Attributes:
         dialects: The dialects that have it; ``exporter`` for the exporter's own.
-        needs: What brings it; empty: nothing special.
-        flag: The exporter's flag without which it is hidden.
-        successor: The name or expression to use instead of a former name.
+        needs: Option of the engine that exposes it; empty: none is needed.
+        flag: Flag of the exporter that exposes it; empty: none is needed.
+        successor: Name or expression to use instead of a former name.
         until: Last release with a former name.
     """
 
@@ -113,17 +72,12 @@ class Metric(NamedTuple):
     since: str = ""
     until: str = ""
 
-    @property
-    def suffix(self) -> str:
-        """``_bucket``, ``_sum`` or ``_count`` of a histogram; else empty."""
-        return self.name[len(self.family) :]
-
 
 @functools.cache
 def catalogue() -> Mapping[str, Metric]:
     """Return all metrics by the names of their samples."""
     found: dict[str, Metric] = {}
-    for metric in (*_rows(), *_pages(), *_own()):
+    for metric in _metrics():
         for sample in _samples(metric):
             other = found.setdefault(sample.name, sample)
             found[sample.name] = other._replace(
@@ -134,46 +88,32 @@ def catalogue() -> Mapping[str, Metric]:
 
 @functools.cache
 def own_labels(dialect: str) -> frozenset[str]:
-    """Return the labels that distinguish series of a dialect's metrics, but no engines."""
+    """Return the labels that distinguish the series of one engine of a dialect."""
     rows = DIALECTS[dialect].rows if dialect in DIALECTS else ()
     return frozenset({"le", *(label for row in rows for label in row.own_labels)}) - TARGET_LABELS
 
 
 @functools.cache
-def known_labels() -> frozenset[str]:
-    """Return the labels of all metrics and of targets."""
-    return TARGET_LABELS | {"origin"}.union(*(each.labels for each in catalogue().values()))
-
-
-@functools.cache
 def counterparts() -> Mapping[str, tuple[str, ...]]:
-    """Return, by family, the families of other engines that have the same numbers."""
+    """Return the families of other engines with the same meaning, by family."""
     groups: dict[str, list[str]] = {}
-    for dialect in DIALECTS.values():
-        series = dialect.key_series
-        for key in ("running", "waiting", "generation", "kv_cache_usage", "preemptions"):
-            one = getattr(series, key, None)
-            if one is not None and not one.value:
-                groups.setdefault(key, []).append(one.family)
-        for key, family in dialect.latencies.items():
-            groups.setdefault(key, []).append(family)
+    for page in PAGES:
+        for key, alternatives in {**page.gauges, **page.counters}.items():
+            alone = (one[0] for one in alternatives if len(one) == 1)
+            groups.setdefault(key, []).extend(each.name for each in alone if not each.labels)
+        for key, names in page.histograms.items():
+            groups.setdefault(key, []).extend(names)
     return {one: tuple(x for x in each if x != one) for each in groups.values() for one in each}
 
 
 @functools.cache
 def former_names() -> Mapping[str, tuple[str, ...]]:
-    """Return, by sample, the names that former releases had for it."""
+    """Return the names of former releases, by the present name."""
     found: dict[str, tuple[str, ...]] = {}
     for metric in catalogue().values():
         if metric.flag == LEGACY:
-            name = successor(metric)
-            found[name] = (*found.get(name, ()), metric.name)
+            found[metric.successor] = (*found.get(metric.successor, ()), metric.name)
     return found
-
-
-def successor(metric: Metric) -> str:
-    """Return the name of the sample that follows a former one, or the expression."""
-    return metric.successor + (metric.suffix if metric.successor in _families() else "")
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -187,27 +127,13 @@ def spellings(name: str) -> Iterator[str]:
         yield from (stem, stem.removesuffix("_total"), f"{stem}_total")
 
 
-def exporter_of(name: str) -> str:
-    """Return what exposes a metric that the catalogue does not have; empty: it is not known."""
-    return next((who for start, who in EXPORTERS.items() if name.startswith(start)), "")
+def by_prefix(table: Mapping[str, str], name: str) -> str:
+    """Return the first value of a table for the beginning of a name; empty: there is none."""
+    return next((value for start, value in table.items() if name.startswith(start)), "")
 
 
-def dialect_of(name: str) -> str:
-    """Return the dialect whose names begin like this one; empty: none."""
-    return next((who for start, who in PREFIXES.items() if name.startswith(start)), "")
-
-
-def why_lost(name: str) -> str:
-    """Return why a former family has no successor under one name; empty: it is no such family."""
-    return dict(LOST).get(name, "")
-
-
-@functools.cache
-def _families() -> frozenset[str]:
-    return frozenset(metric.family for metric in catalogue().values())
-
-
-def _rows() -> Iterator[Metric]:
+def _metrics() -> Iterator[Metric]:
+    """Yield all families: of engines, of the exporter, and of engines that are known by their pages alone."""
     for dialect in DIALECTS.values():
         for row in (*dialect.rows, *dialect.common_rows):
             yield Metric(
@@ -216,22 +142,19 @@ def _rows() -> Iterator[Metric]:
                 row.kind,
                 frozenset(row.labels),
                 frozenset((dialect.name,)),
-                OPTIONS.get(f"{dialect.name} {row.feature}", ""),
+                dialect.feature_options.get(row.feature, ""),
                 _flag(row, is_common=row in dialect.common_rows),
                 row.successor if row.status == "hidden" else "",
                 row.since,
                 row.until,
             )
-
-
-def _pages() -> Iterator[Metric]:
-    """Yield the families of engines that are known by their pages alone."""
+    for own in SELF_ROWS:
+        labels = frozenset(own.labels)
+        yield Metric(own.name, own.name, own.kind, labels, frozenset(("exporter",)))
     kinds: tuple[Kind, ...] = ("gauge", "counter", "histogram")
-    for page in PAGES:
-        if page.dialect not in DIALECTS:
-            for kind in kinds:
-                for name in page.names(kind):
-                    yield Metric(name, name, kind, frozenset(), frozenset((page.dialect,)))
+    for page, kind in itertools.product(PAGES, kinds):
+        for name in page.names(kind) if page.dialect not in DIALECTS else ():
+            yield Metric(name, name, kind, frozenset(), frozenset((page.dialect,)))
 
 
 def _flag(row: Row, *, is_common: bool) -> str:
@@ -244,16 +167,13 @@ def _flag(row: Row, *, is_common: bool) -> str:
     return SLO if row.name in (SLO_REQUESTS, SLO_UNDECIDED) else ""
 
 
-def _own() -> Iterator[Metric]:
-    for row in SELF_ROWS:
-        labels, dialects = frozenset(row.labels), frozenset(("exporter",))
-        yield Metric(row.name, row.name, row.kind, labels, dialects)
-
-
 def _samples(metric: Metric) -> Iterator[Metric]:
     """Yield the samples of a family; a native histogram has the family's name."""
     yield metric
-    if metric.kind in ("histogram", "summary"):
-        yield from (metric._replace(name=metric.family + suffix) for suffix in SUFFIXES[1:])
-    if metric.kind == "histogram":
-        yield metric._replace(name=f"{metric.family}_bucket", labels=metric.labels | {"le"})
+    suffixes = {"histogram": SUFFIXES, "summary": SUFFIXES[1:]}.get(metric.kind, ())
+    for suffix in suffixes:
+        yield metric._replace(
+            name=metric.name + suffix,
+            labels=metric.labels | ({"le"} if suffix == "_bucket" else set()),
+            successor=metric.successor and metric.successor + suffix,
+        )

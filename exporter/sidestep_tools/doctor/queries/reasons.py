@@ -1,44 +1,30 @@
-"""Why a selector has no series: its metric's name, its labels and their values."""
+"""Reasons why a selector has no series: the metric's name, its labels or their values."""
 
 from __future__ import annotations
 
 import difflib
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from sidestep.catalog.page_reader import PageSample, Samples
 from sidestep.diagnosis.finding import Code
+from sidestep.engines.sglang.legacy_rows import LOST
 from sidestep_tools.doctor.queries import codes
-from sidestep_tools.doctor.queries.inventory import Inventory
-from sidestep_tools.doctor.queries.known_metrics import (
-    LEGACY,
-    SUFFIXES,
-    TITLES,
-    Metric,
-    catalogue,
-    counterparts,
-    dialect_of,
-    exporter_of,
-    former_names,
-    known_labels,
-    own_labels,
-    spellings,
-    successor,
-    why_lost,
-)
-from sidestep_tools.doctor.queries.promql import Matcher, Selector
+from sidestep_tools.doctor.queries import known_metrics as known
+from sidestep_tools.doctor.queries.known_metrics import LEGACY, Metric, catalogue
+from sidestep_tools.doctor.queries.promql import accepts, conditions, name_of
+
+if TYPE_CHECKING:
+    from promql_parser import Matcher, VectorSelector
 
 PROMETHEUS = ("up", "scrape_", "ALERTS")
 """Beginnings of names that every Prometheus has."""
 MOST_VALUES = 6
-"""Most values of a label that a text names."""
+"""Most values of a label that a finding names."""
 
 
 class Problem(NamedTuple):
-    """Problem of a part of a query.
-
-    Attributes:
-        name: Of the metric.
-        instead: What to use instead, if that is known.
-    """
+    """Problem with a metric of a query; ``instead`` is the name to use instead, if one is known."""
 
     code: Code
     name: str
@@ -46,186 +32,146 @@ class Problem(NamedTuple):
     instead: str = ""
 
 
-class Reasons:
-    """Reasons why selectors have no series.
+def reason(
+    selector: VectorSelector, there: Samples | None = None, recorded: Collection[str] = ()
+) -> Problem | None:
+    """Return why a selector has no series; None: it may have some.
 
-    Args:
-        inventory: What there is; None: only the catalogue is known.
-        recorded: Names that the given rules record.
-        has_targets: Whether the inventory's series have the labels of their targets.
+    ``there`` has the samples of all pages by their names; None: only the catalogue is known.
+    ``recorded`` has the names that the given rules record.
     """
-
-    def __init__(
-        self, inventory: Inventory | None, recorded: frozenset[str], *, has_targets: bool = False
-    ) -> None:
-        self._there = inventory
-        self._recorded = recorded
-        self._has_targets = has_targets
-
-    def of(self, selector: Selector) -> Problem | None:
-        """Return why a selector has no series; None: it may have some."""
-        name = selector.name
-        if name in self._recorded or name.startswith(PROMETHEUS):
-            return None
-        if self._there is None:
-            problem = self._by_catalogue(name) if name else None
-            metric = catalogue().get(name)
-            if problem or metric is None:
-                return problem
-            return next(filter(None, (self._label(metric, m) for m in selector.matchers)), None)
-        names = self._there.matching(selector)
-        if not names:
-            return self._absent(name) if name else self._pattern(selector)
-        found = [self._values(each, selector) for each in names]
-        return None if None in found else found[0]
-
-    def kind_of(self, name: str) -> str:
-        """Return the kind of a metric; empty: it is not known."""
-        there = "" if self._there is None else self._there.kinds.get(name, "")
-        metric = catalogue().get(name)
-        return there or ("" if metric is None else metric.kind)
-
-    def lacks(self, name: str, label: str) -> bool:
-        """Return whether no series of a metric has the label, here or on any target."""
-        metric = catalogue().get(name)
-        if metric is not None and self._label(metric, Matcher(label, "!=", "")) is not None:
-            return self._there is None or label not in self._there.names.get(name, {})
-        return self.lacks_here(name, label) and label not in known_labels()
-
-    def lacks_here(self, name: str, label: str) -> bool:
-        """Return whether a metric's series are known with all of their labels, and have no such label."""
-        there = None if self._there is None else self._there.names.get(name)
-        return self._has_targets and there is not None and label not in there
-
-    def _is_of_engine(self, name: str, label: str) -> bool:
-        """Return whether a label is the engine's, and no target has it."""
-        metric = catalogue().get(name)
-        dialects = {dialect_of(name)} if metric is None else metric.dialects
-        return any(label in own_labels(dialect) for dialect in dialects)
-
-    def _label(self, metric: Metric, matcher: Matcher) -> Problem | None:
-        label = matcher.label
-        if label in metric.labels or matcher.accepts("") or label == "__name__":
-            return None
-        if not self._is_of_engine(metric.name, label):
-            return None
-        if label == "le" and metric.kind == "histogram":
-            return Problem(codes.WRONG_LABEL, metric.name, "only its _bucket has the label le")
-        return Problem(codes.WRONG_LABEL, metric.name, f"it never has the label {label}")
-
-    def _values(self, name: str, selector: Selector) -> Problem | None:
-        """Return why no series of a metric that is there fulfils the conditions."""
-        labels = {} if self._there is None else self._there.names[name]
-        for matcher in selector.matchers:
-            label = matcher.label
-            if label == "__name__" or matcher.accepts(""):
-                continue
-            values = labels.get(label)
-            if values is None:
-                if self._is_of_engine(name, label):
-                    return Problem(codes.WRONG_LABEL, name, f"it does not have the label {label}")
-                if self._has_targets:
-                    return Problem(codes.WRONG_VALUE, name, f"no series has the label {label}")
-            elif not any(matcher.accepts(value) for value in values):
-                shown = ", ".join(sorted(values)[:MOST_VALUES])
-                more = "" if len(values) <= MOST_VALUES else " and others"
-                text = (
-                    f"no series has {label}{matcher.operator}{matcher.value!r}, but {shown}{more}"
-                )
-                return Problem(_of_value(name, matcher), name, text)
+    name = name_of(selector)
+    if name in recorded or name.startswith(PROMETHEUS):
         return None
+    if there is None:
+        return _by_catalogue(name, selector)
+    named = conditions(selector, on_name=True)
+    names = [each for each in there if all(accepts(one, each) for one in named)]
+    if selector.name:
+        names = [each for each in names if each == selector.name]
+    if not names and name:
+        return _absent(name, there)
+    if not names:
+        return Problem(codes.ABSENT, str(named[0]), "no name is like it")
+    found = [_by_values(each, there[each], selector) for each in names]
+    return None if None in found else found[0]
 
-    def _by_catalogue(self, name: str) -> Problem | None:
-        """Return what is wrong with a name, whatever is there."""
-        metric = catalogue().get(name)
-        if metric is None:
-            return self._unknown(name)
-        if metric.flag == LEGACY:
-            return Problem(codes.FORMER, name, _removed(metric), successor(metric))
-        if metric.flag:
-            return Problem(codes.NEEDS_FLAG, name, f"only with {metric.flag}")
-        return None
 
-    def _unknown(self, name: str) -> Problem | None:
-        """Return what is wrong with a name that the catalogue does not have."""
-        if name.removesuffix("_created") != name:
-            return None
-        for other in spellings(name):
-            metric = catalogue().get(other)
-            if metric is not None:
-                # An engine may write a former name in another way.
-                instead = successor(metric) if metric.flag == LEGACY else metric.name
-                return Problem(codes.RENAMED, name, "it is written in another way", instead)
-        if lost := why_lost(name):
-            return Problem(codes.RENAMED, name, f"it was removed: {lost}")
-        elsewhere = exporter_of(name)
-        if dialect_of(name) and not elsewhere:
-            nearest = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.8)
-            return Problem(codes.UNKNOWN, name, "no release has it", *nearest)
-        if ":" in name and not elsewhere:
-            return Problem(codes.NEEDS_RULE, name, "no rule records it")
-        return None
+def _by_catalogue(name: str, selector: VectorSelector) -> Problem | None:
+    """Return what is wrong with a name or its labels, whatever is there."""
+    found = catalogue().get(name)
+    if found is None:
+        return _unknown(name) if name else None
+    if found.flag == LEGACY:
+        return Problem(codes.FORMER, name, _removed(found), found.successor)
+    if found.flag:
+        return Problem(codes.NEEDS_FLAG, name, f"only with {found.flag}")
+    for matcher in _demands(selector):
+        label = matcher.name
+        if label not in found.labels and _is_of_engine(name, label):
+            if label == "le" and found.kind == "histogram":
+                return Problem(codes.WRONG_LABEL, name, "only its _bucket has the label le")
+            return Problem(codes.WRONG_LABEL, name, f"it never has the label {label}")
+    return None
 
-    def _absent(self, name: str) -> Problem:
-        """Return why a name is not among those that are there."""
-        assert self._there is not None
-        names = self._there.names
-        for other in (*spellings(name), *former_names().get(name, ())):
-            if other in names:
-                return Problem(codes.RENAMED, name, "it has another name here", other)
-        metric = catalogue().get(name)
-        if metric is None:
-            unknown = self._unknown(name)
-            return unknown or Problem(codes.ELSEWHERE, name, _from(exporter_of(name)))
-        if metric.flag == LEGACY:
-            return Problem(codes.RENAMED, name, _removed(metric), successor(metric))
-        forms = {metric.family, *(metric.family + suffix for suffix in SUFFIXES)} & names.keys()
-        if metric.kind == "histogram" and forms:
-            return Problem(codes.OTHER_FORM, name, f"there is {', '.join(sorted(forms))}")
-        if metric.flag:
-            return Problem(codes.NEEDS_OPTION, name, f"it needs sidestep's {metric.flag}")
-        return self._of_engine(metric)
 
-    def _of_engine(self, metric: Metric) -> Problem:
-        """Return why a live metric is not there."""
-        assert self._there is not None
-        name, names = metric.name, self._there.names
-        if name.startswith("sidestep_") and "sidestep_build_info" not in names:
-            return Problem(codes.ELSEWHERE, name, "only the page of a sidestep exporter has it")
-        dialects = {dialect_of(each) for each in names} | (
-            {"triton"} if any(each.startswith("nv_inference_") for each in names) else set()
-        )
-        if not metric.dialects & {*dialects, "stream", "exporter"}:
-            titles = " or ".join(sorted(TITLES[each] for each in metric.dialects))
-            other = (one + metric.suffix for one in counterparts().get(metric.family, ()))
-            same = next((one for one in other if one in names), "")
-            return Problem(codes.OTHER_ENGINE, name, f"nothing is of {titles}", same)
-        if metric.needs:
-            return Problem(codes.NEEDS_OPTION, name, f"it needs {metric.needs}")
-        since = f"; the engine has it since {metric.since}" if metric.since else ""
-        return Problem(codes.ABSENT, name, f"it is not there{since}")
+def _by_values(
+    name: str, samples: Sequence[PageSample], selector: VectorSelector
+) -> Problem | None:
+    """Return why no series of a metric that is there fulfils the conditions."""
+    for matcher in _demands(selector):
+        label = matcher.name
+        values = {each.labels[label] for each in samples if label in each.labels}
+        if not values and _is_of_engine(name, label):
+            return Problem(codes.WRONG_LABEL, name, f"it does not have the label {label}")
+        if values and not any(accepts(matcher, each) for each in values):
+            shown = ", ".join(sorted(values)[:MOST_VALUES])
+            more = "" if len(values) <= MOST_VALUES else " and others"
+            text = f"no series has {matcher}, but {shown}{more}"
+            return Problem(_of_value(name, matcher), name, text)
+    return None
 
-    def _pattern(self, selector: Selector) -> Problem:
-        named = [
-            f"{each.operator}{each.value!r}"
-            for each in selector.matchers
-            if each.label == "__name__"
-        ]
-        return Problem(codes.ABSENT, f"__name__{named[0]}", "no name is like it")
+
+def _demands(selector: VectorSelector) -> list[Matcher]:
+    """Return the conditions that a series without the label does not fulfil."""
+    return [each for each in conditions(selector) if not accepts(each, "")]
+
+
+def _is_of_engine(name: str, label: str) -> bool:
+    """Return whether a label is the engine's, and no target has it."""
+    metric = catalogue().get(name)
+    dialects = {known.by_prefix(known.PREFIXES, name)} if metric is None else metric.dialects
+    return any(label in known.own_labels(dialect) for dialect in dialects)
 
 
 def _of_value(name: str, matcher: Matcher) -> Code:
-    """Return the kind of a value that no series has."""
-    if matcher.label == "dialect":  # of recorded names
+    """Return the code of a value that no series has."""
+    if matcher.name == "dialect":  # a label of recorded series
         return codes.OTHER_ENGINE
-    # The exporter's own series come and go with what they describe.
-    comes = name.startswith("sidestep_") and matcher[:2] != ("model_name", "=")
+    # Series of the exporter come and go with what they describe.
+    comes = name.startswith("sidestep_") and not str(matcher).startswith('model_name="')
     return codes.ABSENT if comes else codes.WRONG_VALUE
+
+
+def _unknown(name: str) -> Problem | None:
+    """Return what is wrong with a name that the catalogue does not have."""
+    if name.endswith("_created"):
+        return None
+    for other in known.spellings(name):
+        metric = catalogue().get(other)
+        if metric is not None:
+            # An engine may write a former name in another way.
+            instead = metric.successor if metric.flag == LEGACY else metric.name
+            return Problem(codes.RENAMED, name, "it is written in another way", instead)
+    if name in dict(LOST):
+        return Problem(codes.RENAMED, name, f"it was removed: {dict(LOST)[name]}")
+    if known.by_prefix(known.EXPORTERS, name):
+        return None
+    if known.by_prefix(known.PREFIXES, name):
+        nearest = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.8)
+        return Problem(codes.UNKNOWN, name, "no release has it", *nearest)
+    return Problem(codes.NEEDS_RULE, name, "no rule records it") if ":" in name else None
+
+
+def _absent(name: str, there: Samples) -> Problem:
+    """Return why a name is not among those that are there."""
+    for other in (*known.spellings(name), *known.former_names().get(name, ())):
+        if other in there:
+            return Problem(codes.RENAMED, name, "it has another name here", other)
+    metric = catalogue().get(name)
+    if metric is None:
+        exporter = known.by_prefix(known.EXPORTERS, name)
+        text = f"{exporter} has it" if exporter else "it is not known"
+        return _unknown(name) or Problem(codes.ELSEWHERE, name, text)
+    if metric.flag == LEGACY:
+        return Problem(codes.RENAMED, name, _removed(metric), metric.successor)
+    forms = {metric.family, *(metric.family + suffix for suffix in known.SUFFIXES)} & there.keys()
+    if metric.kind == "histogram" and forms:
+        return Problem(codes.OTHER_FORM, name, f"there is {', '.join(sorted(forms))}")
+    if metric.flag:
+        return Problem(codes.NEEDS_OPTION, name, f"it needs sidestep's {metric.flag}")
+    return _of_engine(metric, there)
+
+
+def _of_engine(metric: Metric, there: Samples) -> Problem:
+    """Return why a metric without a flag of the exporter is not there."""
+    name = metric.name
+    if name.startswith("sidestep_") and "sidestep_build_info" not in there:
+        return Problem(codes.ELSEWHERE, name, "only the page of a sidestep exporter has it")
+    dialects = {known.by_prefix(known.PREFIXES, each) for each in there}
+    if not metric.dialects & {*dialects, "stream", "exporter"}:
+        titles = " or ".join(sorted(known.TITLES[each] for each in metric.dialects))
+        other = (
+            one + name.removeprefix(metric.family)
+            for one in known.counterparts().get(metric.family, ())
+        )
+        same = next((one for one in other if one in there), "")
+        return Problem(codes.OTHER_ENGINE, name, f"nothing is of {titles}", same)
+    if metric.needs:
+        return Problem(codes.NEEDS_OPTION, name, f"it needs {metric.needs}")
+    since = f"; the engine has it since {metric.since}" if metric.since else ""
+    return Problem(codes.ABSENT, name, f"it is not there{since}")
 
 
 def _removed(metric: Metric) -> str:
     return f"its last release is {metric.until}" if metric.until else "no release has it"
-
-
-def _from(exporter: str) -> str:
-    return f"{exporter} has it" if exporter else "it is not known"

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep_tools.doctor.queries.problems import short
-from sidestep_tools.doctor.queries.promql import Call, PromqlError, nodes, parse
+from sidestep_tools.doctor.queries.promql import PromqlError, experimental_functions, parse
 
 _DURATION = r"^(?=.)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?\Z|^0\Z"
 Duration: TypeAlias = Annotated[str, Meta(pattern=_DURATION)] | Annotated[int, Meta(ge=0, le=0)]
@@ -48,7 +48,7 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True):
-    """A group of rules; ``partial_response_strategy`` is Thanos' and the operator's."""
+    """A group of rules; ``partial_response_strategy`` is a field of Thanos and the operator."""
 
     name: Annotated[str, Meta(min_length=1)]
     interval: Duration | None = None
@@ -119,10 +119,9 @@ def _mistakes(rule: Rule) -> Iterator[str]:
 def _refused(query: str) -> Iterator[str]:
     """Yield why Prometheus refuses a query, whatever is stored."""
     try:
-        parts = nodes(parse(query))
+        names = experimental_functions(parse(query))
     except PromqlError as error:
         yield f"{short(query)}: {error}"
         return
-    names = {each.function for each in parts if isinstance(each, Call) and each.is_experimental}
     for name in sorted(names):
         yield f"{name} needs Prometheus's --enable-feature=promql-experimental-functions"

@@ -1,1 +1,0 @@
-"""llama.cpp: catalogue rows of llama-server's page."""

@@ -1,1 +1,0 @@
-"""Triton: wire structs of its statistics extension, catalogue rows, and handlers."""

@@ -1,1 +1,0 @@
-"""Checks of the environment that an engine runs in: packages, variables and processes."""
