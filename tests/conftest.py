@@ -32,18 +32,43 @@ PROCESSES = re.compile(
 )
 """Text of a module that starts processes or browsers."""
 SLOW = (
+    "adapters/llamacpp/test_poller.py",
     "adapters/publisher/test_cache_lookups.py",
+    "adapters/publisher/test_progress.py",
+    "adapters/publisher/test_silent_exporter.py",
+    "adapters/streams/test_subscriber.py",
     "adapters/test_poll_memory.py",
+    "adapters/triton/test_hostile.py",
     "adapters/triton/test_poller.py",
+    "adapters/vllm/test_front_end_progress.py",
+    "adapters/vllm/test_privacy.py",
+    "adapters/vllm/test_scheduler_progress.py",
+    "diagnosis/test_own_checks.py",
+    "engines/test_load.py",
     "engines/test_vllm_lookups.py",
+    "exposition/live/test_answers.py",
     "exposition/test_aggregated_text.py",
+    "exposition/test_views.py",
     "hostile/test_churn.py",
     "hostile/test_messages.py",
+    "http/test_costs.py",
+    "http/test_hit_ratio_curve.py",
     "metrics/test_saturation.py",
+    "metrics/test_slo_counter.py",
     "otlp/test_families.py",
+    "otlp/test_grpc.py",
+    "otlp/test_increments.py",
+    "requests/test_front_end_records.py",
+    "telemetry/test_self_metrics.py",
+    "top/test_app.py",
+    "tracking/test_health_model.py",
+    "tracking/test_kv_blocks.py",
     "tracking/test_reuse.py",
+    "tracking/test_reuse_mutants.py",
+    "tracking/test_shortage.py",
+    "transport/test_link.py",
 )
-"""Modules whose tests compute for long without any process."""
+"""Modules whose tests compute or wait for long without any process."""
 IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)", re.MULTILINE)
 
 

@@ -184,7 +184,7 @@ except OSError:
 name = sys.argv[1][:3]
 engine = EngineInfo(name, "vllm", {"engine": name, "model_name": "m"})
 publisher = Publisher(sys.argv[1], name, [engine])
-until(lambda: publisher.problem or warnings)
+until(lambda: publisher._link.problem or warnings)
 before = publisher.connected
 for descriptor in opened:
     os.close(descriptor)

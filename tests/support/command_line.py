@@ -36,6 +36,7 @@ def run(order):
     os.chdir(order["directory"])
     os.environ.clear()
     os.environ.update(order["environ"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     try:
         sidestep.app.cli.main(order["arguments"])
     except SystemExit as end:
