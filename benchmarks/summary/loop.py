@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +123,12 @@ def environ(mode: str, endpoint: str) -> Mapping[str, str]:
 
 def median(costs: Sequence[Cost]) -> Cost:
     """Return the medians of the rounds."""
-    return Cost(*(statistics.median(values) for values in zip(*map(dataclasses.astuple, costs), strict=True)))
+    return Cost(
+        *(
+            statistics.median(values)
+            for values in zip(*map(dataclasses.astuple, costs), strict=True)
+        )
+    )
 
 
 def figures(found: Mapping[tuple[Case, str], Cost]) -> Mapping[str, Figure]:
@@ -163,6 +168,7 @@ class Core:
         self._decode = MsgpackDecoder(EngineCoreOutputs).decode
         self._log_stats = log_stats
         self._ids: list[str] = []
+        self._has_come = asyncio.Condition()
         self._messages: deque[Any] = deque()
         self._has_messages = asyncio.Event()
         self._arrived: float | None = None
@@ -173,7 +179,9 @@ class Core:
 
     async def add_request_async(self, request: Any) -> None:
         """Take a request."""
-        self._ids.append(request.request_id)
+        async with self._has_come:
+            self._ids.append(request.request_id)
+            self._has_come.notify_all()
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Refuse an abort: no client leaves."""
@@ -193,8 +201,8 @@ class Core:
         )
         from vllm.v1.metrics.stats import PrefillStats, SchedulerStats  # noqa: PLC0415
 
-        while len(self._ids) < requests:
-            await asyncio.sleep(GAP)
+        async with self._has_come:
+            await self._has_come.wait_for(lambda: len(self._ids) == requests)
         now = time.monotonic()
         events = [
             EngineCoreEvent(EngineCoreEventType.QUEUED, now),
@@ -250,7 +258,7 @@ def tokenizer(folder: Path) -> None:
     """Write a tokenizer with a word for each token."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
 
-    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(512)}, unk_token="w0"))  # noqa: S106
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(512)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "eos_token": "w1"}
@@ -327,8 +335,7 @@ def publisher_is_drained(engine: Any) -> Callable[[], bool]:
     publishers = [
         one._publisher for one in getattr(manager, "stat_loggers", ()) if hasattr(one, "_publisher")
     ]
-    for one in publishers:
-        wait(lambda one=one: one.connected)
+    wait(lambda: all(one.connected for one in publishers))
     return lambda: all(one.drained for one in publishers)
 
 
