@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, final
+from typing import IO, Any, TypeVar, final
 
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
@@ -175,6 +175,9 @@ class Result:
     recorded: int = 0
 
 
+Answer = TypeVar("Answer")
+
+
 @final
 class Worker:
     """A process that runs ``python -m`` with these arguments, as a context manager."""
@@ -200,6 +203,10 @@ class Worker:
 
     def run(self, case: Any) -> Result:
         """Measure ``case``, a dataclass."""
+        return self.ask(case, Result)
+
+    def ask(self, case: Any, kind: type[Answer]) -> Answer:
+        """Measure ``case``, a dataclass, and return the answer as one of ``kind``."""
         to, answers = self._process.stdin, self._process.stdout
         if to is None or answers is None:
             raise RuntimeError("a worker has pipes")
@@ -208,13 +215,13 @@ class Worker:
         answer = answers.readline()
         if not answer:
             raise SystemExit("a worker has died; its error stands above")
-        return Result(**json.loads(answer))
+        return kind(**json.loads(answer))
 
 
-def cases(answers: IO[str]) -> Iterator[tuple[dict[str, Any], Callable[[Result], None]]]:
-    """Yield each case that a worker is given, and a function for its result."""
+def cases(answers: IO[str]) -> Iterator[tuple[dict[str, Any], Callable[[Any], None]]]:
+    """Yield each case that a worker is given, and a function for its result, a dataclass."""
 
-    def answer(result: Result) -> None:
+    def answer(result: Any) -> None:
         answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
         answers.flush()
 

@@ -312,21 +312,26 @@ def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Rec
 
 
 def vllm_config() -> Any:
-    """Return a real configuration of a model without weights."""
+    """Return a real configuration of a model without weights and without a tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        return vllm_config_in(Path(folder), skip_tokenizer_init=True)
+
+
+def vllm_config_in(folder: Path, **options: Any) -> Any:
+    """Return a real configuration of a model without weights, whose files are in ``folder``."""
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        config = EngineArgs(
-            model=folder,
-            served_model_name=[MODEL],
-            load_format="dummy",
-            dtype="float32",
-            max_model_len=8192,
-            block_size=32,
-            kv_cache_metrics=True,
-            skip_tokenizer_init=True,
-        ).create_engine_config()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    config = EngineArgs(
+        model=str(folder),
+        served_model_name=[MODEL],
+        load_format="dummy",
+        dtype="float32",
+        max_model_len=8192,
+        block_size=32,
+        kv_cache_metrics=True,
+        **options,
+    ).create_engine_config()
     config.cache_config.num_gpu_blocks = 1000
     return config
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 TOPICS: Mapping[str, str] = {
     "engine": "engine:CLIENT",
     "vllm": "engine:VLLM",
+    "loop": "loop:LOOP",
     "tap": "tap:TAP",
     "sglang": "sglang:SGLANG",
     "ingest": "ingest:INGEST",
