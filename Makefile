@@ -17,10 +17,10 @@ demo: $(STAMP)
 compose:
 	docker compose -f deploy/compose/compose.yaml up --build
 
-# Most tests wait for other processes most of the time, so three run on two cores; what a module starts
+# Most tests wait for other processes most of the time, so four run on two cores; what a module starts
 # serves all its tests.
 test: $(STAMP) tools
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 4 --dist loadfile
 
 # The tests that start no process and no browser, and take little time.
 quick: $(STAMP)

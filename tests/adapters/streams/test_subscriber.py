@@ -203,8 +203,8 @@ async def test_a_silent_restart_shows_with_the_connection(
 
 
 async def test_a_publisher_repeats(start: Start, publisher: Publisher) -> None:
-    """Each message counts once."""
-    async with subscribed(start, publisher) as exporter:
+    """Each message counts once. None is requested again, which would hide what has come twice."""
+    async with subscribed(start, publisher, replay="") as exporter:
         for number in range(20):
             publisher.publish(stored(number), copies=1 + number % 3)
         publisher.publish(stored(3), seq=3)
