@@ -73,7 +73,7 @@ class SchedulerProgress:
         self._ended = 0
         """Number of the last step that has ended."""
         self._is_controlled = False
-        """Whether the loop ran an operator's request at the last wake."""
+        """True if the loop ran an operator's request at the last wake."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
@@ -145,7 +145,7 @@ class TokenizerProgress:
         self._due_at: float | None = None
         """When the next answer may have come from a slow engine; None: none is owed."""
         self._is_excused = False
-        """Whether the scheduler runs an operator's request, as far as the tokenizer knows."""
+        """True if the scheduler runs an operator's request, as far as the tokenizer knows."""
 
     def __call__(self, now: float) -> Progress | None:
         """Return the progress at ``now``; None if it cannot be known."""
