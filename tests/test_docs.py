@@ -28,6 +28,16 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_modules_that_exist(path: Path) -> None:
+    """A guide leads to a file: a path to a module is the end of one in the repository."""
+    named = set(re.findall(r"`([\w./-]+\.py)`", path.read_text()))
+    tops = ("exporter", "adapters", "tests", "tools", "benchmarks", "chaos", "fuzz")
+    modules = [f"/{file}" for top in tops for file in (ROOT / top).rglob("*.py")]
+
+    assert {name for name in named if not any(m.endswith(f"/{name}") for m in modules)} == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_families_that_exist(path: Path) -> None:
     """Every name that looks like a metric is one, or the beginning of one."""
     text = path.read_text()

@@ -168,7 +168,7 @@ def _client_auth(section: TlsSection, client_ca: Pem | None) -> tuple[str, froze
     if client_ca is None and auth != CLIENT_AUTH[0]:
         raise _refused(
             f"client_auth_type {auth} needs client_ca_file: the system's authorities would let in"
-            " whoever has a certificate of theirs"
+            " every client with a certificate of theirs"
         )
     if section.client_allowed_sans is None:
         return auth, None

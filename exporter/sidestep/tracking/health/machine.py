@@ -137,7 +137,7 @@ class HealthTracker:
             )
         silence = 0.0 if reports or item_at is None else now - item_at
         if requests and silence > limits.most:
-            # Without reports of progress, a long step cannot be told from a stall.
+            # Without reports of progress, a long step looks like a stall.
             return Health(EngineState.SLOW, age=silence)
         state = self._calm_state(conditions, unfinished or requests, item_at, now)
         return Health(state, step_age=step_age, unfinished=unfinished)

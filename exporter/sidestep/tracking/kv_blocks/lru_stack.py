@@ -1,4 +1,4 @@
-"""Stack of blocks in the order of their last use, which tells how many were used since a block was.
+"""Stack of blocks in the order of their last use. It counts the blocks that were used after a given one.
 
 An LRU cache holds the blocks at the top of the stack, as many as fit. Uses are kept in chunks: a use
 sets a mark in the newest chunk, and removes the mark of the block's former use. Two neighbouring chunks
