@@ -17,6 +17,7 @@ from ports import free_port
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.requests.inflight import UNKNOWN
+from sidestep_adapters.vllm.ownership import SCHEDULER_MODULE
 
 ID, SALT, TRACE, SPAN = "acme-4711", "salt-of-acme", "5ec7e7" * 5 + "ab", "fa11ed" * 2 + "cafe"
 STATE = "vendor=secret"
@@ -98,7 +99,13 @@ async def test_bytes_on_the_wire(mode: str, start: Start, monkeypatch: pytest.Mo
     async with wire.listen() as endpoint:
         with importable(monkeypatch, endpoint) as ours:
             core = Core(ours.scheduler(config()))
-            front_end = AsyncLLM(SimpleNamespace(), [0], ours.stat_logger)
+
+            def stat_logger(vllm_config: Any, **more: Any) -> Any:
+                # A front end that sees no tap would end what the tap has told of the engine.
+                vllm_config.scheduler_config.scheduler_cls = f"{SCHEDULER_MODULE}.SidestepScheduler"
+                return ours.stat_logger(vllm_config=vllm_config, **more)
+
+            front_end = AsyncLLM(SimpleNamespace(), [0], stat_logger)
             (logger,) = front_end.logger_manager.stat_loggers
             try:
                 async with start(ingest_endpoint=exporter_endpoint) as exporter:
