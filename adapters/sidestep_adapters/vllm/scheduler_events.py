@@ -5,7 +5,6 @@ Requests get numbers here; their ids, prompts and tokens stay in the process.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
@@ -14,10 +13,8 @@ from typing import Any, cast
 
 from sidestep.protocol.cache_lookups import AGAIN, COUNTED, NOT_LOOKED_UP, CacheLookups
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.limits import MAX_OBSERVATIONS, printable
+from sidestep.protocol.limits import printable
 from sidestep.protocol.request_events import (
-    MAX_EVENTS,
-    MAX_REQUESTS,
     PREEMPTED,
     RUNNING,
     WAITING,
@@ -36,12 +33,11 @@ from sidestep.protocol.request_events import (
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.request_identity import NONE, IdentityMaker
 from sidestep_adapters.vllm.ended_steps import EndedSteps
+from sidestep_adapters.vllm.event_batches import SAMPLE, batches, parallel_sample
 
 DeferredEvent = tuple[Callable[..., Event | None], Any]
 """A function that makes an event in the publisher thread, and its arguments."""
 
-_SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
-"""Id of a parallel sample: its number, and the id of the original request."""
 _SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 _STATES = {"RUNNING": RUNNING, "PREEMPTED": PREEMPTED}
 """vLLM's names of states; a request in any other waits."""
@@ -131,16 +127,7 @@ class SchedulerEvents:
 
     def _split(self, events: Sequence[Event]) -> list[RequestEvents]:
         stamp = _monotonic()
-        batches: list[list[Event]] = []
-        capacity = 0
-        for event in events:
-            size = event.size if isinstance(event, Iteration) else 0
-            if not batches or size > capacity or len(batches[-1]) >= MAX_EVENTS:
-                batches.append([])
-                capacity = MAX_REQUESTS
-            batches[-1].append(event)
-            capacity -= size
-        return [RequestEvents(0, stamp, self._source, some) for some in batches]
+        return [RequestEvents(0, stamp, self._source, some) for some in batches(events)]
 
     def _number(self, request_id: str) -> int:
         number = self._numbers.get(request_id)
@@ -155,14 +142,14 @@ class SchedulerEvents:
         self._requests[number] = request
         self._awaiting_output.add(request.request_id)
         event = Queued(number, stamp, arrival, tokens, _adapter(request))
-        event.group, event.sample = _parallel_sample(request.request_id)
+        event.group, event.sample = parallel_sample(request.request_id)
         event.identity, event.max_tokens = self._identity(request), _max_tokens(request)
         return event
 
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
             return None
-        found = _SAMPLE.fullmatch(request.request_id)
+        found = SAMPLE.fullmatch(request.request_id)
         name = request.request_id if found is None else found[2]
         return self._identities.make(
             _SUFFIX.sub("", name) if self._has_suffix else name,
@@ -336,12 +323,3 @@ def _adapter(request: Any) -> str:
 
 def _max_tokens(request: Any) -> int | None:
     return getattr(request.sampling_params, "max_tokens", None)
-
-
-def _parallel_sample(request_id: str) -> tuple[int, int]:
-    """Return a parallel sample's number of the original request, and its own; both 0 for a single one."""
-    found = _SAMPLE.fullmatch(request_id)
-    if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
-        return 0, 0
-    digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
-    return int.from_bytes(digest, "big") or 1, int(found[1])

@@ -24,6 +24,7 @@ from sidestep.protocol.messages import (
     LIMITS,
     MISSING,
     MISSING_FIELDS,
+    REQUEST_EVENTS,
     EngineInfo,
 )
 
@@ -234,7 +235,9 @@ class Engine:
         native buckets they can.
         """
         features = frozenset(info.features)
-        if ENGINE_CORE in self.description.features - features:
+        if ENGINE_CORE in features:
+            features |= {REQUEST_EVENTS}
+        if (self.description.features - features) & {ENGINE_CORE, REQUEST_EVENTS}:
             self.detach_core()
         core, front = self.description.core_info, self.description.front_info
         if any(name.startswith(CORE_INFO) for name in info.info):
