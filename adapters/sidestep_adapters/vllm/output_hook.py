@@ -404,7 +404,7 @@ def _check_release(front_end: Any) -> None:
         output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
     )
     taken: list[Outputs] = []
-    recorder: Any = SimpleNamespace(record=lambda _, one: taken.append(one), outputs=None)
+    recorder: Any = SimpleNamespace(record=lambda _, one, **__: taken.append(one), outputs=None)
     hook = OutputHook(
         stand_in, [0], recorder, lambda _: None, sends_identity=False, nan_check=False
     )
