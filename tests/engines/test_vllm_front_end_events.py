@@ -105,7 +105,8 @@ class World:
             known, choice = self.live[name], seed >> (3 * position)
             assert known["engine"] == engine
             count, reason = 1 + (choice & 1), None
-            events, stamp = {}, self.clock.engine
+            events: dict[str, Any] = {}
+            stamp = self.clock.engine
             if known["last"] is None:
                 events = {"queued": stamp - 0.0625, "scheduled": stamp - 0.03125}
                 self.observe("ttft", self.clock.wall - known["arrival"])

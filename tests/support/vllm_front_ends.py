@@ -19,11 +19,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.protocol.messages import FRONT_END, REQUEST_EVENTS, EngineInfo
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.vllm.front_end_requests import (
-    FrontEndLatencyItems,
-    FrontEndRequests,
-    RequestEventItems,
-)
+from sidestep_adapters.vllm.front_end_requests import FrontEndLatencyItems, RequestEventItems
 from sidestep_adapters.vllm.output_hook import OutputHook
 
 WALL, ENGINE = 1000.0, 64.0
@@ -71,7 +67,7 @@ class HookedFrontEnd:
     ) -> None:
         self.clock = clock
         self.failures: list[str] = []
-        self.requests: FrontEndRequests = FrontEndLatencyItems(self.failures.append)
+        self.requests: Any = FrontEndLatencyItems(self.failures.append)
         if not tapped:
             self.requests = RequestEventItems(
                 self.failures.append, len(engines), process, processes, identity_maker()

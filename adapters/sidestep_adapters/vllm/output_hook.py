@@ -186,11 +186,12 @@ class OutputHook:
         if stats is not None:
             local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             prompt = stats.num_computed_tokens, local, external
-            self._prompt_tokens += sum(prompt)
         elif (cached := getattr(output, "num_cached_tokens", None)) is not None:
             # Releases before the split by source report the cached tokens, or nothing.
             prompt = prompt_tokens - cached, cached, 0
         events = [(int(event.type), event.timestamp) for event in output.events or ()]
+        if is_first:
+            self._prompt_tokens += prompt_tokens
         is_corrupted = self._nan_check and _nans(output) > 0
         return Special(output.request_id, events, is_first, prompt_tokens, prompt, is_corrupted)
 
@@ -404,7 +405,7 @@ def _check_release(front_end: Any) -> None:
         output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
     )
     taken: list[Outputs] = []
-    recorder: Any = SimpleNamespace(record=lambda _, one, **__: taken.append(one), outputs=None)
+    recorder: Any = SimpleNamespace(record=lambda *args, **_: taken.append(args[1]), outputs=None)
     hook = OutputHook(
         stand_in, [0], recorder, lambda _: None, sends_identity=False, nan_check=False
     )

@@ -37,7 +37,7 @@ def started(clock: Clock, *names: str, engines: int = 1, **more: Any) -> HookedF
     for index, name in enumerate(names):
         front.add(name, engine=index % engines)
         clock.now += 1.0
-        times = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
+        times: dict[str, Any] = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
         front.receive(output(name, **times), engine=index % engines)
     front.encoded()
     return front
@@ -173,11 +173,11 @@ def session(
     front.add("s", 5, resumable=True)
     arrivals = [clock.now]
     clock.now += 1.0
-    events = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
+    events: dict[str, Any] = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
     if early:
         front.add("s", 4, resumable=True)
         arrivals.append(clock.now)
-    again = {"queued_": clock.engine} if early else {}
+    again: dict[str, Any] = {"queued_": clock.engine} if early else {}
     if not short:
         clock.now += 0.5
         waited.append(clock.now - arrivals[0])
@@ -258,7 +258,7 @@ def test_engines_have_their_own_items(clock: Clock) -> None:
         (1, clock.engine, []),
     ]
     alive = front.requests.current_state()
-    assert [(i.engine, [e.request for e in i.events]) for i in alive] == [(0, [1]), (1, [2])]  # type: ignore[union-attr]
+    assert [(i.engine, [e.request for e in i.events]) for i in alive] == [(0, [1]), (1, [2])]
 
 
 def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
@@ -268,7 +268,7 @@ def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
 
     def look() -> None:
         front.items()
-        seen.extend(e.request for i in front.requests.current_state() for e in i.events)  # type: ignore[union-attr]
+        seen.extend(e.request for i in front.requests.current_state() for e in i.events)
 
     front.add("new")
     front.receive(
@@ -279,7 +279,7 @@ def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
     step = [event for event in front.events() if isinstance(event, Iteration)]
     assert step[0].outputs[0].requests == [3, 1, 2]
     (alive,) = front.requests.current_state()
-    assert alive.events[1] == Alive(3, clock.engine, 2, clock.wall, 7, max_tokens=50)  # type: ignore[union-attr]
+    assert alive.events[1] == Alive(3, clock.engine, 2, clock.wall, 7, max_tokens=50)
 
 
 def test_values_of_some_requests(clock: Clock) -> None:
@@ -300,7 +300,7 @@ def test_latencies_of_a_step(clock: Clock) -> None:
     for name in "abc":
         front.add(name)
     clock.now += 2.0
-    times = {"queued": 1.0, "scheduled": 1.5}
+    times: dict[str, Any] = {"queued": 1.0, "scheduled": 1.5}
     front.receive(output("a", **times), output("b", **times), output("x", **times))
     clock.now += 1.0
     front.receive(output("a"))
@@ -331,12 +331,12 @@ def test_nothing_is_left_of_requests_whose_end_was_dropped(
 
     assert list(front.requests._requests) == ["c", "new"]
     if tapped:
-        assert [item.front_end.e2e_latencies for item in items] == [[2.0]]  # type: ignore[union-attr]
+        assert [item.front_end.e2e_latencies for item in items] == [[2.0]]
         return
     ended, alive = items
-    assert finished(ended.events) == [(2, STOP, 2)]  # type: ignore[union-attr]
-    assert ended.source != alive.source  # type: ignore[union-attr]
-    assert (alive.unseen, [e.request for e in alive.events]) == (1, [3])  # type: ignore[union-attr]
+    assert finished(ended.events) == [(2, STOP, 2)]
+    assert ended.source != alive.source
+    assert (alive.unseen, [e.request for e in alive.events]) == (1, [3])
     # It has kept its arrival.
     clock.now += 1.0
     front.receive(output("new", queued=1.0))
