@@ -10,7 +10,7 @@ from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import wire as sglang
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
-from sidestep.metrics.registry import (
+from sidestep.metrics.exposed_engines import (
     ENGINE_EXPIRES_SECONDS,
     GAUGES_EXPIRE_SECONDS,
     MAX_ENGINES,

@@ -20,7 +20,8 @@ from sidestep.exposition.engine_values import (
 )
 from sidestep.exposition.families import Children, Family, LabelCache
 from sidestep.exposition.series_filter import RANK_LABELS
-from sidestep.metrics.engine import ORIGIN, Key, Number
+from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.engine_series import Key, Number
 from sidestep.metrics.exemplars import newest
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
