@@ -16,6 +16,7 @@ from hypothesis import settings
 from exporters import Start
 from prometheus_server import BINARIES, VERSIONS
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.
@@ -140,7 +141,7 @@ def start(tmp_path: Path) -> Start:
             "limits_memory_hard": "0",
             **flags,
         }
-        async with Exporter(read(given, {})).running() as exporter:
+        async with running(Exporter(read(given, {}))) as exporter:
             yield exporter
 
     return run

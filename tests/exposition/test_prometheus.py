@@ -23,6 +23,7 @@ from exporters import MAIN_RUN, Start, page_of_engine, until
 from polled import page, polled
 from prometheus_server import BINARIES, prometheus
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep_adapters.recording.replay import Replay
 
@@ -123,7 +124,7 @@ async def test_prometheus_reads_every_sample(tmp_path: Path, binary: str) -> Non
             "limits_memory_soft": "0",
             "limits_memory_hard": "0",
         }
-        async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
+        async with running(Exporter(read(flags, {}), [Odd()])) as exporter:
             url = await replayed(exporter, MAIN_RUN)
             await until(lambda: bool(exporter.passthrough.families()))
             async with scraping(binary, tmp_path, {"one": url}, {"honor_labels": True}) as query:

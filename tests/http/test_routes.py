@@ -20,6 +20,7 @@ from exporters import MAIN_RUN, SPEC_RUN, Start, until
 from pages import get, parse
 from promtool import PROMTOOL, complaints
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
 from sidestep_adapters.recording.replay import Replay
@@ -204,7 +205,7 @@ async def test_a_users_collectors_are_on_the_page(tmp_path: Path) -> None:
         "web_listen_address": ("127.0.0.1:0",),
         "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
     }
-    async with Exporter(read(flags, {}), [Mine(), Broken()]).running() as exporter:
+    async with running(Exporter(read(flags, {}), [Mine(), Broken()])) as exporter:
         families = parse(await get(exporter.url))
 
     assert families["my_gauge"].samples == {("my_gauge", ()): 5.0}

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from exporters import Start, until
-from sidestep.app.exporter import Exporter, serve
+from sidestep.app.exporter import Exporter
+from sidestep.app.run import serve
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep

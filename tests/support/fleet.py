@@ -25,6 +25,7 @@ from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -271,16 +272,16 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
                 for kind, publisher in publishers.items()
             )
         }
-        running: dict[str, Exporter] = {}
+        exporters: dict[str, Exporter] = {}
         for name, given in flags.items():
             config = read(settings(directory, name, **given), {})
-            running[name] = await stack.enter_async_context(Exporter(config).running())
-        made = Fleet(running, triton, publishers)
+            exporters[name] = await stack.enter_async_context(running(Exporter(config)))
+        made = Fleet(exporters, triton, publishers)
         for publisher in publishers.values():
             # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
         tasks = [asyncio.create_task(made.serve()), asyncio.create_task(polled.serve())]
-        tasks += [asyncio.create_task(hang(running[name], HUNG[name])) for name in HUNG]
+        tasks += [asyncio.create_task(hang(exporters[name], HUNG[name])) for name in HUNG]
         try:
             yield made
         finally:
