@@ -100,10 +100,6 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.send(kind, message)
-        # No recording has lookups in the prefix cache.
-        await asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups")
-        # No recording has an overloaded engine.
-        await overload(self.exporters["vllm-0"])
         # One at a time is slow, all at once starve the exporters' event loop.
         few = asyncio.Semaphore(3)
 
@@ -112,7 +108,13 @@ class Fleet:
                 await asyncio.to_thread(replay, name, exporter.endpoints[0])
 
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
-        await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
+        await asyncio.gather(
+            # No recording has lookups in the prefix cache.
+            asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups"),
+            # No recording has an overloaded engine.
+            overload(self.exporters["vllm-0"]),
+            *(play(name, exporter) for name, exporter in fed),
+        )
 
     @contextlib.asynccontextmanager
     async def adapters_running(self) -> AsyncIterator[None]:
