@@ -25,6 +25,7 @@ TOPICS: Mapping[str, str] = {
     "engine": "engine:CLIENT",
     "vllm": "engine:VLLM",
     "loop": "loop:LOOP",
+    "core": "scheduler:SCHEDULER",
     "tap": "tap:TAP",
     "sglang": "sglang:SGLANG",
     "ingest": "ingest:INGEST",

@@ -603,7 +603,7 @@ def test_engines_share_the_capacity_for_requests() -> None:
     assert len(greedy.given_up) == 50
     for number in range(50):
         greedy.remove(number)
-    greedy.clear()
+    greedy.drop()
     assert places.used == 166
 
 

@@ -47,7 +47,7 @@ FROM_RUNS = {"scalars", "histograms", "keyed", "open", "hits", "seen", "polled"}
 NUMBERS = {
     "gauge_stamp": 7.5, "held_tokens": 7, "restarts": 3, "last_seen": 1.5, "created": 1.5,
 }  # fmt: skip
-OF_FOLDED_ITEMS = {"limited", "cut_off", "blocks"}
+OF_FOLDED_ITEMS = {"limited", "cut_off", "blocks", "process", "processes"}
 """Fields of records that senders fold; a snapshot has them elsewhere."""
 GUIDE = "see 'Add a field that outlives the exporter's process' in CONTRIBUTING.md"
 

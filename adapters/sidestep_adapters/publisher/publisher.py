@@ -345,3 +345,23 @@ class Publisher:
         if now - self._warned_at >= WARNING_INTERVAL:
             self._warned_at = now
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
+
+
+class DropWatch:
+    """Notices that a publisher has dropped items, for senders of events that depend on earlier ones."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._dropped = 0
+        self._is_behind = False
+
+    def have_ended(self) -> bool:
+        """Return True once after items were dropped, when the exporter answers and none are dropped."""
+        dropped = self._publisher.dropped
+        if dropped != self._dropped:
+            self._dropped, self._is_behind = dropped, True
+            return False
+        if self._is_behind and self._publisher.connected:
+            self._is_behind = False
+            return True
+        return False

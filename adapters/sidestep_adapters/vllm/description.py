@@ -13,6 +13,7 @@ from sidestep.catalog.buckets import one_two_five
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import (
     CORE,
+    ENGINE_CORE,
     FRONT_END,
     FRONT_END_STATS,
     KV_SAMPLING,
@@ -37,7 +38,7 @@ class Description:
         max_model_len: Maximum tokens of a request.
         engines: vLLM's indexes of the engines.
         namespace: Prefix of all identities, see ``environment.namespace``.
-        api_server: This front end's number among its engine's API servers.
+        api_server: This front end's number among ``api_servers`` of its engines.
         features: Options that are on, as the catalogue names them.
         custom_buckets: Histogram bounds by bucket family, where configured.
         info: Info metrics by short name.
@@ -57,6 +58,7 @@ class Description:
     num_spec_tokens: int = 0
     connector: str = ""
     role: Role = "alone"
+    api_servers: int = 1
 
     @property
     def stream(self) -> str:
@@ -123,7 +125,7 @@ def describe(
         "watermark": getattr(config, "watermark_config", None) is not None,
         "iteration_details": not tapped
         and getattr(observability, "enable_logging_iteration_details", False),
-        "engine_core": tapped,
+        ENGINE_CORE: tapped,
         FRONT_END_STATS: log_stats,
         "cudagraph": getattr(observability, "cudagraph_metrics", False),
         "lora": lora is not None,
@@ -134,7 +136,8 @@ def describe(
         engines=tuple(engines),
         # Cores that Ray starts have Ray's command line.
         namespace=namespace(with_port=getattr(parallel, "data_parallel_backend", "mp") != "ray"),
-        api_server=_api_server(config),
+        api_server=(api_server := _api_server(config)),
+        api_servers=max(getattr(parallel, "_api_process_count", 1), api_server + 1),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
         info=_info(lora, observability, getattr(config, "scheduler_config", None)),

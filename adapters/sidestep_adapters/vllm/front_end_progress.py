@@ -48,11 +48,11 @@ class FrontEndProgress:
             for index, number in enumerate(engines)
         }
 
-    def answered(self, number: int, iteration: Any) -> None:
-        """Count outputs that the engine ``number`` sent; on the serving thread."""
+    def answered(self, number: int, prompt_tokens: int) -> None:
+        """Count outputs that the engine ``number`` sent, with tokens of prompts; on the serving thread."""
         engine = self._engines.get(number)
         if engine is not None:
-            engine.answered(getattr(iteration, "num_prompt_tokens", 0))
+            engine.answered(prompt_tokens)
 
     def slept(self, sleep: int) -> None:
         """Record that the engines fell asleep or woke up."""
@@ -209,28 +209,19 @@ class LoopWatch:
         self._asked_at = None
 
 
-def progress_of_caller(engines: Sequence[int]) -> FrontEndProgress | None:
-    """Return the progress of the ``AsyncLLM`` that is making a stat logger; None without one.
+def calling_front_end() -> Any:
+    """Return the ``AsyncLLM`` that is making a stat logger; None if there is none.
 
-    vLLM gives a stat logger no reference to it, so it is found among the callers.
-    """
-    try:
-        front_end = _calling_front_end()
-        return None if front_end is None else FrontEndProgress(front_end, engines)
-    except Exception:
-        log.exception("sidestep: the front end was not found; its progress is not reported")
-        return None
-
-
-def _calling_front_end() -> Any:
-    """Return the ``AsyncLLM`` whose method is being called; None if there is none.
-
-    Offline inference does not count: its engine makes no step unless it is called.
+    vLLM gives a stat logger no reference to it, so it is found among the callers. Offline inference
+    does not count: its engine makes no step unless it is called.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if hasattr(owner, "output_processor") and not hasattr(owner, "step"):
-            return owner
-        frame = frame.f_back
+    try:
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if hasattr(owner, "output_processor") and not hasattr(owner, "step"):
+                return owner
+            frame = frame.f_back
+    except Exception:
+        log.exception("sidestep: the front end was not found; its progress is not reported")
     return None

@@ -7,14 +7,19 @@ Without ``SIDESTEP_ENDPOINT`` it does nothing: no socket, no thread.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.metrics import loggers
 
-from sidestep.protocol.self_described import Family, Samples
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import REQUEST_EVENTS
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.environment import (
     MODES,
     choice,
@@ -23,7 +28,8 @@ from sidestep_adapters.publisher.environment import (
     usable_endpoint,
 )
 from sidestep_adapters.publisher.process_metrics import ProcessTap
-from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.publisher import DropWatch, Publisher
+from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import (
     Description,
     describe,
@@ -31,12 +37,17 @@ from sidestep_adapters.vllm.description import (
     with_cache,
     with_missing,
 )
-from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, progress_of_caller
+from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, calling_front_end
+from sidestep_adapters.vllm.front_end_requests import front_end_requests
 from sidestep_adapters.vllm.frontend import FrontendTap
+from sidestep_adapters.vllm.output_hook import OutputHook, UnusableError, install
 from sidestep_adapters.vllm.startup import front_end_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
 log = logging.getLogger(__name__)
+
+STATISTICS = ("sidestep", "vllm")
+"""Who makes the statistics of outputs in mode ``instead``: ``SIDESTEP_VLLM_STATISTICS``."""
 
 
 def _base() -> Any:
@@ -60,6 +71,9 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         self._progress: FrontEndProgress | None = None
         self._startup: list[Family] = []
         self._config = vllm_config
+        self._front_end: Callable[[], Any] = lambda: None
+        self._hook: OutputHook | None = None
+        self._statistics: list[Family] = []
         if not usable_endpoint() or not is_supported():
             return
         try:
@@ -70,7 +84,11 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
     def _connect(self, description: Description) -> None:
         frontend = FrontendTap()
         process = ProcessTap(f"api{description.api_server}")
-        self._progress = progress_of_caller(description.engines)
+        front_end = calling_front_end()
+        if front_end is not None:
+            self._front_end = weakref.ref(front_end)
+            self._progress = FrontEndProgress(front_end, description.engines)
+        self._requests = front_end_requests(description, self._fail)
         publisher = Publisher(
             endpoint(),
             description.stream,
@@ -78,12 +96,19 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             periodic_items=lambda: [
                 *_samples([*frontend.families(), *process.families()]),
                 *_samples(self._startup, range(len(self.engine_indexes))),
+                *_samples(self._statistics),
+                *self._periodic_events(),
             ],
-            current_state=lambda: self._tap.current_state() if self._tap is not None else (),
+            current_state=lambda: [
+                *(self._tap.current_state() if self._tap is not None else ()),
+                *self._requests.current_state(),
+            ],
+            deferred=self._requests,
             progress=None if self._progress is None else self._progress.measure,
         )
         self._description = description
         self._publisher = publisher
+        self._drops = DropWatch(publisher)
         self._tap = VllmTap(
             publisher.push,
             publisher.fail,
@@ -110,11 +135,14 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         """Record one engine step; never blocks and never raises."""
         if self._tap is None or self._publisher is None:
             return
-        if self._progress is not None and iteration_stats is not None:
-            try:
-                self._progress.answered(engine_idx, iteration_stats)
-            except Exception:  # noqa: BLE001 - an exception here ends serving
-                self._publisher.fail("an answer could not be counted")
+        try:
+            tokens = getattr(iteration_stats, "num_prompt_tokens", None)
+            if self._hook is not None:
+                tokens = self._hook.step_ended(engine_idx, is_slice=scheduler_stats is None)
+            if self._progress is not None and tokens is not None:
+                self._progress.answered(engine_idx, tokens)
+        except Exception:  # noqa: BLE001 - an exception here ends serving
+            self._publisher.fail("an answer could not be counted")
         self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
     def log_engine_initialized(self) -> None:
@@ -125,10 +153,68 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             if not self._description.api_server:
                 # All API servers update the same series.
                 self._startup = front_end_startup()
+            self._replace_statistics()
             self._description = with_cache(self._description, self._config)
             self._publisher.describe(self._description.engine_infos)
         except Exception:  # noqa: BLE001 - the engine must start all the same
             self._publisher.fail("the cache configuration could not be read")
+
+    def _replace_statistics(self) -> None:
+        """Keep vLLM from building statistics, in mode ``instead``; say in the log which way runs."""
+        description, found = self._description, self._front_end()
+        if found is None or choice("SIDESTEP_VLLM_MODE", MODES) != "instead":
+            return
+        reason = "SIDESTEP_VLLM_STATISTICS=vllm"
+        try:
+            if choice("SIDESTEP_VLLM_STATISTICS", STATISTICS) == "sidestep":
+                self._hook = install(
+                    found,
+                    self._config,
+                    loggers.LoggingStatLogger,
+                    self._make_hook,
+                    inspect.currentframe(),
+                )
+                reason = ""
+        except UnusableError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("sidestep: the hook of vLLM's outputs could not be installed")
+            reason = f"the hook failed: {error}"
+        if self._hook is None:
+            log.warning("sidestep: vLLM builds its statistics on the event loop: %s", reason)
+        else:
+            log.info(
+                "sidestep: vLLM builds no statistics; sidestep makes them of the engine's outputs in a"
+                " thread, and the exporter writes the line of throughput"
+            )
+            if description.role == "alone":
+                features = (*description.features, REQUEST_EVENTS)
+                self._description = dataclasses.replace(description, features=features)
+        process = f"api{description.api_server}"
+        values = Sample([process, printable(reason)], float(self._hook is None))
+        name, labels = "sidestep_engine_process_builds_statistics", ["process", "reason"]
+        self._statistics = [Family(name, "gauge", labels, samples=[values])]
+
+    def _make_hook(self) -> OutputHook:
+        description = self._description
+        return OutputHook(
+            self._front_end(),
+            description.engines,
+            self._requests,
+            self._fail,
+            sends_identity=identity_maker().is_on,
+            nan_check="nan_check" in description.features,
+        )
+
+    def _periodic_events(self) -> Iterable[Any]:
+        """Return items of the requests about once a second; all of them after items were dropped."""
+        if self._hook is not None and self._drops.have_ended():
+            return self._requests.resync(self._hook.states)
+        return self._requests.periodic_items()
+
+    def _fail(self, problem: str) -> None:
+        if self._publisher is not None:
+            self._publisher.fail(problem)
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Record that the engines fell asleep or woke up."""

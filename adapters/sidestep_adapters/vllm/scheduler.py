@@ -21,7 +21,7 @@ from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
-from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.publisher import DropWatch, Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
@@ -57,8 +57,6 @@ class _Core:
         self._startup = core_startup(config)
         self._rank = description.engines[0]
         self._held_stats: list[Any] = []
-        self._dropped = 0
-        self._resync = False
         events = SchedulerEvents(
             self._fail,
             nan_check="nan_check" in description.features,
@@ -93,6 +91,7 @@ class _Core:
             ],
             progress=SchedulerProgress(scheduler, self.requests).measure,
         )
+        self._drops = DropWatch(self.publisher)
         if self._blocks is not None:
             pool.metrics_collector = self._blocks
 
@@ -145,12 +144,7 @@ class _Core:
     def _periodic_items(self) -> list[Any]:
         """Return items about once a second, in the publisher thread."""
         more = [self.requests.tick(time.monotonic(), time.time())]
-        if self.publisher.dropped != self._dropped:
-            self._dropped = self.publisher.dropped
-            self._resync = True
-        elif self._resync and self.publisher.connected:
-            # Once, after dropping has ended.
-            self._resync = False
+        if self._drops.have_ended():
             more = self.requests.events.resync()
             if self._blocks is not None:
                 self._blocks.resample = True

@@ -91,7 +91,8 @@ class Applier:
             tenants.begin(engine)
         ended = _recorded(engine)
         if totals.cut_off is not None:
-            untracked = self.registry.requests_of(engine).skip(totals.cut_off)
+            tracker = self.registry.requests_of(engine)
+            untracked = tracker.skip(totals.cut_off, totals.process, totals.processes)
             handlers.count_untracked(engine, untracked)
             # Only a core sends request events.
             if engine.feeds.front_ends:

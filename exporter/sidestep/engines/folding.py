@@ -162,6 +162,8 @@ class ItemFolder:
         totals.blocks = blocks
         totals.limited = self._registry.limited["label_values"]
         self._registry.limited["label_values"] = 0
-        if trackers.requests is not None and trackers.requests.source is not None:
-            totals.cut_off = trackers.requests.requests.whole
+        tracker = trackers.requests
+        if tracker is not None and tracker.sources:
+            totals.cut_off = tracker.requests.whole
+            (totals.process,), totals.processes = tracker.sources, tracker.processes
         return totals

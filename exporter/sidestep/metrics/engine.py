@@ -14,7 +14,14 @@ from sidestep.metrics.description import Description
 from sidestep.metrics.engine_series import EngineSeries, SeriesSettings
 from sidestep.protocol.engine_totals import Totals
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, LIMITS, EngineInfo
+from sidestep.protocol.messages import (
+    CORE_INFO,
+    ENGINE_CORE,
+    KV_SAMPLING,
+    LIMITS,
+    REQUEST_EVENTS,
+    EngineInfo,
+)
 
 ORIGIN = "origin"
 """The label with its identity that an engine gets if an earlier one has the same labels."""
@@ -133,7 +140,9 @@ class Engine(EngineSeries):
     def update(self, info: EngineInfo) -> None:
         """Apply a new Hello; counters continue, except where bounds changed: see ``apply_bounds``."""
         features = frozenset(info.features)
-        if ENGINE_CORE in self.description.features - features:
+        if ENGINE_CORE in features:
+            features |= {REQUEST_EVENTS}
+        if (self.description.features - features) & {ENGINE_CORE, REQUEST_EVENTS}:
             self.detach_core()
         core, front = self.description.core_info, self.description.front_info
         if any(name.startswith(CORE_INFO) for name in info.info):

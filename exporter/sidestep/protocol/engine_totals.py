@@ -24,6 +24,7 @@ from sidestep.protocol.limits import (
     Text,
 )
 from sidestep.protocol.messages import Bounds, EngineInfo
+from sidestep.protocol.request_events import MAX_CLIENTS
 
 MAX_PLACES = 4096
 """Maximum number of scalars, histograms or self-described families of one engine."""
@@ -137,6 +138,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         limited: Updates that were counted under ``__other__``.
         cut_off: Requests that began in the folded items and did not end in them; None
             where no request events were folded.
+        process: Number of the process that folded the events, among ``processes`` that send some.
         blocks: Whether block events were folded.
         polled: Last polled statistics of the engine's server, if it is polled; encoded in the
             format of its dialect.
@@ -158,6 +160,8 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     blocks: bool = False
     polled: Annotated[list[msgspec.Raw], Meta(max_length=1)] = []
     created: Seconds = 0.0
+    process: Count = 0
+    processes: Annotated[int, Meta(ge=1, le=MAX_CLIENTS)] = 1
 
 
 class EngineTotals(msgspec.Struct, array_like=True, gc=False):

@@ -38,7 +38,9 @@ Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
 
 ENGINE_CORE = "engine_core"
-"""Feature of engines whose core sends raw events of requests and blocks."""
+"""Feature of engines whose core sends raw events of requests, steps and blocks."""
+REQUEST_EVENTS = "request_events"
+"""Feature of engines whose front ends, or else their core, send raw events of requests."""
 FRONT_END_STATS = "front_end_stats"
 """Feature in the Hello of an engine's core that sends its statistics to front ends as well."""
 CORE, FRONT_END = "core", "front_end"

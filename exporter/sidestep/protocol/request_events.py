@@ -63,6 +63,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
         sample: Index of this sample, from 0.
         identity: None where the sender does not say whose request it is.
         max_tokens: Limit on its output tokens.
+        samples: Number of its prompt's parallel samples; 0: unknown.
     """
 
     request: Count
@@ -74,6 +75,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     sample: Count = 0
     identity: Identity | None = None
     max_tokens: Count | None = None
+    samples: Count = 0
 
 
 class Scheduled(msgspec.Struct, array_like=True, gc=False, tag=2):
@@ -122,6 +124,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
         tokens: Tokens scheduled for each request; empty if it is one each.
         kv_tokens: Tokens whose KV was computed before this step.
         prompts: Prompts of the requests with their first output.
+        is_slice: Whether another API server has more output of the step.
     """
 
     started: Seconds
@@ -132,6 +135,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
     tokens: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
     kv_tokens: Count = 0
     prompts: Annotated[list[Prompt], Meta(max_length=MAX_BATCH)] = []
+    is_slice: bool = False
 
     @property
     def batch(self) -> tuple[list[int], list[int]]:
@@ -201,7 +205,9 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 
 
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
-    """Events of one engine's scheduler until ``stamp``, in order; without events, only the time advances.
+    """Events of one engine's requests until ``stamp``, in order; without events, only the time advances.
+
+    Its core sends them, or each of its front ends those of its own requests.
 
     Attributes:
         source: Changes with the sending process, and after it has dropped events.
@@ -209,6 +215,9 @@ class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
             or an earlier one; 0: unknown.
         unseen: Requests that ended in the events which the process has dropped; the others go on.
             None: this is another process.
+        process: Number of the sending process among ``processes``. The numbers of its requests,
+            divided by ``processes``, have it as their remainder.
+        processes: How many processes send events of the engine's requests.
     """
 
     engine: Count
@@ -217,6 +226,8 @@ class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
     known_until: Seconds = 0.0
     unseen: Count | None = None
+    process: Count = 0
+    processes: Annotated[int, Meta(ge=1, le=MAX_CLIENTS)] = 1
 
 
 ALL_KNOWN = 1e11

@@ -100,8 +100,8 @@ CONTENTS = (
     Held(Accounted, {}, "counters"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",
-        "source": "TrackerState.source", "outputs": "TrackerState.step",
-        "front_ends": "TrackerState.front_ends",
+        "outputs": "TrackerState.step", "front_ends": "TrackerState.front_ends",
+        "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
     }, "settings traces sink block_size _now _max_expired _out"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",
@@ -113,7 +113,7 @@ CONTENTS = (
     Held(SampleGroups, {"groups": "GroupState", "given_up": "GroupState"}, "engines capacity"),
     Held(SampleGroup, _same(
         "GroupState", "number deadline ended live samples longest highest aborted closed owner waits arrival"
-        " ended_at"
+        " ended_at expected"
     )),
 )  # fmt: skip
 """All classes of state with a field that outlives the process, and all parts of an engine.
@@ -126,7 +126,7 @@ FURTHER = (
     "SavedProcess.release TrackerState.engine RequestsState.engine Child.labels Child.value"
     " Child.buckets OpenTotals.children"
     # What only senders fold, and places of what earlier formats had.
-    " Totals.limited Totals.cut_off Totals.blocks SavedProcess.epoch SavedProcess.run"
+    " Totals.limited Totals.cut_off Totals.blocks Totals.process Totals.processes SavedProcess.epoch SavedProcess.run"
 )
 """Other fields of the wire structs."""
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from fake_vllm import AsyncLLM, IterationStats, LLMEngine, SchedulerStats, importable
+from fake_vllm import AsyncLLM, LLMEngine, SchedulerStats, importable
 from heartbeats import Heartbeats
 from sidestep.protocol.progress import ASLEEP, OVERDUE, Progress
 from sidestep_adapters.vllm.front_end_progress import (
     CALM,
     FrontEndProgress,
     LoopWatch,
-    progress_of_caller,
+    calling_front_end,
 )
 
 WAKE = 0.25
@@ -36,7 +36,8 @@ class Logger:
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         assert vllm_config
-        self.progress = progress_of_caller(engine_indexes)
+        front_end = calling_front_end()
+        self.progress = None if front_end is None else FrontEndProgress(front_end, engine_indexes)
 
 
 class Timed:
@@ -59,7 +60,7 @@ class Timed:
 
     def answer(self, prompt_tokens: int = 0, engine: int = 0) -> None:
         """Record outputs of an engine."""
-        self.progress.answered(engine, IterationStats(prompt_tokens))
+        self.progress.answered(engine, prompt_tokens)
 
     def read(self, seconds: float = 0.0) -> list[Progress]:
         """Return the progress after ``seconds``, with a wake each 250 ms, as the publisher has them."""

@@ -73,6 +73,7 @@ DIALECT: Dialect = Dialect(
         "watermark": "vLLM's --watermark-config",
         "iteration_details": "vLLM's --enable-logging-iteration-details, or sidestep's tap in its core",
         "engine_core": "sidestep's tap in vLLM's core (--scheduler-cls)",
+        "request_events": "the plugin with SIDESTEP_VLLM_MODE=instead, or sidestep's tap",
         PRICED: "the exporter's --prices.model",
         "cudagraph": "vLLM's --cudagraph-metrics",
         "lora": "vLLM's --enable-lora",

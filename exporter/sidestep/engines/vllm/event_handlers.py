@@ -18,11 +18,13 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_series import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
+from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import COST, Registry
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
-from sidestep.protocol.engine_totals import EngineTotals
+from sidestep.protocol.engine_totals import TOTAL_LIMIT, EngineTotals
+from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.protocol.request_events import RequestEvents
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 from sidestep.tracking.kv_blocks.physical import check as check_blocks
@@ -133,9 +135,11 @@ class EventHandlers(Handlers):
         if tracker.front_ends.expected:
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
-        histogram = engine.histogram(self._iteration_tokens)
-        refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
-        increase(engine, self._omitted, refused + outcomes.omitted)
+        if outcomes.slice_tokens:
+            self.count_step_tokens(engine, outcomes.slice_tokens, is_slice=True)
+        for tokens in outcomes.iteration_tokens:
+            self.count_step_tokens(engine, tokens)
+        increase(engine, self._omitted, outcomes.omitted)
         for reason, count in outcomes.refused.items():
             self.registry.add(engine, self._refused, reason, count)
         self.count_untracked(engine, outcomes.untracked)
@@ -143,6 +147,28 @@ class EventHandlers(Handlers):
         if self.registry.accounting.is_on and self.tenants is not None:
             self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)
+
+    def count_step_tokens(self, engine: Engine, tokens: int, *, is_slice: bool = False) -> None:
+        """Observe ``iteration_tokens_total`` once per engine step that had output.
+
+        With several API servers, each reports its slice of the step, and the one that has received the
+        scheduler's stats completes the step. Sum and count are exact at any time; a slice that
+        arrives after its step was completed counts in the bucket of the next step.
+        """
+        histogram = engine.histogram(self._iteration_tokens)
+        steps = engine.part(RecentSteps)
+        if is_slice:
+            steps.held_tokens = min(steps.held_tokens + tokens, TOTAL_LIMIT)
+            histogram.sum += tokens
+            return
+        before = histogram.sum
+        if histogram.observe(tokens + steps.held_tokens):
+            increase(engine, self._omitted, 1)
+        else:
+            # The sum contains the held tokens already. It is assigned, since subtracting floats
+            # could decrease it.
+            histogram.sum = before + tokens
+        steps.held_tokens = 0
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
         """Keep exemplars of observations that were made."""
@@ -232,7 +258,8 @@ class EventHandlers(Handlers):
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
         tracker = engine.part(Trackers).requests
-        if tracker is None:
+        # Front ends learn of a preemption when its request has its next output.
+        if tracker is None or ENGINE_CORE not in engine.description.features:
             return
         # The scheduler counts a preempted request as waiting or as deferred.
         preempted = min(len(tracker.requests.preempted), waiting + deferred)

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
-from sidestep.engines.handlers import increase
 from sidestep.engines.vllm.event_handlers import FAILED, EventHandlers
 from sidestep.engines.vllm.wire import (
     CacheStats,
@@ -25,8 +24,6 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.trackers import Trackers
-from sidestep.protocol.engine_totals import TOTAL_LIMIT
-from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 
@@ -72,7 +69,8 @@ class VllmHandlers(EventHandlers):
         self._read_step(engine, item, fresh)
         if not item.more:
             if item.iteration is not None:
-                self._count_tokens(engine, item.iteration, last=stats is not None)
+                tokens = item.iteration.iteration_tokens
+                self.count_step_tokens(engine, tokens, is_slice=stats is None)
             if item.mm_cache is not None:
                 _observe_hits(engine.part(RecentSteps).hit_windows[MULTIMODAL], item.mm_cache)
             if stats is not None:
@@ -95,29 +93,6 @@ class VllmHandlers(EventHandlers):
             blocks = self.registry.blocks_of(engine, PhysicalBlocks)
             self.observe_blocks(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
-
-    def _count_tokens(self, engine: Engine, iteration: IterationStats, *, last: bool) -> None:
-        """Observe ``iteration_tokens_total`` once per engine step that had output.
-
-        With several API servers, each reports its slice of the step, and the one that reports the
-        scheduler's stats completes the step. Sum and count are exact at any time; a slice that
-        arrives after its step was completed counts in the bucket of the next step.
-        """
-        tokens = iteration.iteration_tokens
-        histogram = engine.histogram(self._iteration_tokens)
-        steps = engine.part(RecentSteps)
-        if not last:
-            steps.held_tokens = min(steps.held_tokens + tokens, TOTAL_LIMIT)
-            histogram.sum += tokens
-            return
-        before = histogram.sum
-        if histogram.observe(tokens + steps.held_tokens):
-            increase(engine, self._omitted, 1)
-        else:
-            # The sum contains the held tokens already. It is assigned, since subtracting floats
-            # could decrease it.
-            histogram.sum = before + tokens
-        steps.held_tokens = 0
 
     def _scheduler(
         self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool

@@ -1,7 +1,8 @@
 """Rows with the prefix ``sidestep_``: what vLLM does not expose.
 
-vLLM collects some of the values. The others are in raw events of its core: steps and requests in
-request events, block lifetimes in block events. A tap in the engine sends both: feature ``engine_core``.
+vLLM collects some of the values. The others are in raw events: steps and requests in request events,
+block lifetimes in block events. A tap in the engine's core sends both: feature ``engine_core``. A front
+end whose engine has none sends those of requests: feature ``request_events``, which both have.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sidestep.engines.shared_rows import (
 )
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.metrics.registry import TENANT
-from sidestep.protocol.messages import ENGINE_CORE
+from sidestep.protocol.messages import ENGINE_CORE, REQUEST_EVENTS
 from sidestep.tracking.requests.inflight import MICROS
 from sidestep.tracking.requests.outcomes import UNTRACKED
 
@@ -104,25 +105,25 @@ TAPPED: tuple[Row, ...] = (
              " by the engine's core because the prompt was too long. Up to 0.33, the front end"
              " answers prompts that are too long with 400, uncounted.", own=("reason",),
              closed=REFUSALS, feature=""),
-    _counter("sidestep_untracked_requests_total", Handler("untracked_requests"),
-             "Requests some of whose intervals are in no histogram: over the limit of requests in"
-             " flight, unfinished for too long, interrupted by a restart of the engine or by"
-             " dropped events, started before this exporter, or in flight while events were folded"
-             " because no exporter was connected. Reason samples: some of a request's parallel"
-             " samples may be missing, so their number is in no histogram.", own=("reason",),
-             closed=UNTRACKED),
-    *goodput(feature=ENGINE_CORE),
-    _counter("sidestep_kv_block_seconds_total", "held_micros",
-             "KV blocks that requests held, times the seconds for which they were in the batch;"
-             " counted when a request leaves it. A block that requests share counts for each.",
-             unit_divisor=MICROS),
-    _counter("sidestep_tenant_kv_block_seconds_total", Handler("tenant_kv_block_seconds"),
-             "KV blocks that requests held, times the seconds for which they were in the batch, by"
-             " tenant.", own=(TENANT,), unit_divisor=MICROS),
-    *tenants(feature=ENGINE_CORE),
-    _histogram("sidestep_request_preempted_seconds", "preempted_seconds[]",
-               "Time from a request's preemption until it was scheduled again or aborted.",
-               buckets="request_latency"),
+    counter("sidestep_untracked_requests_total", Handler("untracked_requests"),
+            "Requests some of whose intervals are in no histogram: over the limit of requests in"
+            " flight, unfinished for too long, interrupted by a restart of the engine or by"
+            " dropped events, started before this exporter, or in flight while events were folded"
+            " because no exporter was connected. Reason samples: some of a request's parallel"
+            " samples may be missing, so their number is in no histogram.", own=("reason",),
+            closed=UNTRACKED, feature=REQUEST_EVENTS),
+    *goodput(feature=REQUEST_EVENTS),
+    counter("sidestep_kv_block_seconds_total", "held_micros",
+            "KV blocks that requests held, times the seconds for which they were in the batch;"
+            " counted when a request leaves it. A block that requests share counts for each.",
+            unit_divisor=MICROS, feature=REQUEST_EVENTS),
+    counter("sidestep_tenant_kv_block_seconds_total", Handler("tenant_kv_block_seconds"),
+            "KV blocks that requests held, times the seconds for which they were in the batch, by"
+            " tenant.", own=(TENANT,), unit_divisor=MICROS, feature=REQUEST_EVENTS),
+    *tenants(feature=REQUEST_EVENTS),
+    histogram("sidestep_request_preempted_seconds", "preempted_seconds[]",
+              "Time from a request's preemption until it was scheduled again or aborted.",
+              buckets="request_latency", feature=REQUEST_EVENTS),
     _gauge("sidestep_longest_preemption_seconds", Handler("longest_preemption"),
            "Longest time that a preempted request had waited at the engine's last step; 0 if none"
            " waits.", combine="max"),
@@ -131,13 +132,15 @@ TAPPED: tuple[Row, ...] = (
                " received it, by both hosts' clocks. With the tap and the plugin.",
                buckets="iteration_duration"),
     # Aborted requests, which are in no request histogram of the engine's.
-    _histogram("sidestep_aborted_request_prompt_tokens", "aborted[].prompt_tokens",
-               "Prompt tokens of an aborted request.", buckets="request_tokens"),
-    _histogram("sidestep_aborted_request_generation_tokens", "aborted[].generation_tokens",
-               "Tokens generated for a request before it was aborted.", buckets="request_tokens"),
-    _histogram("sidestep_aborted_request_duration_seconds", "aborted[].seconds",
-               "Time from an aborted request's entry into the queue to its abort.",
-               buckets="request_latency"),
+    histogram("sidestep_aborted_request_prompt_tokens", "aborted[].prompt_tokens",
+              "Prompt tokens of an aborted request.", buckets="request_tokens",
+              feature=REQUEST_EVENTS),
+    histogram("sidestep_aborted_request_generation_tokens", "aborted[].generation_tokens",
+              "Tokens generated for a request before it was aborted.", buckets="request_tokens",
+              feature=REQUEST_EVENTS),
+    histogram("sidestep_aborted_request_duration_seconds", "aborted[].seconds",
+              "Time from an aborted request's entry into the queue to its abort.",
+              buckets="request_latency", feature=REQUEST_EVENTS),
     # Engine steps.
     _histogram("sidestep_iteration_interval_seconds", "steps[].interval",
                "Time from the output of one iteration to the output of the next, including idle"
@@ -210,6 +213,10 @@ TAPPED: tuple[Row, ...] = (
     _PROCESS.counter("gc_uncollectable_total",
                      "Objects that Python's cyclic garbage collector found and could not free.",
                      "process", "generation"),
+    _PROCESS.gauge("builds_statistics",
+                   "1 if vLLM builds its statistics on the event loop of this API server, although"
+                   " the plugin replaces its metrics, and why; 0 if sidestep makes them in a thread.",
+                   "process", "reason"),
     _PROCESS.gauge("python_info",
                    "Python interpreter of a process of the engine, as labels; always 1.",
                    "implementation", "major", "minor", "patchlevel", "process", "version",

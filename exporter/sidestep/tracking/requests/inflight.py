@@ -264,23 +264,40 @@ class InFlight:
         """Number of requests whose events are known from the start."""
         return sum(request.whole for request in self.live.values())
 
-    def clear(self, reason: str = "restart", more: int = 0) -> None:
-        """Drop all requests, since later events do not continue the earlier ones.
+    def drop(
+        self,
+        reason: str = "restart",
+        more: int = 0,
+        process: int | None = None,
+        processes: int = 1,
+    ) -> list[Request]:
+        """Drop the requests of one process, since later events do not continue the earlier ones.
 
         Args:
             reason: Reason why not all their intervals can be known.
             more: Number of further requests, never tracked here, to count for the same reason.
+            process: Number of the process; None: all of them.
+            processes: How many processes number the requests.
+
+        Returns:
+            The dropped requests.
         """
-        self.cut_off = len(self.live) + more
-        self.untracked[reason] += self.cut_off
-        self._shared_capacity.used -= len(self.live)
-        self.live.clear()
-        self.prefilling.clear()
-        self.adapters.clear()
-        self.given_up.clear()
-        self.preempted.clear()
-        self.waiting_tokens = 0
+
+        def is_dropped(number: int) -> bool:
+            return process is None or number % processes == process
+
+        dropped = {n: request for n, request in self.live.items() if is_dropped(n)}
+        for number, request in dropped.items():
+            del self.live[number]
+            self._uncount(number, request)
+        self._shared_capacity.used -= len(dropped)
+        self.given_up = {number for number in self.given_up if not is_dropped(number)}
+        # Of what was cut off earlier, another process may still send ends.
+        others = 0 if process is None or processes == 1 else self.cut_off
+        self.cut_off = len(dropped) + more + others
+        self.untracked[reason] += len(dropped) + more
         self._check_at = 0.0
+        return list(dropped.values())
 
     def close(self) -> None:
         """Release the engine's share of the capacity."""

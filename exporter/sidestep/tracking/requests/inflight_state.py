@@ -29,6 +29,8 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     known_until: float = 0.0
     interrupted_until: float = 0.0
     front_ends: FrontEndState | None = None
+    processes: int = 1
+    sources: dict[int, int] = {}
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -62,6 +64,7 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     waits: str
     arrival: float = 0.0
     ended_at: float = 0.0
+    expected: int = 0
 
 
 _SAME = tuple(name for name in GroupState.__struct_fields__ if name not in ("owner", "waits"))
@@ -73,7 +76,7 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
     requests = tracker.requests
     yield TrackerState(
         engine,
-        tracker.source,
+        tracker.sources.get(0),
         tracker.outputs.last_step,
         list(requests.prefilling),
         list(requests.given_up),
@@ -81,6 +84,8 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         tracker.samples.known_until,
         tracker.samples.interrupted_until,
         tracker.front_ends.state(),
+        tracker.processes,
+        tracker.sources,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -114,7 +119,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
         for number, request in zip(state.numbers, state.requests, strict=True):
             requests.restore(number, request)
         return
-    tracker.source = state.source
+    first = {} if state.source is None else {0: state.source}
+    tracker.processes, tracker.sources = state.processes, state.sources or first
     tracker.outputs.last_step = state.step
     requests.prefilling.update(state.prefilling)
     requests.given_up.update(state.given_up)

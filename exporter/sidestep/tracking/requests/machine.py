@@ -54,7 +54,8 @@ class RequestTracker:
 
     Attributes:
         samples: The groups of parallel samples to which they belong.
-        source: Identifies the process that numbers the requests.
+        processes: How many processes number the requests: the engine's core, or its front ends.
+        sources: Identifies each of them, by its number.
         front_ends: Reports of the engine's front ends.
         traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: they are not needed.
@@ -77,7 +78,8 @@ class RequestTracker:
             self.settings.capacity, self.settings.max_age, sample_groups.capacity
         )
         self.samples = EngineSamples(sample_groups, deployment)
-        self.source: int | None = None
+        self.processes = 1
+        self.sources: dict[int, int] = {}
         self.front_ends = FrontEndReports()
         self.outputs = OutputTracker(
             self.requests, self.front_ends, self.settings.latency, notes_gaps=sink is not None
@@ -100,8 +102,8 @@ class RequestTracker:
         check(item)
         self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
-        if item.source != self.source:
-            self._restart(item.source, item.unseen)
+        if item.processes != self.processes or item.source != self.sources.get(item.process):
+            self._restart(item)
         for event in item.events:
             self._apply_event(event)
             self._expire(event.stamp)
@@ -115,17 +117,31 @@ class RequestTracker:
         self.samples.observed.clear()
         return out
 
-    def _restart(self, source: int, unseen: int | None = None) -> None:
+    def _restart(self, item: RequestEvents) -> None:
         """Drop the requests of an earlier process, since a new process numbers its own from the start."""
-        if self.source is not None:
-            if unseen is None:
-                self.release_held()
-                for number, request in self.requests.live.items():
+        self._expect(item.processes)
+        if item.process in self.sources:
+            self._lose(item.process, item.unseen)
+        self.sources[item.process] = item.source
+
+    def _expect(self, processes: int) -> None:
+        """Drop all requests if another number of processes sends events: all of them have restarted."""
+        if processes != self.processes:
+            if self.sources:
+                self._lose(None)
+            self.sources.clear()
+            self.processes = processes
+
+    def _lose(self, process: int | None, unseen: int | None = None) -> None:
+        """Drop the requests of a process, or of all processes: no later event continues them."""
+        if unseen is None:
+            self.release_held()
+            for number, request in self.requests.live.items():
+                if process is None or number % self.processes == process:
                     self._end(number, request, "engine_died")
-            elif self.sink is not None:
-                self.sink.lose(unseen)
-            self._drop_all("restart", 0)
-        self.source = source
+        elif self.sink is not None:
+            self.sink.lose(unseen)
+        self._drop("restart", 0, process)
 
     def end_reported(self, arrival: float, at: float, queue: float | None) -> None:
         """Apply the end of a request that a front end has seen; ``queue`` is its time in the queue."""
@@ -150,14 +166,21 @@ class RequestTracker:
     def _end(self, number: int, request: Request | None, reason: str) -> None:
         """Pass on a request that ended without an event."""
         if self.sink is not None:
-            self.sink.end(EndedRequest(number, self.source or 0, request, reason, self._now))
+            source = self._source(number)
+            self.sink.end(EndedRequest(number, source, request, reason, self._now))
 
-    def _drop_all(self, reason: str, more: int) -> None:
+    def _source(self, number: int) -> int:
+        """Return what identifies the process that has numbered a request."""
+        return self.sources.get(number % self.processes, 0)
+
+    def _drop(self, reason: str, more: int, process: int | None) -> None:
+        """Drop the requests of a process, or of all processes, and ``more`` that are not tracked."""
         self.outputs.last_step = None
         self.front_ends.skip()
-        self.samples.abort_all(r.group for r in self.requests.live.values() if r.group)
-        self.requests.clear(reason, more)
-        self.samples.clear()
+        dropped = self.requests.drop(reason, more, process, self.processes)
+        self.samples.abort_all(request.group for request in dropped if request.group)
+        if process is None or self.processes == 1:
+            self.samples.clear()
         self.samples.interrupt()
         self._count_unknown_groups()
 
@@ -165,16 +188,19 @@ class RequestTracker:
         self.requests.untracked["samples"] += self.samples.unknown
         self.samples.unknown = 0
 
-    def skip(self, others: int) -> dict[str, int]:
-        """Drop all requests, since events were folded instead of sent.
+    def skip(self, others: int, process: int = 0, processes: int = 1) -> dict[str, int]:
+        """Drop the requests of a process, since events of it were folded instead of sent.
 
         Args:
             others: Number of requests that began in the meantime and did not end.
+            process: The number of the process.
+            processes: How many processes send events.
 
         Returns:
             Numbers of requests whose intervals cannot all be known, by reason.
         """
-        self._drop_all("folded", others)
+        self._expect(processes)
+        self._drop("folded", others, process)
         return self._take_untracked()
 
     def _take_untracked(self) -> dict[str, int]:
@@ -190,7 +216,8 @@ class RequestTracker:
 
     def close(self) -> dict[str, int]:
         """Drop all requests, since no stream sends their events any more; return the same as ``skip``."""
-        self._restart(-1)
+        if self.sources:
+            self._lose(None)
         self.release_held()
         self.samples.close()
         self.requests.close()
@@ -232,7 +259,7 @@ class RequestTracker:
             request.adapter = self.requests.adapter(event.adapter)
             request.lone = not event.group
             request.sample = event.sample
-            if event.group and self.samples.join(event.group, event.sample, event.arrival):
+            if event.group and self.samples.join(event):
                 request.group = event.group
         request.fresh = True
         self._identify(request, event)
@@ -328,7 +355,7 @@ class RequestTracker:
         if request is not None and request.tenant:
             count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
         if self.sink is not None:
-            found = ended(event, self.source or 0, request, aborted=aborted)
+            found = ended(event, self._source(event.request), request, aborted=aborted)
             self._pass_on(self.front_ends.end(found) if self.front_ends.expected else found)
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)

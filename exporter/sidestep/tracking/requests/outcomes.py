@@ -131,6 +131,7 @@ class Outcomes(msgspec.Struct):
     Attributes:
         iteration: Statistics in the form in which a front end has them.
         iteration_tokens: Tokens computed, one number per step that had output.
+        slice_tokens: Tokens computed for parts of steps; another API server has the rest.
         preempted_seconds: Seconds from a preemption until the request was scheduled again.
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals omitted because they would be negative.
@@ -146,6 +147,7 @@ class Outcomes(msgspec.Struct):
     aborted: list[AbortedRequest] = []
     steps: list[IterationShape] = []
     iteration_tokens: list[int] = []
+    slice_tokens: int = 0
     preempted_seconds: list[float] = []
     refused: dict[str, int] = {}
     untracked: dict[str, int] = {}

@@ -51,7 +51,9 @@ class OutputTracker:
             if prefilling:
                 prefilling.difference_update(output.requests)
         out.iteration.num_generation_tokens += generated
-        if event.outputs:
+        if event.is_slice:
+            out.slice_tokens += prompted + generated
+        elif event.outputs:
             out.iteration_tokens.append(prompted + generated)
 
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:

@@ -2,8 +2,9 @@
 
 A front end may distribute the samples of one request to several engines, whose events arrive in any
 order. The group of samples counts for the engine whose sample ended last, according to the stamps.
-Events do not have ``n``. So a group is complete once all engines of its deployment have reported all
-requests that reached them until some time after its last end. Otherwise its number is unknown.
+Events of a front end have ``n``: its group is complete with as many samples. Events of a core do not.
+Their group is complete once all engines of its deployment have reported all requests that reached them
+until some time after its last end. Otherwise its number is unknown.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from sidestep.protocol.request_events import Queued
 from sidestep.tracking.requests.inflight import RequestCapacity
 
 GROUP_TIMEOUT = 5.0
 """Seconds after a sample's end until which the other samples of its group are queued."""
+QUEUE_TIMEOUT = 3600.0
+"""Seconds after a sample's end until which one of ``expected`` samples, which may queue, has an output."""
 PEER_TIMEOUT = 60.0
 """Further seconds to wait for engines that have not reported all requests until then."""
 MAX_WAITING_GROUPS = 4096
@@ -29,6 +33,7 @@ class SampleGroup:
     Attributes:
         live: Samples in flight.
         samples: Samples seen so far.
+        expected: Number of its samples; 0: unknown.
         longest: Tokens of the longest sample that ended.
         highest: Highest index of a sample.
         arrival: Unix time at which the first sample arrived.
@@ -54,6 +59,7 @@ class SampleGroup:
     aborted: bool = False
     closed: bool = False
     waits: EngineSamples | None = None
+    expected: int = 0
 
 
 class SampleGroups:
@@ -110,9 +116,10 @@ class EngineSamples:
         if self.known_until:
             self.interrupted_until = math.inf
 
-    def join(self, number: int, sample: int, arrival: float) -> bool:
+    def join(self, queued: Queued) -> bool:
         """Add a sample queued here to its group; return False if the group was given up."""
-        if self._sample_groups.given_up.get(number) == arrival:
+        number = queued.group
+        if self._sample_groups.given_up.get(number) == queued.arrival:
             # Only samples of the same request have the same arrival; ids may repeat.
             return False
         group = self._sample_groups.groups.get(number)
@@ -123,8 +130,9 @@ class EngineSamples:
             group.waits = None
         group.live += 1
         group.samples += 1
-        group.highest = max(group.highest, sample)
-        group.arrival = min(group.arrival, arrival)
+        group.expected = queued.samples
+        group.highest = max(group.highest, queued.sample)
+        group.arrival = min(group.arrival, queued.arrival)
         return True
 
     def wait_for_samples(self, group: SampleGroup) -> None:
@@ -143,16 +151,19 @@ class EngineSamples:
         group.ended_at = max(group.ended_at, wall)
         if now > group.ended:
             group.ended, group.owner = now, self
-        # A single engine queues all samples at once, so all are known at the second output of one.
-        group.closed = group.closed or (outputs and len(self._peers) == 1)
+        if group.expected:
+            group.closed = group.samples == group.expected
+        elif outputs and len(self._peers) == 1:
+            # A single engine queues all samples at once, so all are known at the second output of one.
+            group.closed = True
         if group.live:
             return
-        if group.closed or group.aborted:
+        if group.closed or (group.aborted and not group.expected):
             self._end(group)
             return
         self.wait_for_samples(group)
         # In this engine's clock, since other hosts' clocks differ.
-        group.deadline = now + GROUP_TIMEOUT
+        group.deadline = now + (QUEUE_TIMEOUT if group.expected else GROUP_TIMEOUT)
         if len(self._open) > MAX_WAITING_GROUPS:
             self._end(next(iter(self._open.values())))
 
@@ -175,7 +186,8 @@ class EngineSamples:
             group = next(iter(self._open.values()))
             if now < group.deadline:
                 break
-            if not self._are_all_known(group) and now < group.deadline + PEER_TIMEOUT:
+            is_waiting = not group.expected and not self._are_all_known(group)
+            if is_waiting and now < group.deadline + PEER_TIMEOUT:
                 break
             self._end(group)
 
@@ -206,7 +218,9 @@ class EngineSamples:
         self._open.pop(group.number, None)
         owner = self if group.owner is None or group.owner._closed else group.owner
         # vLLM makes no group of one sample: others are missing, or an id only resembles a sample's.
-        is_complete = 1 < group.samples == group.highest + 1 and self._are_all_known(group)
+        is_complete = 1 < group.samples == group.highest + 1 and (
+            group.samples == group.expected if group.expected else self._are_all_known(group)
+        )
         if is_complete and not group.aborted:
             owner.observed.append((group.samples, group.longest))
         if is_complete:

@@ -1,0 +1,36 @@
+"""Parts of request events that a core and a front end send alike."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep.protocol.request_events import MAX_EVENTS, MAX_REQUESTS, Event, Iteration
+
+SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
+"""Id of a parallel sample: its number, and the id of the original request."""
+
+
+def batches(events: Sequence[Event]) -> list[list[Event]]:
+    """Divide events into lists that fit into an item each."""
+    found: list[list[Event]] = []
+    capacity = 0
+    for event in events:
+        size = event.size if isinstance(event, Iteration) else 0
+        if not found or size > capacity or len(found[-1]) >= MAX_EVENTS:
+            found.append([])
+            capacity = MAX_REQUESTS
+        found[-1].append(event)
+        capacity -= size
+    return found
+
+
+def parallel_sample(request_id: str) -> tuple[int, int]:
+    """Return a parallel sample's number of the original request, and its own; both 0 for a single one."""
+    found = SAMPLE.fullmatch(request_id)
+    if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
+        return 0, 0
+    digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
+    return int.from_bytes(digest, "big") or 1, int(found[1])
