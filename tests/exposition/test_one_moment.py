@@ -25,7 +25,7 @@ from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry

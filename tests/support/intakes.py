@@ -15,7 +15,7 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.exposed_engines import TOTALS_EXPIRE_SECONDS
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry, Tracking

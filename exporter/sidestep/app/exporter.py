@@ -30,7 +30,7 @@ from sidestep.ingest import plugins
 from sidestep.ingest.final_scrape import FinalScrape
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.socket_loop import Ingest
-from sidestep.metrics.engine_series import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.protocol.receiver import Receiver
 from sidestep.requests.record_output import RecordOutput

@@ -1,18 +1,16 @@
-"""An engine: its identity and labels, its description, the streams that feed it, and its parts."""
+"""An engine: its identity and labels, its description, and the streams that feed it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any, TypeVar
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.dialect import Polled
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.description import Description
-from sidestep.metrics.engine_series import EngineSeries, SeriesSettings
-from sidestep.protocol.engine_totals import Totals
+from sidestep.metrics.engine_state import EngineState, SeriesSettings
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.protocol.messages import (
     CORE_INFO,
@@ -59,28 +57,8 @@ class Feeds:
         self.seen_at = max(self.seen_at, seen_at)
 
 
-class Part:
-    """State of one engine that only the module of its class makes, reads and writes.
-
-    An engine has at most one part of a class; ``Engine.part`` makes it. The engine calls the methods,
-    which do nothing by default.
-    """
-
-    def detach_core(self, engine: Engine) -> None:
-        """End what depends on the events of the engine's core, which no stream sends any more."""
-
-    def save(self, totals: Totals) -> None:
-        """Write to ``totals`` what a snapshot, or a sender that folds items, is to hold."""
-
-    def add(self, totals: Totals) -> None:
-        """Add what ``save`` has written."""
-
-
-AnyPart = TypeVar("AnyPart", bound=Part)
-
-
-class Engine(EngineSeries):
-    """An engine: its series, and the state from which they are derived.
+class Engine(EngineState):
+    """An engine: its state, with what its processes describe and which of them feed it.
 
     Only the registry and the code that applies items hold references to it.
 
@@ -90,7 +68,6 @@ class Engine(EngineSeries):
             engine would have the same labels.
         label_version: A number that no other engine has; it changes when the labels may change.
         info: Info metrics as exposed.
-        parts: Further state, by class.
         statistics: The last item of cumulative statistics that the engine's server keeps.
         created: Unix time at which the counters began.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
@@ -113,7 +90,6 @@ class Engine(EngineSeries):
         self.id = info.id
         self.labels: dict[str, str] = dict(info.labels)
         self.info: Mapping[str, Mapping[str, str]] = {}
-        self.parts: dict[type[Part], Part] = {}
         self.statistics: Polled | None = None
         self.created = created
         self.version = self.label_version = 0
@@ -122,20 +98,6 @@ class Engine(EngineSeries):
         self.live = True
         self.absent = False
         self.update(info)
-
-    def part(self, kind: type[AnyPart]) -> AnyPart:
-        """Return the engine's part of this class; make it if there is none."""
-        found: Any = self.parts.get(kind)
-        if found is None:
-            found = self.parts[kind] = kind()
-        part: AnyPart = found
-        return part
-
-    def find_part(self, kind: type[AnyPart]) -> AnyPart | None:
-        """Return the engine's part of this class, if it has one."""
-        found: Any = self.parts.get(kind)
-        part: AnyPart | None = found
-        return part
 
     def update(self, info: EngineInfo) -> None:
         """Apply a new Hello; counters continue, except where bounds changed: see ``apply_bounds``."""

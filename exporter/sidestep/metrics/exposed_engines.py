@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.errors import WireError
 from sidestep.metrics.engine import ORIGIN, Engine
-from sidestep.metrics.engine_series import Key, SeriesSettings
+from sidestep.metrics.engine_state import Key, SeriesSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo

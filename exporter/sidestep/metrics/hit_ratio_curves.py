@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Key
+from sidestep.metrics.engine_state import Key
 from sidestep.metrics.registry import FULL_SHARES, Registry
 from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.kv_blocks.hit_ratio_curve import HitRatioCurve

@@ -13,7 +13,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Key, Number
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.registry import Registry

@@ -10,7 +10,7 @@ from typing import TypeVar
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Prices
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Key, Number, SeriesSettings
+from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER

@@ -11,7 +11,7 @@ from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.row import Computed
 from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Number
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.histogram import Histogram
 
 NumberReader = Callable[[Engine], Number | None]

@@ -14,7 +14,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.description import Description
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import OpenFamily
+from sidestep.metrics.engine_state import OpenFamily
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.recent_steps import HitWindow, RecentSteps

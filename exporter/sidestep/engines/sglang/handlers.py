@@ -17,7 +17,7 @@ from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEY
 from sidestep.engines.sglang.wire import QueueCount, SglangRequest, SglangRequests, SglangStats
 from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Number
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry

@@ -19,7 +19,7 @@ from sidestep.engines.vllm.wire import (
 )
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_series import Number
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry

@@ -1,9 +1,10 @@
-"""The series of an engine and the bucket bounds of its histograms."""
+"""The state of an engine: its series with their bucket bounds, and parts with further state."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, SlotAssignment, Storage
@@ -13,6 +14,7 @@ from sidestep.metrics.description import Description
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.slo_counter import SloCounter
+from sidestep.protocol.engine_totals import Totals
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 
 Number = int | float
@@ -48,8 +50,30 @@ class SeriesSettings:
     objectives: Objectives = dataclasses.field(default_factory=Objectives)
 
 
-class EngineSeries:
-    """The series of an engine. What the engine has described determines which start at 0, and their bounds.
+class Part:
+    """State of one engine that only the module of its class makes, reads and writes.
+
+    An engine has at most one part of a class; ``EngineState.part`` makes it. The engine calls the methods,
+    which do nothing by default.
+    """
+
+    def detach_core(self, engine: Any) -> None:
+        """End what depends on the events of the engine's core, which no stream sends any more."""
+
+    def save(self, totals: Totals) -> None:
+        """Write to ``totals`` what a snapshot, or a sender that folds items, is to hold."""
+
+    def add(self, totals: Totals) -> None:
+        """Add what ``save`` has written."""
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+class EngineState:
+    """The series of an engine, and further state, from which some of them are derived.
+
+    The engine's description determines which series start at 0, and the bounds of histograms.
 
     Attributes:
         layout: The slots of its dialect's rows.
@@ -63,6 +87,7 @@ class EngineSeries:
         open_families: Self-described families by name.
         exposed_paths: Paths of the layout whose optional families are exposed.
         restarts: How often another process has continued the engine.
+        parts: Further state, by class.
     """
 
     def __init__(self, layout: Layout, settings: SeriesSettings | None) -> None:
@@ -76,6 +101,21 @@ class EngineSeries:
         self.open_families: dict[str, OpenFamily] = {}
         self.exposed_paths: set[str] = set()
         self.restarts = 0
+        self.parts: dict[type[Part], Part] = {}
+
+    def part(self, kind: type[AnyPart]) -> AnyPart:
+        """Return the engine's part of this class; make it if there is none."""
+        found: Any = self.parts.get(kind)
+        if found is None:
+            found = self.parts[kind] = kind()
+        part: AnyPart = found
+        return part
+
+    def find_part(self, kind: type[AnyPart]) -> AnyPart | None:
+        """Return the engine's part of this class, if it has one."""
+        found: Any = self.parts.get(kind)
+        part: AnyPart | None = found
+        return part
 
     def apply_bounds(self) -> None:
         """Give histograms the bounds of the description.
