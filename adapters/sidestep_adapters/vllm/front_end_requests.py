@@ -41,8 +41,11 @@ from sidestep_adapters.vllm.stats import split
 QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 """vLLM's ``EngineCoreEventType``."""
 ABORT, STOP = map(FINISH_REASONS.index, ("abort", "stop"))
-MAX_RECORDS = 1 << 16
-"""Most records that wait: a minute of a busy front end. The publisher takes them several times a second."""
+MAX_RECORDS = 1 << 19
+"""Most outputs and other records that wait: 60 MB, or 10 s of a busy front end.
+
+The publisher takes them several times a second.
+"""
 
 
 class Added(NamedTuple):
@@ -70,13 +73,16 @@ class Special(NamedTuple):
 
     Attributes:
         events: Types and times of what happened to the request in the engine's scheduler.
-        prompt: Tokens of its prompt: computed, found in the engine's cache, and in an external one;
-            a negative first number: the other tokens of the prompt. None: unknown.
+        is_first: Whether it is the first output of its prompt, or of a session's next input.
+        prompt_tokens: Tokens of its prompt; of a session, with all inputs so far. 0: it has left.
+        prompt: Those computed, found in the engine's cache, and in an external one; None: unknown.
         corrupted: Whether its logits contained a NaN.
     """
 
     name: str
     events: Sequence[tuple[int, float]]
+    is_first: bool
+    prompt_tokens: int
     prompt: tuple[int, int, int] | None
     corrupted: bool
 
@@ -87,11 +93,13 @@ class Outputs(NamedTuple):
     Attributes:
         stamp: The engine's time of the step.
         wall: Unix time at which the front end received the step.
+        received: Its monotonic time then.
         ended: Requests that have ended, and indexes into ``FINISH_REASONS``.
     """
 
     stamp: float
     wall: float
+    received: float
     names: Sequence[str]
     tokens: Sequence[int]
     special: Sequence[Special]
@@ -103,16 +111,19 @@ class Request:
     """A request that has not ended.
 
     Attributes:
-        arrivals: Unix time of its arrival; of a session, also of the inputs that still wait.
+        arrivals: Unix time of its arrival; of a session, also of the inputs that still wait. 0.0:
+            unknown.
+        prompt_tokens: Tokens of its prompt; of a session, with all inputs so far.
         number: Its number in events; 0: none has been sent.
         engine: Index of its engine; -1: unknown.
         queued: Engine's time of its entry into the queue; None: unknown.
         scheduled: Engine's time of its first entry into the batch.
-        is_new: Whether its prompt has had no output yet.
+        is_answered: Whether its prompt, or a session's current input, has had an output.
     """
 
     added: Added
     arrivals: deque[float]
+    prompt_tokens: int
     identity: Identity | None = None
     number: int = 0
     engine: int = -1
@@ -120,7 +131,7 @@ class Request:
     preemptions: int = 0
     queued: float | None = None
     scheduled: float | None = None
-    is_new: bool = True
+    is_answered: bool = False
     is_corrupted: bool = False
 
     @property
@@ -141,8 +152,10 @@ class FrontEndRequests(abc.ABC):
     """
 
     def __init__(self, fail: Callable[[str], None]) -> None:
-        self.records: deque[tuple[Callable[..., None], Any]] = deque(maxlen=MAX_RECORDS)
+        self.records: deque[tuple[Callable[..., None], Any, int]] = deque()
         self.dropped = 0
+        self._recorded = self._taken = 0
+        self._is_full = False
         self._fail = fail
         self._requests: dict[str, Request] = {}
         self._items: list[Item] = []
@@ -151,31 +164,45 @@ class FrontEndRequests(abc.ABC):
     def __len__(self) -> int:
         return len(self.records)
 
-    def record(self, apply: Callable[..., None], *args: Any) -> None:
-        """Record that ``apply`` is to be called; on the event loop."""
-        if len(self.records) == MAX_RECORDS:
+    def record(self, apply: Callable[..., None], *args: Any, size: int = 1) -> None:
+        """Record that ``apply`` is to be called; on the event loop.
+
+        After too many, all are dropped until none waits, so that one gap is left instead of several.
+        """
+        if self._is_full or self._recorded - self._taken > MAX_RECORDS:
+            self._is_full = True
             self.dropped += 1
             return
-        self.records.append((apply, args))
+        self._recorded += size
+        self.records.append((apply, args, size))
 
     def clear(self) -> None:
         """Forget everything; in a forked child it belongs to the parent."""
         self.records.clear()
+        self._taken, self._is_full = self._recorded, False
         self._requests.clear()
+        self.skip()
+        self._items.clear()
 
     def close(self) -> None:
-        """Discard all records."""
+        """Discard all records, and accept no more."""
         self.clear()
+        self._is_full = True
 
     def items(self) -> list[Item]:
         """Return the items of what was recorded, until the end of a step."""
         self._has_ended_step = False
         while self.records and not self._has_ended_step:
-            apply, args = self.records.popleft()
+            apply, args, size = self.records.popleft()
+            self._taken += size
             try:
                 apply(*args)
             except Exception:  # noqa: BLE001 - an invalid value drops its own record only
                 self._fail("a front end's record could not be read")
+                self.dropped += 1
+        if self._is_full and not self.records:
+            self.skip()
+            self._is_full = False
         made, self._items = self._items, []
         return made
 
@@ -183,7 +210,8 @@ class FrontEndRequests(abc.ABC):
         """Apply an accepted request, or the next input of a session."""
         known = self._requests.get(added.name)
         if known is None:
-            self._requests[added.name] = Request(added, deque([added.arrival]))
+            arrivals = deque([added.arrival])
+            self._requests[added.name] = Request(added, arrivals, added.prompt_tokens)
         else:
             known.arrivals.append(added.arrival)
             known.added = added
@@ -215,9 +243,35 @@ class FrontEndRequests(abc.ABC):
         """Return the items that a restarted exporter needs."""
         return []
 
-    def resync(self, states: Mapping[str, Any]) -> list[Item]:  # noqa: ARG002 - see the subclass
+    @abc.abstractmethod
+    def skip(self) -> None:
+        """Forget the step that is being recorded, since records are missing."""
+
+    def resync(self, states: Mapping[str, Any]) -> list[Item]:
         """Return items after some were dropped; ``states`` has the front end's requests by name."""
-        return []
+        items, _, _ = self._compare(states)
+        return items
+
+    def _compare(
+        self, states: Mapping[str, Any]
+    ) -> tuple[list[Item], list[Request], dict[str, Any]]:
+        """Return the items of all records, and find the requests of which some were dropped.
+
+        Returns:
+            The items; the requests whose end was dropped, which are forgotten; the states of those
+            whose beginning was.
+        """
+        # The event loop goes on: only what was so before the waiting records is no longer to come.
+        known, before, items = list(self._requests), dict(states), []
+        while self.records:
+            items += self.items()
+        ended = [name for name in known if name not in before and name in self._requests]
+        begun = {name: state for name, state in before.items() if name not in self._requests}
+        return (
+            items,
+            [self._requests.pop(name) for name in ended],
+            {name: state for name, state in begun.items() if name in states},
+        )
 
 
 class FrontEndLatencyItems(FrontEndRequests):
@@ -238,9 +292,8 @@ class FrontEndLatencyItems(FrontEndRequests):
             if request is None:
                 # vLLM ignores outputs after a client has left.
                 continue
-            _follow(request, special.events)
-            if request.is_new:
-                request.is_new = False
+            _follow(request, special)
+            if special.is_first:
                 found.time_to_first_tokens.append(wall - request.arrival)
         for name, _ in outputs.ended:
             request = self._requests.pop(name, None)
@@ -262,15 +315,21 @@ class FrontEndLatencyItems(FrontEndRequests):
         for name, _ in names:
             self._requests.pop(name, None)
 
+    def skip(self) -> None:
+        """Forget the latencies of the step."""
+        self._latencies = None
 
-def _follow(request: Request, events: Iterable[tuple[int, float]]) -> None:
+
+def _follow(request: Request, special: Special) -> None:
     """Apply what happened to a request in the scheduler, as vLLM's front end does."""
-    for kind, stamp in events:
+    request.prompt_tokens = special.prompt_tokens or request.prompt_tokens
+    if special.is_first:
+        if request.is_answered and len(request.arrivals) > 1:
+            # A session continues with its next input.
+            request.arrivals.popleft()
+        request.is_answered = True
+    for kind, stamp in special.events:
         if kind == QUEUED:
-            if request.queued is not None and len(request.arrivals) > 1:
-                # A session continues with its next input.
-                request.arrivals.popleft()
-                request.is_new = True
             request.queued = stamp
         elif kind == SCHEDULED and request.scheduled is None:
             request.scheduled = stamp
@@ -280,15 +339,22 @@ def _follow(request: Request, events: Iterable[tuple[int, float]]) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Step:
-    """What is known of a step until its last output is recorded."""
+    """What is known of a step until its last output is recorded.
+
+    Attributes:
+        events: What has happened to its requests before it.
+        later: What happened after it: ends, and next inputs of sessions.
+        begun: Requests that have had no event before it.
+    """
 
     stamp: float
     wall: float
+    received: float
     events: list[Event] = dataclasses.field(default_factory=list)
     numbers: list[int] = dataclasses.field(default_factory=list)
     tokens: list[int] = dataclasses.field(default_factory=list)
     prompts: list[Prompt] = dataclasses.field(default_factory=list)
-    ended: list[Event] = dataclasses.field(default_factory=list)
+    later: list[Event] = dataclasses.field(default_factory=list)
     begun: list[Request] = dataclasses.field(default_factory=list)
 
 
@@ -321,15 +387,15 @@ class RequestEventItems(FrontEndRequests):
         self._source = secrets.randbits(40)
         self._last_number = 0
         self._step: _Step | None = None
-        self._left: list[tuple[int, Event]] = []
+        self._left: dict[int, list[Event]] = {}
         self._clocks: dict[int, tuple[float, float]] = {}
-        """By engine, its time and the monotonic time here at its last step."""
+        """By engine, its time at its last step, and the monotonic time here when it was received."""
 
     def outputs(self, outputs: Outputs) -> None:
         """Add outputs to their step."""
         step, requests = self._step, self._requests
         if step is None:
-            step = self._step = _Step(outputs.stamp, outputs.wall)
+            step = self._step = _Step(outputs.stamp, outputs.wall, outputs.received)
         for special in outputs.special:
             request = requests.get(special.name)
             if request is not None:
@@ -344,27 +410,25 @@ class RequestEventItems(FrontEndRequests):
         for name, reason in outputs.ended:
             request = requests.pop(name, None)
             if request is not None:
-                step.ended.append(self._finished(request, outputs.stamp, outputs.wall, reason))
+                step.later.append(self._finished(request, outputs.stamp, outputs.wall, reason))
 
     def _apply_special(self, step: _Step, request: Request, special: Special) -> None:
-        for kind, stamp in special.events:
-            _follow(request, [(kind, stamp)])
-            number = request.number or self._begin(step, request)
-            if kind == QUEUED:
-                step.events.append(self._queued(request, stamp))
+        _follow(request, special)
+        number = request.number or self._begin(step, request)
+        for index, (kind, stamp) in enumerate(special.events):
+            if kind == QUEUED and (index or not special.is_first):
+                # With the last output of a session's input, its next one is queued already.
+                following = [*request.arrivals, 0.0][1]
+                step.later.append(self._queued(request, stamp, following))
+            elif kind == QUEUED:
+                step.events.append(self._queued(request, stamp, request.arrival))
             elif kind == SCHEDULED:
                 step.events.append(Scheduled(number, stamp))
             elif kind == PREEMPTED:
                 step.events.append(Preempted(number, stamp))
         request.is_corrupted |= special.corrupted
-        if request.is_new:
-            request.is_new = False
-            if special.prompt is not None:
-                computed, local, external = special.prompt
-                if computed < 0:
-                    computed = request.added.prompt_tokens - local
-                number = request.number or self._begin(step, request)
-                step.prompts.append(Prompt(number, computed, local, external))
+        if special.is_first and special.prompt is not None:
+            step.prompts.append(Prompt(number, *special.prompt))
 
     def _begin(self, step: _Step | None, request: Request) -> int:
         """Give a request its number, from which its process is known."""
@@ -377,9 +441,9 @@ class RequestEventItems(FrontEndRequests):
             step.begun.append(request)
         return request.number
 
-    def _queued(self, request: Request, stamp: float) -> Queued:
+    def _queued(self, request: Request, stamp: float, arrival: float) -> Queued:
         added = request.added
-        event = Queued(request.number, stamp, request.arrival, added.prompt_tokens)
+        event = Queued(request.number, stamp, arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
         if added.samples > 1:
             event.group, event.sample = parallel_sample(added.name)
@@ -388,7 +452,7 @@ class RequestEventItems(FrontEndRequests):
         return event
 
     def _finished(self, request: Request, stamp: float, wall: float, reason: int) -> Finished:
-        event = Finished(request.number, stamp, wall, reason, request.added.prompt_tokens)
+        event = Finished(request.number, stamp, wall, reason, request.prompt_tokens)
         event.generation_tokens = request.tokens
         event.preemptions = request.preemptions
         event.max_tokens = request.added.max_tokens
@@ -401,7 +465,7 @@ class RequestEventItems(FrontEndRequests):
         self._has_ended_step = True
         step, self._step = self._step, None
         if step is not None:
-            self._clocks[engine] = step.stamp, time.monotonic()
+            self._clocks[engine] = step.stamp, step.received
             for request in step.begun:
                 request.engine = engine
             even = step.tokens.count(1) == len(step.tokens)
@@ -409,13 +473,13 @@ class RequestEventItems(FrontEndRequests):
             # Which requests the engine's batch had, only its core knows.
             done = Iteration(step.stamp, step.stamp, step.wall, [output], [], prompts=step.prompts)
             done.is_slice = is_slice
-            self._add(engine, [*step.events, done, *step.ended])
+            self._add(engine, [*step.events, done, *step.later])
         self._add_left()
 
     def _add_left(self) -> None:
-        left, self._left = self._left, []
-        for engine, event in left:
-            self._add(engine, [event])
+        left, self._left = self._left, {}
+        for engine, events in left.items():
+            self._add(engine, events)
 
     def left(self, names: Iterable[tuple[str, int]], reason: int, now: float, wall: float) -> None:
         """End requests; after the step that is being recorded, which may have outputs of them."""
@@ -425,11 +489,14 @@ class RequestEventItems(FrontEndRequests):
                 continue
             engine = max(request.engine if request.engine >= 0 else index, 0)
             stamp = self._engine_time(engine, now)
+            events = self._left.setdefault(engine, [])
             if not request.number:
                 self._begin(None, request)
-                waited = max(wall - request.arrival, 0.0)
-                self._left.append((engine, self._queued(request, max(stamp - waited, 0.0))))
-            self._left.append((engine, self._finished(request, stamp, wall, reason)))
+                if request.arrival:
+                    waited = max(wall - request.arrival, 0.0)
+                    queued = self._queued(request, max(stamp - waited, 0.0), request.arrival)
+                    events.append(queued)
+            events.append(self._finished(request, stamp, wall, reason))
         if self._step is None:
             self._add_left()
 
@@ -456,34 +523,43 @@ class RequestEventItems(FrontEndRequests):
 
     def _alive(self, request: Request, stamp: float) -> Alive:
         added = request.added
-        event = Alive(request.number, stamp, RUNNING, request.arrival, added.prompt_tokens)
+        event = Alive(request.number, stamp, RUNNING, request.arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
         event.identity, event.max_tokens = request.identity, added.max_tokens
         return event
 
+    def skip(self) -> None:
+        """Forget the step; requests that began in it begin with their next outputs."""
+        step, self._step = self._step, None
+        if step is not None:
+            for request in step.begun:
+                request.number = 0
+        self._add_left()
+
     def resync(self, states: Mapping[str, Any]) -> list[Item]:
         """Restart the stream of events with the requests that the front end has now."""
-        gone = [name for name in self._requests if name not in states]
-        ended = [self._requests.pop(name) for name in gone]
-        for name, state in list(states.items()):
-            if name not in self._requests:
-                tokens = getattr(state, "prompt_len", 0)
-                lost = Added(name, 0.0, tokens, state.lora_name, None, 0, None, None)
-                self._requests[name] = Request(lost, deque([0.0]), is_new=False)
+        items, ended, begun = self._compare(states)
+        for name, state in begun.items():
+            lost = Added(name, 0.0, state.prompt_len, state.lora_name, None, 0, None, None)
+            answered = not state.is_prefilling
+            self._requests[name] = Request(
+                lost, deque([0.0]), state.prompt_len, is_answered=answered
+            )
+        self.skip()
+        items += self.items()
         self._source = secrets.randbits(40)
-        self._step = None
-        items = self.current_state()
-        told = {item.engine for item in items}
+        alive = self.current_state()
+        told = {item.engine for item in alive}
         now = time.monotonic()
-        items += [
+        alive += [
             self._item(engine, self._engine_time(engine, now), [])
             for engine in self._clocks
             if engine not in told
         ]
-        for item in items:
+        for item in alive:
             if isinstance(item, RequestEvents) and item.engine in self._clocks:
                 item.unseen = sum(request.engine == item.engine for request in ended)
-        return items
+        return [*items, *alive]
 
     def _engine_time(self, engine: int, now: float) -> float:
         """Return the time of an engine, whose host may be another one, at the monotonic time ``now``."""

@@ -30,6 +30,7 @@ from sidestep_adapters.vllm.front_end_requests import (
 )
 
 LENGTH = FINISH_REASONS.index("length")
+NAN_CHECK = "VLLM_COMPUTE_NANS_IN_LOGITS"
 _PARAMETERS = {
     "process_outputs": ("engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
     "add_request": ("request", "prompt", "parent_req"),
@@ -77,7 +78,8 @@ class OutputHook:
         self._fail = fail
         self._sends_identity = sends_identity
         self._nan_check = nan_check
-        self._received: float | None = None
+        self._received: tuple[float, float] | None = None
+        """Unix and monotonic time at which the step was received whose outputs are recorded."""
         self._prompt_tokens = 0
 
     @property
@@ -85,11 +87,13 @@ class OutputHook:
         """The front end's unfinished requests by name."""
         return self._states
 
-    def wrap(self, processor: Any) -> None:
-        """Replace the methods of this output processor."""
-        processor.process_outputs = self._around_outputs(processor.process_outputs)
-        processor.add_request = self._around_add(processor.add_request)
-        processor.abort_requests = self._around_abort(processor.abort_requests)
+    def wrappers(self, processor: Any) -> dict[str, Callable[..., Any]]:
+        """Return the wrappers of this output processor's methods, by their names."""
+        return {
+            "process_outputs": self._around_outputs(processor.process_outputs),
+            "add_request": self._around_add(processor.add_request),
+            "abort_requests": self._around_abort(processor.abort_requests),
+        }
 
     def step_ended(self, number: int, *, is_slice: bool) -> int | None:
         """Record the end of the step of engine ``number``; on the event loop.
@@ -104,6 +108,11 @@ class OutputHook:
         tokens, self._prompt_tokens = self._prompt_tokens, 0
         return tokens
 
+    def _lose(self, problem: str) -> None:
+        """Count what could not be recorded as dropped, so that the requests are compared later."""
+        self._fail(problem)
+        self._requests.dropped += 1
+
     def _around_outputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def process_outputs(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             taken = None
@@ -112,65 +121,79 @@ class OutputHook:
                     taken = self._take(outputs)
                     stamp = args[0] if args else kwargs["engine_core_timestamp"]
             except Exception:  # noqa: BLE001 - an exception here ends serving
-                self._fail("outputs could not be read")
+                self._lose("outputs could not be read")
             result = original(outputs, *args, **kwargs)
             if taken is not None:
                 try:
                     self._hand_over(stamp, *taken, result.reqs_to_abort)
                 except Exception:  # noqa: BLE001 - as above
-                    self._fail("outputs could not be recorded")
+                    self._lose("outputs could not be recorded")
             return result
 
         return process_outputs
 
-    def _take(self, outputs: Sequence[Any]) -> tuple[list[str], list[int], list[tuple[Any, Any]]]:
-        """Return names and numbers of tokens of outputs, and those that have more, with their states.
+    def _take(
+        self, outputs: Sequence[Any]
+    ) -> tuple[list[str], list[int], list[tuple[Any, Any, int, bool]]]:
+        """Return names and numbers of tokens of outputs, and those that have more.
 
-        The original changes the lists of tokens. This is the only place that looks at every output.
+        The latter come with their states, with the tokens of their prompts, and with whether they are
+        the first of these. The original changes that, and the lists of tokens. This is the only place
+        that looks at every output.
         """
         if self._received is None:
-            self._received = _wall()
+            self._received = _wall(), _monotonic()
         names = [*map(_get_name, outputs)]
         tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
             special = [o for o in outputs if o.events or o.finish_reason is not None or _nans(o)]
         else:
             special = [o for o in outputs if o.events or o.finish_reason is not None]
-        return names, tokens, [(output, self._states.get(output.request_id)) for output in special]
+        found = []
+        for output in special:
+            state = self._states.get(output.request_id)
+            # vLLM ignores outputs after a client has left.
+            prompt = (0, False) if state is None else (state.prompt_len, state.is_prefilling)
+            found.append((output, state, *prompt))
+        return names, tokens, found
 
     def _hand_over(
         self,
         stamp: float,
         names: list[str],
         tokens: list[int],
-        special: list[tuple[Any, Any]],
+        special: list[tuple[Any, Any, int, bool]],
         stopped: Iterable[str],
     ) -> None:
         """Record outputs, after the original has decided which of their requests end."""
         assert self._received is not None
-        ended = [(name, STOP) for name in stopped]
+        ended = []
         events = []
-        for output, state in special:
+        for output, state, prompt_tokens, is_first in special:
             name, reason = output.request_id, output.finish_reason
             if output.events or self._nan_check:
-                events.append(self._special(output))
+                events.append(self._special(output, prompt_tokens, is_first=is_first))
             if reason is not None and state is not None and name not in self._states:
                 ended.append((name, _final_reason(int(reason), state)))
-        outputs = Outputs(stamp, self._received, names, tokens, events, ended)
-        self._record(self._requests.outputs, outputs)
+        # A session that the engine has ended is among them, too: its own reason comes first.
+        ended += [(name, STOP) for name in stopped]
+        outputs = Outputs(stamp, *self._received, names, tokens, events, ended)
+        self._record(self._requests.outputs, outputs, size=len(names))
 
-    def _special(self, output: Any) -> Special:
+    def _special(self, output: Any, prompt_tokens: int, *, is_first: bool) -> Special:
         prompt = None
         stats = getattr(output, "prefill_stats", None)
         if stats is not None:
             local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             prompt = stats.num_computed_tokens, local, external
-            self._prompt_tokens += sum(prompt)
         elif (cached := getattr(output, "num_cached_tokens", None)) is not None:
             # Releases before the split by source report the cached tokens, or nothing.
-            prompt = -1, cached, 0
+            prompt = prompt_tokens - cached, cached, 0
         events = [(int(event.type), event.timestamp) for event in output.events or ()]
-        return Special(output.request_id, events, prompt, self._nan_check and _nans(output) > 0)
+        if is_first:
+            self._prompt_tokens += prompt_tokens
+        is_corrupted = self._nan_check and _nans(output) > 0
+        return Special(output.request_id, events, is_first, prompt_tokens, prompt, is_corrupted)
 
     def _around_add(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +201,7 @@ class OutputHook:
             try:
                 self._add(request)
             except Exception:  # noqa: BLE001 - an exception here refuses the request
-                self._fail("a request could not be recorded")
+                self._lose("a request could not be recorded")
             return result
 
         return add_request
@@ -215,7 +238,7 @@ class OutputHook:
                     names = [(name, self._engine_of(name)) for name in aborted]
                     self._record(self._requests.left, names, ABORT, _monotonic(), _wall())
             except Exception:  # noqa: BLE001 - an exception here leaves the request in the engine
-                self._fail("an abort could not be recorded")
+                self._lose("an abort could not be recorded")
             return aborted
 
         return abort_requests
@@ -239,11 +262,23 @@ def _client_id(name: str, parent: Any) -> str:
 def _final_reason(reason: int, state: Any) -> int:
     """Return why a request has ended: its last token may also have completed a stop string."""
     if reason == LENGTH:
-        last = getattr(state.queue, "output", None)
-        for one in getattr(last, "outputs", ()):
-            if one.index == state.request_index and one.finish_reason in FINISH_REASONS:
+        last = getattr(getattr(state.queue, "output", None), "outputs", ())
+        # Parallel samples are sent when the last one has ended.
+        held = getattr(state.parent_req, "output_aggregator", ())
+        for one in (*last, *held):
+            if getattr(one, "index", None) == state.request_index and one.finish_reason:
                 return FINISH_REASONS.index(one.finish_reason)
     return reason
+
+
+def pin_nan_check(envs: Any) -> None:
+    """Make a variable of vLLM a plain attribute of its module ``envs``.
+
+    The module reads the environment whenever it is asked. Up to 0.32, vLLM's statistics ask it for
+    each output of each request, at 1 to 2 us; its cores and workers have a cache, front ends none.
+    """
+    if NAN_CHECK not in vars(envs) and hasattr(envs, NAN_CHECK):
+        setattr(envs, NAN_CHECK, getattr(envs, NAN_CHECK))
 
 
 def install(
@@ -270,14 +305,35 @@ def install(
     try:
         _check_release(front_end)
         hook = make()
-        hook.wrap(front_end.output_processor)
+        processor = front_end.output_processor
+        _replace(
+            [
+                *((processor, *wrapper) for wrapper in hook.wrappers(processor).items()),
+                *(
+                    (one, "log_stats", False)
+                    for one in (front_end, processor, processor.lora_states)
+                ),
+                # Others would write throughputs of 0; the exporter writes a statistics line.
+                (front_end.logger_manager, "stat_loggers", loggers),
+            ]
+        )
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         raise UnusableError(f"this release of vLLM is another: {error}") from error
-    processor = front_end.output_processor
-    front_end.log_stats = processor.log_stats = processor.lora_states.log_stats = False
-    # They would write throughputs of 0; the exporter writes a statistics line.
-    front_end.logger_manager.stat_loggers = loggers
     return hook
+
+
+def _replace(attributes: Iterable[tuple[Any, str, Any]]) -> None:
+    """Set attributes of objects: all of them or, if one cannot be set, none."""
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in attributes:
+            before = getattr(owner, name)
+            setattr(owner, name, value)
+            replaced.append((owner, name, before))
+    except Exception:
+        for owner, name, before in reversed(replaced):
+            setattr(owner, name, before)
+        raise
 
 
 def _check_use(config: Any, callers: FrameType | None) -> None:
@@ -349,12 +405,12 @@ def _check_release(front_end: Any) -> None:
         output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
     )
     taken: list[Outputs] = []
-    recorder: Any = SimpleNamespace(record=lambda _, one: taken.append(one), outputs=None)
+    recorder: Any = SimpleNamespace(record=lambda *args, **_: taken.append(args[1]), outputs=None)
     hook = OutputHook(
         stand_in, [0], recorder, lambda _: None, sends_identity=False, nan_check=False
     )
     hook._hand_over(1.0, *hook._take([output]), ["b"])
-    names, tokens, special, ended = taken[0][2:]
+    names, tokens, special, ended = taken[0][3:]
     if (names, tokens, ended) != (["a"], [1], [("b", STOP)]) or special[0].events != [
         (QUEUED, 1.0)
     ]:

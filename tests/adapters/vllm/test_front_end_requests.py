@@ -1,0 +1,359 @@
+"""Items that the publisher's thread makes of a front end's requests, as the exporter receives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fake_vllm import FinishReason, ParentRequest
+from intakes import Fed, samples
+from sidestep.engines.vllm.wire import FrontEndLatencies
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.request_events import (
+    Alive,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    Scheduled,
+)
+from vllm_front_ends import WALL, Clock, HookedFrontEnd, infos, output
+
+STOP, LENGTH, ABORT, ERROR, _ = range(len(FINISH_REASONS))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return simulated time."""
+    return Clock(monkeypatch)
+
+
+def started(clock: Clock, *names: str, engines: int = 1, **more: Any) -> HookedFrontEnd:
+    """Return a front end with requests that have had their first output, on the engines in turn."""
+    front = HookedFrontEnd(clock, range(engines), **more)
+    for index, name in enumerate(names):
+        front.add(name, engine=index % engines)
+        clock.now += 1.0
+        times: dict[str, Any] = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
+        front.receive(output(name, **times), engine=index % engines)
+    front.encoded()
+    return front
+
+
+def finished(events: list[Any]) -> list[tuple[int, int, int]]:
+    """Return number, reason and tokens of the requests that have ended."""
+    ends = (event for event in events if isinstance(event, Finished))
+    return [(event.request, event.reason, event.generation_tokens) for event in ends]
+
+
+def test_a_request_from_its_arrival_to_its_end(clock: Clock) -> None:
+    """All events have the engine's times; arrival and ends those of the front end."""
+    front = HookedFrontEnd(clock)
+    front.add("a", 9, lora_name="l", max_tokens=5)
+    arrival = clock.wall
+    assert front.items() == []
+    clock.now += 2.0
+    stamp, wall = clock.engine, clock.wall
+    front.receive(output("a", prompt=(4, 3, 2), queued=163.0, scheduled=164.5))
+    clock.now += 1.0
+    front.receive(output("a", 2, reason=FinishReason.LENGTH, preempted=165.25, scheduled=165.5))
+
+    queued = Queued(1, 163.0, arrival, 9, "l", max_tokens=5)
+    first = Iteration(stamp, stamp, wall, [Output(stamp, [1])], [], prompts=[Prompt(1, 4, 3, 2)])
+    second = Iteration(stamp + 1, stamp + 1, wall + 1, [Output(stamp + 1, [1], [2])], [])
+    end = Finished(1, stamp + 1, wall + 1, LENGTH, 9, 3, 1, 5)
+    assert front.events() == [
+        queued, Scheduled(1, 164.5), first, Preempted(1, 165.25), Scheduled(1, 165.5), second, end
+    ]  # fmt: skip
+    assert front.prompt_tokens == [9, 0]
+    assert front.failures == []
+
+
+@pytest.mark.parametrize(("victim", "tokens"), [("a", 2), ("b", 1)])
+def test_an_abort_between_two_chunks(clock: Clock, victim: str, tokens: int) -> None:
+    """The step is one; the abort follows it, and its output counts if it came before."""
+    front = started(clock, "a", "b", "c")
+    aborted: list[None] = []
+
+    def abort() -> None:
+        if not aborted:
+            front.llm.abort(victim)
+            aborted.append(None)
+
+    front.receive(output("a"), output("b"), output("c"), chunk=1, between=abort)
+
+    step, end = front.events()
+    number = "abc".index(victim) + 1
+    assert step.outputs[0].requests == ([1, 2, 3] if victim == "a" else [1, 3])
+    assert finished([end]) == [(number, ABORT, tokens)]
+
+
+def test_an_abort_before_the_first_output(clock: Clock) -> None:
+    """It has waited since its arrival, by the clock of the engine that has it."""
+    front = started(clock, "a", "b", engines=2)
+    clock.now += 8.0
+    front.add("late", engine=1)
+    clock.now += 3.0
+    front.llm.abort("late", "gone")
+
+    (item,) = front.items()
+    queued, end = item.events
+    assert item.engine == 1
+    assert (queued.stamp, end.stamp, queued.arrival) == (
+        clock.engine - 3.0,
+        clock.engine,
+        clock.wall - 3.0,
+    )
+    assert finished([end]) == [(queued.request, ABORT, 0)]
+
+
+def test_outputs_after_the_client_has_left(clock: Clock) -> None:
+    """They are ignored as vLLM ignores them; the engine's step counts."""
+    front = started(clock, "a")
+    front.llm.abort("a")
+    front.receive(output("a", reason=FinishReason.ABORT), output("x", queued=1.0))
+
+    end, step = front.events()
+    assert finished([end]) == [(1, ABORT, 1)]
+    assert (step.outputs[0].requests, step.prompts) == ([], [])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_parallel_samples(clock: Clock, streams: bool) -> None:
+    """They have their group, and each its reason: one has a stop string that its last token completes."""
+    front = HookedFrontEnd(clock)
+    parent = ParentRequest("r", 3, streams=streams)
+    for index, stop_at in enumerate((2, None, None)):
+        front.add(f"{index}_r", parent=parent, stop_at=stop_at)
+    front.receive(*(output(f"{index}_r", queued=1.0) for index in range(3)))
+    queued = [event for event in front.events() if isinstance(event, Queued)]
+    assert [(one.sample, one.samples) for one in queued] == [(0, 3), (1, 3), (2, 3)]
+    assert len({one.group for one in queued} - {0}) == 1
+
+    front.receive(*(output(f"{index}_r", reason=FinishReason.LENGTH) for index in range(2)))
+    front.llm.abort("r")
+    assert finished(front.events()) == [(1, STOP, 2), (2, LENGTH, 2), (3, ABORT, 1)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "expected", "aborts"),
+    [
+        (1, None, STOP, ["a"]),
+        (3, None, STOP, ["a"]),
+        (1, FinishReason.LENGTH, STOP, []),
+        (1, FinishReason.ERROR, STOP, []),
+    ],
+)
+def test_a_stop_string(
+    clock: Clock, tokens: int, reason: Any, expected: int, aborts: list[str]
+) -> None:
+    """The front end finds it, and ends the request with all tokens that the engine has made."""
+    front = started(clock)
+    front.add("a", stop_at=1)
+    front.receive(output("a", tokens, queued=1.0, reason=reason))
+
+    if reason is FinishReason.ERROR:
+        expected = ERROR
+    assert finished(front.events()) == [(1, expected, tokens)]
+    assert front.llm.aborts == aborts
+
+
+def session(
+    clock: Clock, front: HookedFrontEnd, *, early: bool, short: bool
+) -> tuple[list[float], float]:
+    """Run a session of two inputs; return their times to first tokens, and the last one's latency.
+
+    An ``early`` second input comes before the end of the first one's output, of which a ``short`` one
+    has one.
+    """
+    boundary, waited = FinishReason.LENGTH, []
+    front.add("s", 5, resumable=True)
+    arrivals = [clock.now]
+    clock.now += 1.0
+    events: dict[str, Any] = {"queued": clock.engine - 0.5, "scheduled": clock.engine - 0.25}
+    if early:
+        front.add("s", 4, resumable=True)
+        arrivals.append(clock.now)
+    again: dict[str, Any] = {"queued_": clock.engine} if early else {}
+    if not short:
+        clock.now += 0.5
+        waited.append(clock.now - arrivals[0])
+        front.receive(output("s", prompt=(5, 0, 0), **events))
+        clock.now += 1.0
+        front.receive(output("s", reason=boundary, **again))
+    else:
+        waited.append(clock.now - arrivals[0])
+        front.receive(output("s", prompt=(5, 0, 0), reason=boundary, **events, **again))
+    if not early:
+        clock.now += 4.0
+        front.add("s", 4, resumable=True)
+        arrivals.append(clock.now)
+        again = {"queued_": clock.engine}
+    else:
+        again = {}
+    clock.now += 2.0
+    waited.append(clock.now - arrivals[1])
+    front.receive(output("s", prompt=(3, 1, 0), **again, scheduled=clock.engine - 0.25))
+    front.add("s", 0, resumable=False)
+    clock.now += 1.0
+    front.receive(output("s", reason=boundary))
+    return waited, clock.now - arrivals[1]
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None:
+    """Each input has a time to its first token; the end has those of the last input."""
+    front, fed = HookedFrontEnd(clock, tapped=tapped), Fed()
+    waited, e2e = session(clock, front, early=early, short=short)
+    fed.send_hello("api", infos(tapped=tapped))
+    fed.items("api", front.encoded())
+
+    assert fed.rejected == {}
+    assert front.failures == []
+    page = {series.partition("{")[0]: value for series, value in samples(fed.page).items()}
+    assert page["vllm:time_to_first_token_seconds_count"] == 2
+    assert page["vllm:time_to_first_token_seconds_sum"] == sum(waited)
+    assert page["vllm:e2e_request_latency_seconds_sum"] == e2e
+    if not tapped:
+        assert page["vllm:request_prompt_tokens_sum"] == page["vllm:prompt_tokens_total"] == 9
+        assert page["vllm:inter_token_latency_seconds_count"] == (1 if short else 2)
+    assert len(front.requests._requests) == 0
+
+
+def test_a_session_whose_user_sends_no_more(clock: Clock) -> None:
+    """It ends without an output if it has answered all."""
+    front = HookedFrontEnd(clock)
+    front.add("s", 5, resumable=True)
+    front.receive(output("s", reason=FinishReason.LENGTH, queued=1.0))
+    front.add("s", 0, resumable=False)
+
+    assert finished(front.events()) == [(1, STOP, 1)]
+
+
+def test_a_session_that_its_engine_ends(clock: Clock) -> None:
+    """The front end tells the engine to abort it as well; the reason is the engine's."""
+    front = HookedFrontEnd(clock)
+    front.add("s", 5, resumable=True)
+    front.receive(output("s", reason=FinishReason.ERROR, queued=1.0))
+
+    assert front.llm.aborts == ["s"]
+    assert finished(front.events()) == [(1, ERROR, 1)]
+
+
+def test_engines_have_their_own_items(clock: Clock) -> None:
+    """An idle engine's time goes on by its own clock."""
+    front = started(clock, "a", "b", engines=2)
+    front.receive(output("b"), engine=1, has_stats=False)
+    (item,) = front.items()
+    assert (item.engine, item.events[0].is_slice) == (1, True)
+    clock.now += 5.0
+
+    assert [(i.engine, i.stamp, i.events) for i in front.requests.periodic_items()] == [
+        (0, clock.engine, []),
+        (1, clock.engine, []),
+    ]
+    alive = front.requests.current_state()
+    assert [(i.engine, [e.request for e in i.events]) for i in alive] == [(0, [1]), (1, [2])]
+
+
+def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
+    """A request is unknown to the exporter until its first output; an open step changes nothing."""
+    front = started(clock, "a", "b")
+    seen: list[Any] = []
+
+    def look() -> None:
+        front.items()
+        seen.extend(e.request for i in front.requests.current_state() for e in i.events)
+
+    front.add("new")
+    front.receive(
+        output("new", queued=1.0), output("a", reason=FinishReason.STOP), output("b"),
+        chunk=2, between=look,
+    )  # fmt: skip
+    assert seen == [2]
+    step = [event for event in front.events() if isinstance(event, Iteration)]
+    assert step[0].outputs[0].requests == [3, 1, 2]
+    (alive,) = front.requests.current_state()
+    assert alive.events[1] == Alive(3, clock.engine, 2, clock.wall, 7, max_tokens=50)
+
+
+def test_values_of_some_requests(clock: Clock) -> None:
+    """NaNs in logits, and cached tokens of another engine."""
+    front = HookedFrontEnd(clock, nan_check=True)
+    for name, cached in (("a", 6), ("b", None)):
+        front.add(name, remote_prefill_cached_tokens=cached)
+    front.receive(output("a", queued=1.0), output("b", queued=1.0))
+    front.receive(output("a", nans=2), output("b"))
+    front.receive(output("a", reason=FinishReason.STOP), output("b", reason=FinishReason.STOP))
+    ends = [event for event in front.events() if isinstance(event, Finished)]
+    assert [(end.corrupted, end.cached_tokens) for end in ends] == [(True, 6), (False, None)]
+
+
+def test_latencies_of_a_step(clock: Clock) -> None:
+    """Where the core has the tap: first tokens and ends, but none of aborted or unknown requests."""
+    front = HookedFrontEnd(clock, tapped=True)
+    for name in "abc":
+        front.add(name)
+    clock.now += 2.0
+    times: dict[str, Any] = {"queued": 1.0, "scheduled": 1.5}
+    front.receive(output("a", **times), output("b", **times), output("x", **times))
+    clock.now += 1.0
+    front.receive(output("a"))
+    front.llm.abort("c")
+    front.receive(output("b", reason=FinishReason.LENGTH), output("c", **times))
+
+    wall = clock.wall
+    assert [item.front_end for item in front.items()] == [
+        FrontEndLatencies(wall - 1, [2.0, 2.0], []),
+        FrontEndLatencies(wall, [], [3.0], [0.5]),
+    ]
+    assert list(front.requests._requests) == ["a"]
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_nothing_is_left_of_requests_whose_end_was_dropped(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tapped: bool
+) -> None:
+    """They are found out once dropping has ended, but not what has ended or begun since."""
+    front = started(clock, "a", "b", "c", tapped=tapped)
+    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", -1)
+    front.llm.abort("a")
+    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 9)
+    assert front.requests.items() == []
+    front.add("new")
+    front.receive(output("b", reason=FinishReason.STOP))
+    items = front.requests.resync(front.hook.states)
+
+    assert list(front.requests._requests) == ["c", "new"]
+    if tapped:
+        assert [item.front_end.e2e_latencies for item in items] == [[2.0]]
+        return
+    ended, alive = items
+    assert finished(ended.events) == [(2, STOP, 2)]
+    assert ended.source != alive.source
+    assert (alive.unseen, [e.request for e in alive.events]) == (1, [3])
+    # It has kept its arrival.
+    clock.now += 1.0
+    front.receive(output("new", queued=1.0))
+    (queued, _step) = front.events()
+    assert queued.arrival == clock.now - 1.0 + WALL
+
+
+def test_a_request_whose_beginning_was_dropped(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no time in the queue if it is aborted before its first output."""
+    front = HookedFrontEnd(clock)
+    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", -1)
+    front.add("a")
+    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 9)
+    front.items()
+    front.requests.resync(front.hook.states)
+    front.llm.abort("a")
+
+    assert finished(front.events()) == [(1, ABORT, 0)]
