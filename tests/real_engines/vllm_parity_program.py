@@ -52,7 +52,12 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, async_llm  # noqa: E402
+from vllm.v1.engine import (  # noqa: E402
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    async_llm,
+)
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     KVCacheConfig,
@@ -280,19 +285,26 @@ class Engine:
             ]
         if self._case.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS"):
             made.num_nans_in_logits = {one: chance.choice((0,) * 19 + (3,)) for one in ids}
-        idle = scheduler.requests.keys() - {*ids}
-        if chance.random() < 0.05 and idle and self._case.errors:
-            # What the core cannot serve ends with an error, sometimes before its first output.
-            scheduler.grammar_compile_error_reqs.add(chance.choice(sorted(idle)))
         outputs: dict[int, Any] = scheduler.update_from_output(batch, made)
         if self._case.drafts:
             letters = [[5] * self._case.drafts for _ in ids]
             scheduler.update_draft_token_ids(DraftTokenIds(ids, letters))
+        if self._case.errors and scheduler.requests and chance.random() < 0.05:
+            self._fail(chance.choice(sorted(scheduler.requests)), outputs)
         for output in itertools.chain.from_iterable(one.outputs for one in outputs.values()):
             stats = output.prefill_stats
             if self._case.external and stats is not None and stats.num_computed_tokens > 8:
                 stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, 7)
         return outputs
+
+    def _fail(self, name: str, outputs: dict[int, Any]) -> None:
+        """End a request that has no output in this step with an error, perhaps before its first one."""
+        request = self.scheduler.requests[name]
+        made = outputs.setdefault(0, EngineCoreOutputs()).outputs
+        if name not in {one.request_id for one in made}:
+            self.scheduler.finish_requests([name], RequestStatus.FINISHED_ERROR)
+            reason, events = request.get_finished_reason(), request.take_events()
+            made.append(EngineCoreOutput(name, [], finish_reason=reason, events=events))
 
     def _tokens(self, batch: Any, request: Any) -> list[int]:
         if self._case.pooling or request.num_computed_tokens < request.num_tokens:

@@ -158,7 +158,7 @@ class EngineSamples:
             group.closed = True
         if group.live:
             return
-        if group.closed or (group.aborted and not group.expected):
+        if group.closed or group.aborted:
             self._end(group)
             return
         self.wait_for_samples(group)
