@@ -28,6 +28,7 @@ TOPICS: Mapping[str, str] = {
     "core": "scheduler:SCHEDULER",
     "tap": "tap:TAP",
     "sglang": "sglang:SGLANG",
+    "sglang-loop": "sglang_loop:SGLANG_LOOP",
     "ingest": "ingest:INGEST",
     "events": "events:EVENTS",
     "blocks": "blocks:BLOCKS",
