@@ -49,7 +49,7 @@ from prometheus_client import REGISTRY, generate_latest  # noqa: E402
 from vllm import PoolingParams, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.engine import (  # noqa: E402
@@ -74,6 +74,7 @@ BLOCK = 16
 LETTERS = "abcd"
 """Few, so that stop strings are found often."""
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
+REPETITION = RepetitionDetectionParams(max_pattern_size=1, min_pattern_size=1, min_count=2)
 KINDS = tuple(RequestOutputKind)
 
 
@@ -87,6 +88,7 @@ class Case:
         stops: Whether requests have stop strings.
         aborts: Whether clients leave.
         errors: Whether the core ends some requests with an error.
+        repeats: Whether the core ends requests whose last two tokens are equal.
         external: Whether an external cache has some prompts.
     """
 
@@ -105,6 +107,7 @@ class Case:
     pooling: bool = False
     sessions: bool = False
     errors: bool = False
+    repeats: bool = False
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -114,6 +117,8 @@ CASES = {
     "late-samples": Case({"max_num_seqs": 3}, samples=(2, 3, 4)),
     # The core goes on until the front end, which found the string, ends the request.
     "last-token": Case(requests=150, samples=(1, 2)),
+    # The same string ends a request there and here.
+    "repetitions": Case(samples=(1, 2), repeats=True),
     "preemptions": Case({"max_num_seqs": 16}, blocks=26, requests=120, external=True),
     "adapters": Case({"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}),
     "priorities": Case({"scheduling_policy": "priority", "max_num_seqs": 4}, blocks=30),
@@ -398,6 +403,7 @@ class Run:
             stop_token_ids=[STOP],
             output_kind=kind,
             logprobs=case.logprobs,
+            repetition_detection=REPETITION if case.repeats else None,
         )
 
     async def _abort(self, name: str) -> None:

@@ -30,7 +30,7 @@ from sidestep_adapters.vllm.front_end_requests import (
     Special,
 )
 
-LENGTH = FINISH_REASONS.index("length")
+LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
 NAN_CHECK = "VLLM_COMPUTE_NANS_IN_LOGITS"
 _PARAMETERS = {
     "process_outputs": ("engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
@@ -269,7 +269,7 @@ def _client_id(name: str, parent: Any) -> str:
 
 def _final_reason(reason: int, state: Any) -> int:
     """Return why a request has ended: its last token may also have completed a stop string."""
-    if reason == LENGTH:
+    if reason in (LENGTH, REPETITION):
         last = getattr(getattr(state.queue, "output", None), "outputs", ())
         # Parallel samples are sent when the last one has ended.
         held = getattr(state.parent_req, "output_aggregator", ())
