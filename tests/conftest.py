@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from exporters import Start
+from exporters import Start, started
 from prometheus_server import BINARIES, VERSIONS
-from sidestep.app.exporter import Exporter
-from sidestep.config.settings import read
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.
 settings.register_profile(
@@ -128,19 +124,4 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
     """Return a function that runs an exporter on a free port and an ipc path, with settings as keywords."""
-
-    @asynccontextmanager
-    async def run(**flags: Any) -> AsyncIterator[Exporter]:
-        given: Mapping[str, Any] = {
-            "web_listen_address": ("127.0.0.1:0",),
-            "ingest_endpoint": (f"ipc://{tmp_path}/ingest.ipc",),
-            "log_stats_interval": "0",
-            # This process also holds the memory of earlier tests.
-            "limits_memory_soft": "0",
-            "limits_memory_hard": "0",
-            **flags,
-        }
-        async with Exporter(read(given, {})).running() as exporter:
-            yield exporter
-
-    return run
+    return partial(started, tmp_path)

@@ -25,7 +25,7 @@ def test_the_engine_loads_the_pure_part_only(module: str) -> None:
     assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
     assert (
         not {
-            "sidestep.app.exporter",
+            "sidestep.app.run",
             "sidestep.http.routes",
             "sidestep.ingest.socket_loop",
             "sidestep.config.settings",

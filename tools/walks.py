@@ -24,6 +24,7 @@ from aiohttp import web
 
 from sidestep.app.demo import recording
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -126,7 +127,7 @@ async def walks(profile: Profile, folder: Path) -> None:
     received: list[str] = []
     async with (
         _receiver(received) as flags["otlp_traces_endpoint"],
-        Exporter(read(flags, {})).running() as exporter,
+        running(Exporter(read(flags, {}))) as exporter,
         aiohttp.ClientSession() as client,
     ):
         url = exporter.url

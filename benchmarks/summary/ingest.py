@@ -28,6 +28,7 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.summary import statsd
 from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.config.settings import Config, read
 from sidestep.engines.apply import Applier
@@ -340,7 +341,7 @@ async def _serve_client(config: Config) -> None:
     exporter.registry = Registry(layouts)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with exporter.running():
+    async with running(exporter):
         await stop.wait()
 
 

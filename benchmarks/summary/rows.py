@@ -22,6 +22,7 @@ class Row:
         target: Least ratio to the peer, on any machine.
         limit: Upper limit of sidestep's own figure.
         more: More is better; otherwise the row is a cost.
+        is_absolute: sidestep's own figure is worth reading, although it depends on the machine.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Row:
     target: float | None = None
     limit: float | None = None
     more: bool = False
+    is_absolute: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

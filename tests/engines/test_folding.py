@@ -12,7 +12,7 @@ from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmSleep, VllmStep
-from sidestep.metrics.engine import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats

@@ -18,8 +18,9 @@ from sglang_bench import Bench as SglangBench
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.metrics.exposed_engines import GAUGES_EXPIRE_SECONDS
 from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
-from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
+from sidestep.metrics.registry import Registry
 from sidestep.metrics.saturation import Saturation
 from sidestep.protocol.messages import LIMITS, EngineInfo
 from sidestep.protocol.self_described import Sample

@@ -26,6 +26,7 @@ from exporter_processes import process
 from exporters import until
 from pages import Family, get, parse
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.catalog.row import Handler
 from sidestep.config.settings import read
 from sidestep.engines.apply import Applier
@@ -111,8 +112,8 @@ async def exporter(folder: Path, **flags: Any) -> AsyncIterator[Exporter]:
         "limits_memory_hard": "0",
         **flags,
     }
-    async with Exporter(read(given, {}), dialects=WITH_TOY).running() as running:
-        yield running
+    async with running(Exporter(read(given, {}), dialects=WITH_TOY)) as exporter:
+        yield exporter
 
 
 async def send(to: Exporter, *steps: ToyStep) -> None:

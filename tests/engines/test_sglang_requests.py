@@ -25,7 +25,8 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
-from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.limits import OTHER

@@ -14,7 +14,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
 from sidestep.exposition.text_page import render
 from sidestep.ingest.bindings import FRONT_END_WAIT
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol import messages
 from sidestep.protocol.messages import (
     CORE,

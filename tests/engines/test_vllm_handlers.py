@@ -16,7 +16,7 @@ from sidestep.engines.vllm.wire import (
 )
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
-from sidestep.metrics.engine import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_ENGINE_SERIES
 from sidestep.metrics.recent_steps import RecentSteps

@@ -21,8 +21,9 @@ from sidestep.exposition.aggregated_series import (
 from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family as SampledFamily
 from sidestep.protocol.self_described import Sample, Samples

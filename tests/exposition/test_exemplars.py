@@ -326,7 +326,7 @@ def publisher(tmp_path: Path) -> Iterable[Publisher]:
         pytest.param("2", "classic", marks=pytest.mark.long),
         pytest.param("2", "both", marks=pytest.mark.long),
         pytest.param("3", "classic", marks=pytest.mark.long),
-        ("3", "both"),
+        pytest.param("3", "both", marks=pytest.mark.long),
         ("3", "native"),
     ],
 )

@@ -24,9 +24,11 @@ from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.computed_gauges import SetGauges
-from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import SeriesSettings
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
+from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples

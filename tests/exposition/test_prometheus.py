@@ -23,6 +23,7 @@ from exporters import MAIN_RUN, Start, page_of_engine, until
 from polled import page, polled
 from prometheus_server import BINARIES, prometheus
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep_adapters.recording.replay import Replay
 
@@ -58,14 +59,19 @@ async def replayed(exporter: Exporter, run: Path) -> str:
     return exporter.url
 
 
-@pytest.mark.parametrize("histograms", ["native", "both"])
 async def test_prometheus_stores_native_histograms(
-    start: Start, tmp_path: Path, binary: str, histograms: str
+    start: Start, tmp_path: Path, binary: str
 ) -> None:
-    """Counts and sums equal those of the series."""
-    async with start(histograms=histograms) as exporter:
-        url = await replayed(exporter, MAIN_RUN)
-        async with scraping(binary, tmp_path, {"one": url}) as query:
+    """Counts and sums equal those of the series, whether the page has classic ones as well or not."""
+    async with (
+        start(histograms="native") as exporter,
+        start(histograms="both", ingest_endpoint=(f"ipc://{tmp_path}/both.ipc",)) as both,
+    ):
+        targets = {
+            "native": await replayed(exporter, MAIN_RUN),
+            "both": await replayed(both, MAIN_RUN),
+        }
+        async with scraping(binary, tmp_path, targets) as query:
             name = "vllm:inter_token_latency_seconds"
             (engine,) = exporter.registry.engines.values()
             ours = engine.histogram(engine.layout.find(name).slots[0])
@@ -74,9 +80,9 @@ async def test_prometheus_stores_native_histograms(
             classic = await query(f"{name}_bucket")
             tokens = await query("vllm:generation_tokens_total")
 
-    assert count == {"one": float(sum(ours.counts))}
-    assert total == {"one": pytest.approx(ours.sum, rel=1e-12)}
-    assert tokens == {"one": 6348.0}
+    assert count == dict.fromkeys(targets, float(sum(ours.counts)))
+    assert total == dict.fromkeys(targets, pytest.approx(ours.sum, rel=1e-12))
+    assert tokens == dict.fromkeys(targets, 6348.0)
     assert classic == {}
 
 
@@ -123,7 +129,7 @@ async def test_prometheus_reads_every_sample(tmp_path: Path, binary: str) -> Non
             "limits_memory_soft": "0",
             "limits_memory_hard": "0",
         }
-        async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
+        async with running(Exporter(read(flags, {}), [Odd()])) as exporter:
             url = await replayed(exporter, MAIN_RUN)
             await until(lambda: bool(exporter.passthrough.families()))
             async with scraping(binary, tmp_path, {"one": url}, {"honor_labels": True}) as query:

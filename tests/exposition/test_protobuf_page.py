@@ -21,7 +21,7 @@ from sidestep.exposition import proto_format
 from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import ProtobufPage, render
-from sidestep.metrics.engine import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals

@@ -127,7 +127,9 @@ def scraped(
                 }
                 servers = {
                     version: stack.enter_context(
-                        prometheus(binary, directory / version, targets, rules=RULE_FILES)
+                        prometheus(
+                            binary, directory / version, targets, rules=RULE_FILES, interval="2s"
+                        )
                     )
                     for version, binary in BINARIES.items()
                     if binary and version in asked

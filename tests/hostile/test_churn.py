@@ -14,8 +14,8 @@ from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition import own_families
 from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.metrics import registry as registry_module
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
+from sidestep.metrics import exposed_engines
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo
 from sidestep.protocol.request_events import Queued, RequestEvents
@@ -86,7 +86,7 @@ class Exporter:
 
 async def test_memory_is_level_while_engines_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many are retired as may be; each engine more replaces one, in the registry, in caches and in snapshots."""
-    monkeypatch.setattr(registry_module, "MAX_ENGINES", MAX_ENGINES)
+    monkeypatch.setattr(exposed_engines, "MAX_ENGINES", MAX_ENGINES)
     exporter = Exporter()
     registry = exporter.fed.intake.registry
     held = []

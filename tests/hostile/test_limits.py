@@ -24,9 +24,10 @@ from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, MAX_ENGINES
 from sidestep.metrics.merge import LARGEST
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, Registry
+from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents

@@ -12,14 +12,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from exporters import MAIN_RUN, SPEC_RUN, Start, until
+from exporters import MAIN_RUN, SPEC_RUN, Start, started, until
 from pages import get, parse
 from promtool import PROMTOOL, complaints
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
 from sidestep_adapters.recording.replay import Replay
@@ -31,13 +33,17 @@ async def play(exporter: Exporter, path: Path = MAIN_RUN) -> None:
     await asyncio.to_thread(player.run)
 
 
-@pytest.fixture
-async def exporter(start: Start) -> AsyncIterator[Exporter]:
-    """Return an exporter that has received two recorded runs."""
-    async with start() as running:
-        await play(running)
-        await play(running, SPEC_RUN)
-        yield running
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def exporter(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Exporter]:
+    """Return an exporter that has received two recorded runs, and that no test changes."""
+    async with started(tmp_path_factory.mktemp("exporter")) as made:
+        await play(made)
+        await play(made, SPEC_RUN)
+        yield made
+
+
+with_exporter = pytest.mark.asyncio(loop_scope="module")
+"""Mark of tests that use ``exporter``, in whose event loop they run."""
 
 
 def base(exporter: Exporter) -> str:
@@ -89,6 +95,7 @@ def test_protobuf_only_if_it_is_offered() -> None:
     assert negotiate(f"{PROTOBUF},{PROMETHEUS}") == "openmetrics"
 
 
+@with_exporter
 async def test_text_is_the_default(exporter: Exporter) -> None:
     """Text has its content type, and parses."""
     async with aiohttp.ClientSession() as session, session.get(exporter.url) as answer:
@@ -102,6 +109,7 @@ async def test_text_is_the_default(exporter: Exporter) -> None:
     assert "python_info" in families
 
 
+@with_exporter
 async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
     """The whole page of a run with every option parses, the exporter's own families included."""
     accept = "application/openmetrics-text;version=1.0.0"
@@ -118,6 +126,7 @@ async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
     assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
 
 
+@with_exporter
 async def test_names_select_families(exporter: Exporter) -> None:
     """Families are selected by family or sample name, the exporter's own included."""
     names = ["vllm:e2e_request_latency_seconds_bucket", "sidestep_items_total", "nothing"]
@@ -130,6 +139,7 @@ async def test_names_select_families(exporter: Exporter) -> None:
     assert set(families) == {"vllm:e2e_request_latency_seconds", "sidestep_items"}
 
 
+@with_exporter
 async def test_gzip_if_accepted(exporter: Exporter) -> None:
     """The page is compressed once, and equal after decompression."""
     url = exporter.url + "?name[]=vllm:request_success_total"
@@ -148,6 +158,7 @@ async def test_gzip_if_accepted(exporter: Exporter) -> None:
     ("path", "status"),
     [("/-/healthy", 200), ("/-/ready", 200), ("/", 200), ("/nothing", 404)],
 )
+@with_exporter
 async def test_health_and_landing_page(exporter: Exporter, path: str, status: int) -> None:
     """Paths and status codes are those of other exporters."""
     async with aiohttp.ClientSession() as session, session.get(base(exporter) + path) as answer:
@@ -163,6 +174,7 @@ async def test_the_landing_page_has_no_ingest_endpoint(start: Start) -> None:
     assert "ipc://" not in page
 
 
+@with_exporter
 async def test_engines_as_json(exporter: Exporter) -> None:
     """The list has each engine with its labels, its state, and whether it is up."""
 
@@ -204,7 +216,7 @@ async def test_a_users_collectors_are_on_the_page(tmp_path: Path) -> None:
         "web_listen_address": ("127.0.0.1:0",),
         "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
     }
-    async with Exporter(read(flags, {}), [Mine(), Broken()]).running() as exporter:
+    async with running(Exporter(read(flags, {}), [Mine(), Broken()])) as exporter:
         families = parse(await get(exporter.url))
 
     assert families["my_gauge"].samples == {("my_gauge", ()): 5.0}
@@ -215,6 +227,7 @@ ACCEPTED = ("metric names should not contain ':'", "vllm:iteration_tokens_total"
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
+@with_exporter
 async def test_promtool_accepts_all_names_but_the_engines(exporter: Exporter) -> None:
     """Colons, and a histogram whose name ends in total, are vLLM's choice."""
     found = complaints(await get(exporter.url))
@@ -226,6 +239,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
+@with_exporter
 async def test_the_root_in_a_browser(exporter: Exporter, tmp_path: Path) -> None:
     """The live page has links to every other page."""
     process = await asyncio.create_subprocess_exec(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
-from sidestep.app import exporter as app
+from sidestep.app import run
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
@@ -356,8 +356,8 @@ async def test_an_exporter_without_engines_says_how_to_connect_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plugin may not be loaded, of which neither end sees anything else."""
-    assert app.ABSENT_AFTER == 15.0
-    monkeypatch.setattr(app, "ABSENT_AFTER", 0.1)
+    assert run.ABSENT_AFTER == 15.0
+    monkeypatch.setattr(run, "ABSENT_AFTER", 0.1)
     async with start() as exporter:
         expected = f"SIDESTEP_ENDPOINT={exporter.endpoints[0]} and sidestep in their environment"
         await until(lambda: expected in caplog.text)
@@ -370,7 +370,7 @@ async def test_an_exporter_with_engines_has_no_such_line(
     way: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor one whose engines need no plugin."""
-    monkeypatch.setattr(app, "ABSENT_AFTER", 0.5)
+    monkeypatch.setattr(run, "ABSENT_AFTER", 0.5)
     flags: dict[str, Any] = {"subscribe": ("load=tcp://127.0.0.1:1",)} if way == "source" else {}
     async with start(**flags) as exporter, connect(exporter) as peer:
         if way == "engine":

@@ -10,10 +10,10 @@ from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import wire as sglang
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
-from sidestep.metrics.registry import (
+from sidestep.metrics import exposed_engines
+from sidestep.metrics.exposed_engines import (
     ENGINE_EXPIRES_SECONDS,
     GAUGES_EXPIRE_SECONDS,
-    MAX_ENGINES,
     TOTALS_EXPIRE_SECONDS,
 )
 from sidestep.protocol.iteration_stats import IterationStats
@@ -145,8 +145,10 @@ def test_totals_of_a_retired_engine_survive_a_restart(fed: Fed) -> None:
     assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 11' in other.page
 
 
-def test_totals_expire(fed: Fed) -> None:
+def test_totals_expire(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a day; with too many retired engines, the oldest go first."""
+    most = 20
+    monkeypatch.setattr(exposed_engines, "MAX_ENGINES", most)
     fed.advance(ENGINE_EXPIRES_SECONDS + 1)
     assert list(fed.intake.registry.retired) == ["e"]
     fed.now += TOTALS_EXPIRE_SECONDS
@@ -154,15 +156,15 @@ def test_totals_expire(fed: Fed) -> None:
 
     assert fed.intake.registry.retired == {}
     for batch in range(2):
-        for number in range(MAX_ENGINES - 5):
+        for number in range(most - 5):
             fed.send_hello("many", [engine(f"e{batch}/{number}")])
             fed.send("many", Bye(fed.incarnation("many"), 0))
             fed.restart("many")
         fed.send_hello("many", [])
         fed.advance(ENGINE_EXPIRES_SECONDS + 1)
     kept = list(fed.intake.registry.retired)
-    assert len(kept) == MAX_ENGINES
-    assert kept[-1] == f"e1/{MAX_ENGINES - 6}"
+    assert len(kept) == most
+    assert kept[-1] == f"e1/{most - 6}"
 
 
 def test_an_engine_that_returns_with_other_labels_restarts(fed: Fed) -> None:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from exporters import Start, until
-from sidestep.app.exporter import Exporter, serve
+from sidestep.app.exporter import Exporter
+from sidestep.app.run import serve
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -189,7 +190,9 @@ async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
             await peer.send(Hello(VERSION, "s", incarnation, 1, 1, [info]))
             await peer.send(Bye(incarnation, 0))
         await peer.send(Hello(VERSION, "s", 299, 2, 1, [info]))
-        await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
+        answer = await peer.receive()
+        while not (isinstance(answer, Ack) and answer.nonce == 2):
+            answer = await peer.receive()
 
         assert len(exporter.ingest.intake.bindings.engines) == 1
         assert exporter.registry.engines["s0"].feeds.streams == {299}

@@ -394,8 +394,8 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 
 def test_an_exporter_without_a_receiver_does_not_load_the_sdk() -> None:
     """They take time and memory."""
-    code = "import sys, sidestep.app.exporter; print(*sys.modules)"
+    code = "import sys, sidestep.app.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "sidestep.app.exporter" in done.stdout.split()
+    assert "sidestep.app.run" in done.stdout.split()
     assert not any(name.startswith("opentelemetry") for name in done.stdout.split())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from exporters import until
@@ -86,6 +88,23 @@ async def agree_while_busy(
     return seen
 
 
+async def times_in_chunks(base: str) -> list[list[float]]:
+    """Return the scheduler's times in each chunk of a stream of SGLang's own API, one a token."""
+    asked = {"max_new_tokens": 12, "ignore_eos": True}
+    body = {"text": "a prompt", "sampling_params": asked, "stream": True}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{base}/generate", json=body) as response,
+    ):
+        chunks = [
+            json.loads(line.removeprefix(b"data: "))["meta_info"]
+            async for line in response.content
+            if line.startswith(b"data: {")
+        ]
+    names = "queue_time", "forward_entry_time", "prefill_finished_time"
+    return [[chunk[name] for name in names] for chunk in chunks]
+
+
 async def test_beside_the_collectors_both_pages_agree(sglang: SglangSite) -> None:
     """After a mixed load all of SGLang's page is on ours, and no more; while it runs its gauges are.
 
@@ -133,6 +152,14 @@ async def test_instead_of_the_collectors(sglang: SglangSite) -> None:
         ours = await settled_alone(exporter, all_in)
         theirs = parse(await server.page())
         report("sglang instead", ours, answers)
+        times = await times_in_chunks(server.base)
+
+    assert "latencies are recorded without SGLang's collect_metrics" in server.output
+    assert "the times of requests are sent when they change" in server.output
+    assert "SGLang's own functions" not in server.output
+    assert len(times) > 4
+    assert [pytest.approx(times[0], abs=1e-3)] * len(times) == times
+    assert min(times[0]) > 0
 
     def moved(family: str, **labels: str) -> float:
         return value(ours, family, **labels) - value(before, family, **labels)

@@ -18,6 +18,7 @@ from real_engines.comparison import (
     assert_nothing_refused,
     count,
     engine_families,
+    idle,
     labels_of,
     parse,
     report,
@@ -64,15 +65,22 @@ async def test_beside_the_engine_both_pages_agree(vllm: VllmSite) -> None:
     assert (code, value(after, "sidestep_engine_up")) == (0, 0)
 
 
+INSTEAD = {"SIDESTEP_VLLM_MODE": "instead"}
+BUILDS = "sidestep_engine_process_builds_statistics"
+
+
 async def test_instead_of_the_engines_own_logger(vllm: VllmSite) -> None:
     """The engine's page loses its logger's families; ours has them all, with the load's totals."""
-    server = vllm.server(MAIN_FLAGS, {**MAIN_ENVIRON, "SIDESTEP_VLLM_MODE": "instead"})
+    server = vllm.server(MAIN_FLAGS, {**MAIN_ENVIRON, **INSTEAD})
     async with vllm.with_exporter(server) as exporter:
         async with Client(server.base) as client:
-            answers = await client.mixed(leave=False)
+            answers = await client.mixed(leave=False, streams=2)
             exact = await client.ask_all([Ask(client.text(50), 20) for _ in range(10)])
+            lists = await client.ask_all(
+                [Ask([client.text(9), client.text(20)], 7, stream=n % 2 > 0) for n in range(4)]
+            )
         theirs = parse(await server.page())
-        ended = [answer for answer in [*answers, *exact] if answer.reasons]
+        ended = [answer for answer in [*answers, *exact, *lists] if answer.reasons]
         finished = reasons(ended)
 
         def all_in(page: Page) -> bool:
@@ -80,20 +88,107 @@ async def test_instead_of_the_engines_own_logger(vllm: VllmSite) -> None:
             return not running and value(page, "vllm:request_success") >= finished.total()
 
         ours = await settled_alone(exporter, all_in)
-        report("instead", ours, [*answers, *exact])
+        report("instead", ours, [*answers, *exact, *lists])
 
     front_end = {row.name.removesuffix("_total") for row in FRONT_END}
     recorded = parse(gzip.decompress(RECORDED.read_bytes()).decode())
 
+    assert "sidestep: vLLM builds no statistics" in server.output
+    assert labels_of(ours, BUILDS) == [{"process": "api0", "reason": ""}]
+    assert value(ours, BUILDS) == 0
     assert engine_families(theirs).keys() <= front_end
     assert engine_families(recorded).keys() == engine_families(ours).keys()
     assert [200] * 10 == [answer.tokens * 10 for answer in exact]
+    assert [14] * 4 == [answer.tokens for answer in lists]
     assert finished == {
         reason: value(ours, "vllm:request_success", finished_reason=reason) for reason in finished
     }
     assert generated(ended) == total(ours, "vllm:request_generation_tokens")
     assert generated(ended) == value(ours, GENERATED)
     assert finished.total() == count(ours, "vllm:e2e_request_latency_seconds")
+    assert finished.total() == count(ours, "vllm:time_to_first_token_seconds")
+    # Each parallel sample has its prompt; those of a list are one answer.
+    prompts = sum(one.prompt_tokens * len(one.reasons) for one in [*answers, *exact])
+    prompts += sum(one.prompt_tokens for one in lists)
+    assert prompts == value(ours, "vllm:prompt_tokens")
+    assert prompts == total(ours, "vllm:request_prompt_tokens")
+    assert value(ours, "vllm:num_preemptions") > 0
+    assert_nothing_refused(ours)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "reason"),
+    [
+        ("--enable-per-request-metrics", {}, "--enable-per-request-metrics needs them"),
+        (
+            "--otlp-traces-endpoint grpc://127.0.0.1:9",
+            {},
+            "--otlp-traces-endpoint needs them",
+        ),
+        ("", {"SIDESTEP_VLLM_STATISTICS": "vllm"}, "SIDESTEP_VLLM_STATISTICS=vllm"),
+    ],
+    ids=["responses", "traces", "asked for"],
+)
+async def test_vllm_builds_statistics_where_it_needs_them(
+    flags: str, environ: dict[str, str], reason: str, vllm: VllmSite
+) -> None:
+    """The log and the page say why; all else is the same."""
+    server = vllm.server(shlex.split(flags), {**INSTEAD, **environ})
+    async with vllm.with_exporter(server) as exporter:
+        async with Client(server.base) as client:
+            answers = await client.ask_all(
+                [Ask(client.text(50), 20, stream=n % 2 > 0) for n in range(6)]
+            )
+        ours = await settled_alone(
+            exporter, lambda page: value(page, GENERATED) == 120 and idle(page)
+        )
+    assert_complete(answers)
+    assert f"vLLM builds its statistics on the event loop: {reason}" in server.output
+    assert labels_of(ours, BUILDS) == [{"process": "api0", "reason": reason}]
+    assert (value(ours, BUILDS), value(ours, GENERATED)) == (1, 120)
+    assert {"length": 6} == reasons(answers)
+    assert value(ours, "vllm:request_success", finished_reason="length") == 6
+
+
+async def test_two_engines_with_two_api_servers_instead(vllm: VllmSite) -> None:
+    """Each front end sends its own requests; together they are those of the clients."""
+    flags = shlex.split(
+        "--data-parallel-size 2 --api-server-count 2 --max-num-seqs 8 --shutdown-timeout 30"
+    )
+    server = vllm.server(flags, INSTEAD, command=True)
+    async with vllm.with_exporter(server) as exporter:
+        async with Client(server.base) as client:
+            answers = await client.mixed(streams=2)
+        ended = [answer for answer in answers if answer.reasons]
+        left = sum(answer.left for answer in answers)
+        finished = reasons(ended)
+
+        def all_in(page: Page) -> bool:
+            done = value(page, "vllm:request_success") >= finished.total() + left
+            return done and idle(page)
+
+        ours = await settled_alone(exporter, all_in)
+        report("data parallel, instead", ours, answers, streams=value(ours, "sidestep_streams"))
+
+    assert server.output.count("sidestep: vLLM builds no statistics") == 2
+    assert sorted(labels["process"] for labels in labels_of(ours, BUILDS)) == ["api0", "api1"]
+    assert value(ours, "sidestep_streams") == 2
+    aborted = value(ours, "vllm:request_success", finished_reason="abort")
+    assert 0 < aborted <= left
+    # A client may leave after the engine's last token.
+    assert value(ours, "vllm:request_success") == finished.total() + left
+    assert value(ours, "vllm:request_success", finished_reason="stop") == finished["stop"]
+    assert generated(ended) <= value(ours, GENERATED)
+    for engine in "01":
+        made = value(ours, GENERATED, engine=engine)
+        source = {"engine": engine, "source": "local_compute"}
+        assert made > 0
+        computed = value(ours, "vllm:prompt_tokens_by_source", **source)
+        assert computed + made == total(ours, STEPS, engine=engine)
+        assert count(ours, STEPS, engine=engine) > 0
+    late = left - aborted
+    assert count(ours, "vllm:request_params_n") == len(ended) + late
+    assert total(ours, "vllm:request_params_n") == finished.total() + late
     assert_nothing_refused(ours)
 
 

@@ -22,6 +22,14 @@ from real_engines.sites import TAP, VllmSite
 pytestmark = pytest.mark.engine
 
 IDENTITY = {"SIDESTEP_REQUEST_IDENTITY": "full"}
+SENDERS = {"tap": (TAP, {}), "plugin": ([], {"SIDESTEP_VLLM_MODE": "instead"})}
+"""Flags and variables with which requests' events are sent, by the part that sends them."""
+
+
+@pytest.fixture(params=SENDERS)
+def sender(request: pytest.FixtureRequest) -> tuple[list[str], dict[str, str]]:
+    """Return the flags and variables of one that sends requests' events."""
+    return SENDERS[request.param]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -34,10 +42,13 @@ def ends(records: list[dict[str, Any]]) -> Counter[str]:
     return Counter(record["reason"] for record in records)
 
 
-async def test_records_have_the_objectives_of_the_page(vllm: VllmSite, tmp_path: Path) -> None:
+async def test_records_have_the_objectives_of_the_page(
+    vllm: VllmSite, tmp_path: Path, sender: tuple[list[str], dict[str, str]]
+) -> None:
     """Where no client leaves, they agree with counters and with the clients' own books."""
     log = tmp_path / "requests.jsonl"
-    server = vllm.server([*MAIN_FLAGS, *TAP], {**MAIN_ENVIRON, **IDENTITY})
+    flags, environ = sender
+    server = vllm.server([*MAIN_FLAGS, *flags], {**MAIN_ENVIRON, **IDENTITY, **environ})
     limits = ("--slo", "ttft=200ms", "--slo", "e2e=1s")
     async with vllm.with_exporter(server, "--requests.log", str(log), *limits) as exporter:
         async with Client(server.base) as client:
@@ -142,13 +153,16 @@ async def watch(exporter: ExporterProcess, pages: list[Page], is_over: asyncio.E
 
 
 async def test_each_record_is_one_of_the_clients_requests(
-    vllm: VllmSite, adapters: dict[str, Path], tmp_path: Path
+    vllm: VllmSite,
+    adapters: dict[str, Path],
+    tmp_path: Path,
+    sender: tuple[list[str], dict[str, str]],
 ) -> None:
     """With adapters, stop strings, aborts and bad requests; tenants sum up to totals on every page."""
     log = tmp_path / "requests.jsonl"
     modules = [f"{name}={path}" for name, path in adapters.items()]
-    flags = [*MAIN_FLAGS, *TAP, *LORA, "--lora-modules", *modules]
-    server = vllm.server(flags, {**MAIN_ENVIRON, **IDENTITY})
+    flags = [*MAIN_FLAGS, *sender[0], *LORA, "--lora-modules", *modules]
+    server = vllm.server(flags, {**MAIN_ENVIRON, **IDENTITY, **sender[1]})
     pages: list[Page] = []
     asked: list[tuple[Ask, Answer]] = []
     options = ("--requests.log", str(log), "--tenants.by", "id-prefix", "--tenants.max", "2")

@@ -15,9 +15,11 @@ from rulefiles import (
     RECORDED,
     ROOT,
     RULE_FILES,
+    RULES,
     RUNBOOKS,
     SUFFIX,
     TESTS,
+    PromtoolTest,
     alert_tests,
     alerts,
     divisors,
@@ -26,14 +28,15 @@ from rulefiles import (
     label_lists,
     promtool_tests,
     recordings,
+    rules_of,
     selectors,
+    write_rules,
 )
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS
 from trtllm_page import made_families
 
 NAMES = sorted({alert["alert"] for alert in alerts()})
-RULES = [*recordings(), *alerts()]
 SELECTORS = [selector for rule in RULES for selector in selectors(rule["expr"])]
 GROWING = {"rate", "increase", "changes"}
 ORIGIN = {"cluster", "namespace", "job"}
@@ -48,6 +51,10 @@ SLOS = {"time_to_first_token", "inter_token_latency", "request_latency", "availa
 COUNTED = {*slo.LATENCIES, slo.AVAILABILITY}
 """By the exporter, for all dialects."""
 WINDOWS = ("1h", "6h", "1d", "3d")
+TO_RULES = "../../deploy/rules/"
+"""Path of the rules in promtool's tests, which can be run as they are."""
+LONG = "boundaries_long"
+"""The bounds of windows of days, which ``objectives_long`` tests more coarsely."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -66,9 +73,21 @@ def test_the_rules_are_valid(promtool: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_promtool_tests_pass(promtool: str, path: Path) -> None:
-    """``promtool test rules`` passes for every file in this folder."""
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(each, id=each.id, marks=[pytest.mark.long] * each.id.startswith(LONG))
+        for each in promtool_tests()
+    ],
+)
+def test_promtool_tests_pass(promtool: str, tmp_path: Path, each: PromtoolTest) -> None:
+    """``promtool test rules`` passes for every test in this folder.
+
+    It gets the rules that can have a value alone, as it would evaluate all of them at every step.
+    """
+    write_rules(tmp_path, rules_of(each.test))
+    path = tmp_path / "test.yaml"
+    path.write_text(each.text.replace(TO_RULES, ""))
     done = run("test", "rules", path, binary=promtool)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,7 +16,7 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.metrics.engine import SeriesSettings
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     Finished,

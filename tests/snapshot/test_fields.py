@@ -9,7 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from intakes import Fed, steps
-from sidestep.metrics.engine import Engine, Part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Part
 from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.totals_codec import SAVED_PARTS, decode_totals, encode_totals, totals_of
 from sidestep.protocol.engine_totals import (

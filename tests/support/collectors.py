@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -239,6 +240,16 @@ def seen(text: str) -> dict[str, Family]:
         for name, family in parse(text).items()
         if name.startswith("sglang:") and family.samples
     }
+
+
+def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
+    """Check that two pages agree, up to the order in which sums were added."""
+    assert theirs.keys() == ours.keys()
+    for name, family in theirs.items():
+        mine = ours[name]
+        assert (name, mine.kind, mine.samples.keys()) == (name, family.kind, family.samples.keys())
+        for key, value in family.samples.items():
+            assert math.isclose(mine.samples[key], value, rel_tol=1e-9, abs_tol=1e-9), key
 
 
 def _shown(labels: Labels) -> Labels:

@@ -1,15 +1,18 @@
-"""Recorded runs, and waiting for a condition."""
+"""Recorded runs, a running exporter, and waiting for a condition."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from sidestep.app.demo import recording
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
+from sidestep.config.settings import read
 
 DATA = Path(__file__).parents[1] / "data"
 MAIN_RUN = recording("vllm-0.32.jsonl.gz")
@@ -28,6 +31,22 @@ def recorded_run(name: str) -> Path:
 def page_of_engine(name: str) -> str:
     """Return the page that the real engine served after the run ``name``."""
     return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
+
+
+@asynccontextmanager
+async def started(directory: Path, **flags: Any) -> AsyncIterator[Exporter]:
+    """Run an exporter on a free port and an ipc path in ``directory``, with settings as keywords."""
+    given: Mapping[str, Any] = {
+        "web_listen_address": ("127.0.0.1:0",),
+        "ingest_endpoint": (f"ipc://{directory}/ingest.ipc",),
+        "log_stats_interval": "0",
+        # This process also holds the memory of earlier tests.
+        "limits_memory_soft": "0",
+        "limits_memory_hard": "0",
+        **flags,
+    }
+    async with running(Exporter(read(given, {}))) as exporter:
+        yield exporter
 
 
 async def until(

@@ -107,7 +107,7 @@ class Scheduler:
         if not self.answers:
             return {}
         outputs = [
-            SimpleNamespace(request_id=name, new_token_ids=[0])
+            SimpleNamespace(request_id=name, new_token_ids=[0], events=None)
             for name in scheduler_output.num_scheduled_tokens
         ]
         return {0: SimpleNamespace(timestamp=time.monotonic(), outputs=outputs)}

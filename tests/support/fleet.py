@@ -25,6 +25,7 @@ from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
@@ -99,10 +100,6 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.send(kind, message)
-        # No recording has lookups in the prefix cache.
-        await asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups")
-        # No recording has an overloaded engine.
-        await overload(self.exporters["vllm-0"])
         # One at a time is slow, all at once starve the exporters' event loop.
         few = asyncio.Semaphore(3)
 
@@ -111,7 +108,13 @@ class Fleet:
                 await asyncio.to_thread(replay, name, exporter.endpoints[0])
 
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
-        await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
+        await asyncio.gather(
+            # No recording has lookups in the prefix cache.
+            asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups"),
+            # No recording has an overloaded engine.
+            overload(self.exporters["vllm-0"]),
+            *(play(name, exporter) for name, exporter in fed),
+        )
 
     @contextlib.asynccontextmanager
     async def adapters_running(self) -> AsyncIterator[None]:
@@ -271,16 +274,16 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
                 for kind, publisher in publishers.items()
             )
         }
-        running: dict[str, Exporter] = {}
+        exporters: dict[str, Exporter] = {}
         for name, given in flags.items():
             config = read(settings(directory, name, **given), {})
-            running[name] = await stack.enter_async_context(Exporter(config).running())
-        made = Fleet(running, triton, publishers)
+            exporters[name] = await stack.enter_async_context(running(Exporter(config)))
+        made = Fleet(exporters, triton, publishers)
         for publisher in publishers.values():
             # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
         tasks = [asyncio.create_task(made.serve()), asyncio.create_task(polled.serve())]
-        tasks += [asyncio.create_task(hang(running[name], HUNG[name])) for name in HUNG]
+        tasks += [asyncio.create_task(hang(exporters[name], HUNG[name])) for name in HUNG]
         try:
             yield made
         finally:

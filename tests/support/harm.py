@@ -28,10 +28,11 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.health import MAX_ADVANCE
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.exposed_engines import MAX_ENGINES
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
 from sidestep.metrics.recent_steps import RecentSteps
-from sidestep.metrics.registry import MAX_ENGINES, Registry, Tracking
+from sidestep.metrics.registry import Registry, Tracking
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION

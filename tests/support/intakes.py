@@ -14,9 +14,11 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import SeriesSettings
+from sidestep.metrics.exposed_engines import TOTALS_EXPIRE_SECONDS
 from sidestep.metrics.native_histogram import NativeSettings
-from sidestep.metrics.registry import TOTALS_EXPIRE_SECONDS, Registry, Tracking
+from sidestep.metrics.registry import Registry, Tracking
 from sidestep.protocol.claims import SILENT_AFTER
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (

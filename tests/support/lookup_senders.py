@@ -14,6 +14,8 @@ from sidestep_adapters.publisher.publisher import Publisher
 CAPACITY = 800
 """Blocks of the cache, of 1 MiB each."""
 
+FEW = 300
+"""Requests of an engine whose series need values, whatever these are."""
 WALL = 1e9
 PATIENCE = 60.0
 """Seconds until an exporter answers that shares its event loop with others."""
@@ -28,17 +30,17 @@ def serve_model(endpoint: str, model: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not publisher.lookup_key and time.monotonic() < deadline:
             time.sleep(0.05)
-        serve(publisher)
+        serve(publisher, FEW)
         publisher.close(PATIENCE)
 
 
-def serve(publisher: Publisher) -> PrefixCache:
+def serve(publisher: Publisher, requests: int = 1500) -> PrefixCache:
     """Serve conversations from a cache, and push their lookups; return the cache."""
     cache = PrefixCache(CAPACITY)
     events = LookupEvents(
         BLOCK_SIZE, CAPACITY, 1 << 20, lambda: (publisher.lookup_key, publisher.kv_sample_rate or 0)
     )
-    for number, request in enumerate(conversations(1500, 1)):
+    for number, request in enumerate(conversations(requests, 1)):
         stamp = 1.0 + number / 1000
         found = cache.admit(request)
         events.looked_up(number, stamp, request.prompt, request.tokens, found)

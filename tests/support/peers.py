@@ -33,10 +33,12 @@ def publisher(
     engine: str = "e",
     bounds: dict[str, list[float]] | None = None,
     info: dict[str, dict[str, str]] | None = None,
+    *,
+    flush_interval: float = 0.01,
 ) -> Publisher:
     """Return a publisher of one engine."""
     described = EngineInfo(engine, "vllm", LABELS, info=info or {}, bounds=bounds or {})
-    return Publisher(endpoint, stream, [described], flush_interval=0.01)
+    return Publisher(endpoint, stream, [described], flush_interval=flush_interval)
 
 
 def generated(exporter: Exporter, engine: str = "e") -> int:

@@ -97,7 +97,13 @@ async def play(
     """
     start = time.monotonic() + AHEAD * next(_AGAIN)
     pushed = publisher(
-        exporter.endpoints[0], stream=engine, engine=engine, bounds=BOUNDS, info=INFO
+        exporter.endpoints[0],
+        stream=engine,
+        engine=engine,
+        bounds=BOUNDS,
+        info=INFO,
+        # Each step is awaited.
+        flush_interval=0.001,
     )
     before: Look | None = None
     made = _generated(exporter, engine)

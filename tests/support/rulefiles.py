@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,16 +60,73 @@ def alerts() -> list[dict[str, Any]]:
     return rules("alerts.yaml")
 
 
+RULES = [rule for path in RULE_FILES for rule in rules(path.name)]
+WORDS = [{*re.findall(r"[\w:]+", re.sub(r'"[^"]*"', "", rule["expr"]))} for rule in RULES]
+"""Names of series, functions and labels in each rule."""
+WITHOUT_SERIES = {"absent", "absent_over_time", "time", "vector"}
+"""Functions that return a value where there is no series."""
+
+
+class PromtoolTest(NamedTuple):
+    """One test of a file for ``promtool test rules``.
+
+    Attributes:
+        id: The name of the file, and the number of the test in it.
+        text: A file with this test alone.
+        test: The same as data.
+    """
+
+    id: str
+    text: str
+    test: dict[str, Any]
+
+
 @cache
-def promtool_tests() -> list[dict[str, Any]]:
+def promtool_tests() -> list[PromtoolTest]:
     """Return the tests of all files."""
-    return [test for path in TESTS for test in yaml.safe_load(path.read_text())["tests"]]
+    found = []
+    for path in TESTS:
+        head, *tests = re.split(r"^(?=  - name: )", path.read_text(), flags=re.MULTILINE)
+        for number, text in enumerate(tests):
+            (test,) = yaml.safe_load(text)
+            found.append(PromtoolTest(f"{path.stem}-{number}", head + text, test))
+    return found
+
+
+def rules_of(test: dict[str, Any]) -> list[int]:
+    """Return the places in ``RULES`` of the rules that a test of promtool can evaluate to anything.
+
+    These are the rules for which it has series, those that need none, and the alerts that it names.
+    """
+    names = {re.split(r"[{ ]", given["series"])[0] for given in test["input_series"]}
+    names |= WITHOUT_SERIES
+    named = {look["alertname"] for look in test.get("alert_rule_test", ())}
+    found: set[int] = set()
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for place, rule in enumerate(RULES):
+            if not WORDS[place].isdisjoint(names) or rule.get("alert") in named:
+                found.add(place)
+                names.add(rule.get("record", ""))
+    return sorted(found)
+
+
+def write_rules(directory: Path, places: Collection[int]) -> None:
+    """Write the rule files with these rules alone."""
+    numbers = itertools.count()
+    for path in RULE_FILES:
+        kept = [
+            {**group, "rules": [rule for rule in group["rules"] if next(numbers) in places]}
+            for group in groups(path.name)
+        ]
+        directory.joinpath(path.name).write_text(json.dumps({"groups": kept}))
 
 
 def alert_tests() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the name and the expected alerts of every alert test."""
-    for test in promtool_tests():
-        for look in test.get("alert_rule_test", ()):
+    for each in promtool_tests():
+        for look in each.test.get("alert_rule_test", ()):
             yield look["alertname"], look.get("exp_alerts", [])
 
 

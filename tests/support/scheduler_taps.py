@@ -96,6 +96,7 @@ class Bench:
                     SimpleNamespace(
                         request_id=name,
                         new_token_ids=[0] * count,
+                        events=["scheduled"] if name in prompts else None,
                         prefill_stats=stats if name in prompts else None,
                         num_nans_in_logits=int(name == "nan"),
                     )

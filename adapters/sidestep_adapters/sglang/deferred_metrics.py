@@ -30,6 +30,7 @@ class DeferredMetrics:
 
     Attributes:
         queue: Recorded calls: source, key, value and weight.
+        lists: Observations that are recorded in lists, outside the queue.
         dropped: Calls dropped so far because the queue was full.
         limit: Maximum number of waiting calls; 0 after ``close``.
         is_open: A source sets it while the calls taken so far end inside a group, whose items are
@@ -40,6 +41,7 @@ class DeferredMetrics:
 
     def __init__(self) -> None:
         self.queue: deque[tuple[MetricSource, Any, Any, int]] = deque()
+        self.lists: list[Observations] = []
         self.dropped = 0
         self.limit = MAX_QUEUED
         self.is_open = self.is_full = False
@@ -47,11 +49,13 @@ class DeferredMetrics:
         self.fail: Callable[[str], None] = lambda _: None
 
     def __len__(self) -> int:
-        return len(self.queue)
+        return len(self.queue) + sum(bool(each.weights) for each in self.lists)
 
     def clear(self) -> None:
         """Discard all recorded calls; in a forked child they belong to the parent."""
         self.queue.clear()
+        for each in self.lists:
+            each.take()
         self.is_open = False
 
     def close(self) -> None:
@@ -85,6 +89,10 @@ class DeferredMetrics:
         if self.is_open:
             # The engine's thread is recording the rest of the group.
             return []
+        for each in self.lists:
+            if each.weights:
+                self._touched[each.source] = None
+                each.source.add(each.key, each.take(), 1)
         touched, self._touched = self._touched, {}
         now = time.monotonic()
         made: list[Item] = []
@@ -102,6 +110,39 @@ class DeferredMetrics:
             source.add(key, value, weight)
         except Exception:  # noqa: BLE001 - an invalid value drops its own call only
             self.fail("a value could not be read")
+
+
+class Observations:
+    """Observations of one child of a histogram in two lists, for the most frequent calls of all.
+
+    Args:
+        deferred: The process's recorded calls.
+        source: The histogram.
+        key: The child.
+    """
+
+    def __init__(self, deferred: DeferredMetrics, source: MetricSource, key: Key) -> None:
+        self.source = source
+        self.key = key
+        self.weights: list[int] = []
+        self._values: list[float] = []
+        self._deferred = deferred
+
+    def record(self, value: float, weight: int) -> None:
+        """Record ``weight`` equal observations."""
+        if len(self.weights) < self._deferred.limit:
+            # The order matters: the publisher thread takes as many values as there are weights.
+            self._values.append(value)
+            self.weights.append(weight)
+        else:
+            self._deferred.dropped += 1
+
+    def take(self) -> list[list[Any]]:
+        """Remove all observations; return values and weights, in the publisher thread."""
+        part = slice(len(self.weights))
+        taken: list[list[Any]] = [self._values[part], self.weights[part]]
+        del self._values[part], self.weights[part]
+        return taken
 
 
 class MetricSource(abc.ABC):

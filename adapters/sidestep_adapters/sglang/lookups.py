@@ -119,8 +119,9 @@ class LookupRecorder(MetricSource):
         size, prompt = self._events.block_size, req.origin_input_ids
         known, tokens = len(hashes) * size, array("q")
         for start in range(known, len(prompt), PART * size):
+            if start > known:
+                time.sleep(0)
             tokens.extend(array("q", prompt[start : start + PART * size]))
-            time.sleep(0)
         tokens.extend(array("q", req.output_ids[max(known - len(prompt), 0) : max(output, 0)]))
         before = hashes[-1] if hashes else _namespace(req)
         for start in range(0, len(tokens) - size + 1, size):

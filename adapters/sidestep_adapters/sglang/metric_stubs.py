@@ -8,6 +8,7 @@ items of the recorded calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from sidestep.catalog.row import OBSERVED
@@ -26,6 +27,7 @@ from sidestep_adapters.sglang.deferred_metrics import (
     Key,
     Labels,
     MetricSource,
+    Observations,
     Values,
 )
 
@@ -91,6 +93,7 @@ class MetricStub(MetricSource):
         if beside:
             only = ForwardingChildStub(only, native)
         self.inc, self.dec, self.set, self.observe = only.inc, only.dec, only.set, only.observe
+        self._observers: dict[Values, Callable[[float, int], None]] = {}
         self._sums: dict[Values, float] = {}
         self._observations: dict[Values, tuple[list[float], list[int]]] = {}
         self._gauges: dict[Values, float] = {}
@@ -144,10 +147,36 @@ class MetricStub(MetricSource):
 
         return find
 
+    def observer(self, labels: Labels) -> Callable[[float, int], None]:
+        """Return a function that records observations, and their weights, of one child.
+
+        It is for the most frequent calls of all. Children over a limit share the queue of all calls.
+
+        Args:
+            labels: All labels of the child.
+        """
+        key = self._own_values(labels)
+        found = self._observers.get(key)
+        if found is None and len(self._observers) >= MAX_OPEN_VALUES:
+            return partial(self.record, key)
+        if found is None:
+            lists = Observations(self._deferred, self, key)
+            self._deferred.lists.append(lists)
+            found = self._observers[key] = lists.record
+        return found
+
+    def _own_values(self, labels: Labels) -> Values:
+        return tuple([printable(labels[name]) for name in self.own])
+
     def add(self, key: Key, value: Any, weight: int) -> None:
-        """Add a recorded call; a value that is not a number raises."""
+        """Add a recorded call, or the lists of ``Observations``; a value that is not a number raises."""
         if key.__class__ is not tuple:
-            key = tuple([printable(key[name]) for name in self.own])  # type: ignore[call-overload]
+            key = self._own_values(key)  # type: ignore[arg-type]
+        if value.__class__ is list:
+            values, weights = self._seen(key)
+            values += value[0]
+            weights += value[1]
+            return
         if value.__class__ is tuple:
             counts, total = value
             self._bucket_samples.append(Sample(list(key), counts=counts, total=total))
@@ -155,12 +184,10 @@ class MetricStub(MetricSource):
         # Scalars of numpy and torch are numbers, too; integers may be too large for a float.
         number = value if value.__class__ is int else float(value)
         if self.kind in OBSERVED:
-            seen = self._observations.get(key)
-            if seen is None:
-                seen = self._observations[key] = ([], [])
+            values, weights = self._seen(key)
             if weight:
-                seen[0].append(float(number))
-                seen[1].append(weight)
+                values.append(float(number))
+                weights.append(weight)
         elif self.kind == "counter":
             if not 0 <= number <= FLOPS_LIMIT:
                 raise ValueError(f"{self.name} cannot grow by {number}")
@@ -168,6 +195,10 @@ class MetricStub(MetricSource):
         else:
             self._gauges[key] = number if weight == SET else self._gauges.get(key, 0) + number
             self._changed[key] = None
+
+    def _seen(self, key: Values) -> tuple[list[float], list[int]]:
+        """Return values and weights of a child's observations since the last items."""
+        return self._observations.setdefault(key, ([], []))
 
     def items(self, now: float) -> list[Item]:
         """Return the items of all calls added since the previous call."""

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 from sidestep_adapters.publisher.environment import set_up_log, usable_endpoint
+from sidestep_adapters.sglang.outputs import DECODED, PAYLOAD, RECEIVED, Times, log_own_way
 from sidestep_adapters.sglang.taps import (
     CLASSES,
     COLLECTORS,
@@ -77,6 +80,28 @@ def _register() -> None:
     for reporter in REPORTERS:
         if _is_module(reporter.rpartition(".")[0]):
             HookRegistry.register(f"{reporter}.log_batch_result_stats", _after_iteration)
+    own = process()
+    if own is not None and not own.beside:
+        _register_times(HookRegistry.register, HookType)
+
+
+def _register_times(register: Callable[..., None], kinds: Any) -> None:
+    """Register the hooks of the times of requests, unless the release differs."""
+    try:
+        times = Times(_is_one_tokenizer)
+        hooks = {DECODED: times.decode, PAYLOAD: times.send, RECEIVED: times.receive}
+        for target in hooks:
+            pkgutil.resolve_name(target)
+        for target, hook in hooks.items():
+            register(target, hook, kinds.AROUND)
+    except Exception as error:  # noqa: BLE001 - other releases may lack anything
+        log_own_way("send the times of requests", error)
+
+
+def _is_one_tokenizer() -> bool:
+    from sglang.srt.runtime_context import get_serving  # noqa: PLC0415 - newer releases only
+
+    return bool(get_serving().tokenizer_worker_num == 1)
 
 
 def _is_module(name: str) -> bool:

@@ -24,9 +24,9 @@ from sidestep_adapters.publisher.environment import (
 )
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
-from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
+from sidestep_adapters.sglang.outputs import Latencies
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
 from sidestep_adapters.sglang.request_hooks import record_counted, record_uncounted
 from sidestep_adapters.sglang.requests import RequestRecorder
@@ -226,15 +226,19 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
     """Tap a tokenizer's collector and return its stubs."""
     native = vars(collector).get("histogram_inter_token_latency")
     made = wrap(process, collector, "tokenizer")
-    observe = latency_recorder(made["histogram_inter_token_latency"], process.deferred)
+    latencies = Latencies(made["histogram_inter_token_latency"], process.deferred)
+    observe = latencies.observe
     if process.beside:
         # SGLang updates it in this call, by a fast path of its own.
         collector.histogram_inter_token_latency = native
         observe = _call_both(observe, collector.observe_inter_token_latency)
     collector.observe_inter_token_latency = observe
     _report_progress(process, collector, "tokenizer")
-    _record_requests(process, collector, made)
+    manager = constructing(TokenizerProgress.method)
+    _record_requests(process, collector, made, manager)
     process.start(stream_name("tokenizer", serving_config(server_args)[1]))
+    if manager is not None and not process.beside:
+        latencies.replace_in(manager)
     return made
 
 
@@ -249,39 +253,20 @@ def _report_progress(process: Process, collector: Any, role: str) -> None:
         log.exception("sidestep: the %s was not found; its progress is not reported", role)
 
 
-def _record_requests(process: Process, collector: Any, stubs: dict[str, MetricStub]) -> None:
+def _record_requests(
+    process: Process, collector: Any, stubs: dict[str, MetricStub], manager: Any
+) -> None:
     """Record the requests that end in the tokenizer."""
     engine = process.engine("tokenizer", collector.labels)
     recorder = RequestRecorder(process.deferred, engine, stubs, identity_maker())
     try:
         record_counted(recorder, collector)
-        manager = constructing(TokenizerProgress.method)
         if manager is not None:
             record_uncounted(recorder, manager)
     except AttributeError as error:
         log.warning(
             "sidestep: not all requests get records in this release of SGLang: %s", str(error)
         )
-
-
-def latency_recorder(
-    stub: MetricStub, deferred: DeferredMetrics
-) -> Callable[[dict[str, Any], float, int], None]:
-    """Return the function that records inter-token latencies, the most frequent call of all."""
-    queue = deferred.queue
-    append = queue.append
-    has_own = bool(stub.own)
-
-    def observe(labels: dict[str, Any], internval: float, num_new_tokens: int) -> None:
-        if num_new_tokens > 0:
-            # As ``DeferredMetrics.recorder``, inlined to save a call.
-            if len(queue) < deferred.limit:
-                key = labels if has_own else ()
-                append((stub, key, internval / num_new_tokens, num_new_tokens))
-            else:
-                deferred.dropped += 1
-
-    return observe
 
 
 def serving_config(arguments: Any = None) -> tuple[str, int]:

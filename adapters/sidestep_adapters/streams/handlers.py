@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase, is_fresh
-from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry

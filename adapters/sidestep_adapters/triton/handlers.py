@@ -8,7 +8,8 @@ from typing import ClassVar
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER

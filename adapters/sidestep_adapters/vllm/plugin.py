@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +41,12 @@ from sidestep_adapters.vllm.description import (
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, calling_front_end
 from sidestep_adapters.vllm.front_end_requests import front_end_requests
 from sidestep_adapters.vllm.frontend import FrontendTap
-from sidestep_adapters.vllm.output_hook import OutputHook, UnusableError, install
+from sidestep_adapters.vllm.output_hook import (
+    OutputHook,
+    UnusableError,
+    install,
+    pin_nan_check,
+)
 from sidestep_adapters.vllm.startup import front_end_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -154,6 +160,8 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
                 # All API servers update the same series.
                 self._startup = front_end_startup()
             self._replace_statistics()
+            if self._hook is None and (envs := sys.modules.get("vllm.envs")) is not None:
+                pin_nan_check(envs)
             self._description = with_cache(self._description, self._config)
             self._publisher.describe(self._description.engine_infos)
         except Exception:  # noqa: BLE001 - the engine must start all the same

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 from sidestep.protocol.cache_lookups import AGAIN, COUNTED, NOT_LOOKED_UP, CacheLookups
@@ -43,6 +44,10 @@ _STATES = {"RUNNING": RUNNING, "PREEMPTED": PREEMPTED}
 """vLLM's names of states; a request in any other waits."""
 STOP = FINISH_REASONS.index("stop")
 _monotonic = time.monotonic
+_get_name = attrgetter("request_id")
+
+Taken = tuple[list[str], list[int], list[tuple[str, Any]]]
+"""Of outputs: names, numbers of tokens, and of first outputs the name and what is known of the prompt."""
 
 
 class SchedulerEvents:
@@ -75,7 +80,7 @@ class SchedulerEvents:
         self._numbers: dict[str, int] = {}
         self._requests: dict[int, Any] = {}
         self._awaiting_output: set[str] = set()
-        self._corrupted: set[int] = set()
+        self._corrupted: set[str] = set()
         self._last_number = 0
 
     def tick(self, known_until: float = 0.0) -> RequestEvents:
@@ -99,7 +104,7 @@ class SchedulerEvents:
         self._requests = {n: r for n, r in self._requests.items() if not r.is_finished()}
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
         self._awaiting_output.intersection_update(self._numbers)
-        self._corrupted.intersection_update(self._requests)
+        self._corrupted.intersection_update(self._numbers)
         self._source = secrets.randbits(40)
         if self.lookups is not None:
             self.lookups.restart()
@@ -211,23 +216,47 @@ class SchedulerEvents:
         if self.lookups is not None:
             self.lookups.released(number, stamp, request.block_hashes)
 
+    def taken(self, outputs: Sequence[Any]) -> Taken:
+        """Return what is read of an API server's outputs; on the step's thread.
+
+        Outputs that wait for the publisher thread would cost the step more, in garbage collection.
+        """
+        names = [*map(_get_name, outputs)]
+        tokens = [len(output.new_token_ids) for output in outputs]
+        if self._nan_check:
+            self._corrupted.update(o.request_id for o in outputs if o.num_nans_in_logits)
+        # A request's first output has the events until then.
+        begun = [
+            (output.request_id, getattr(output, "prefill_stats", None) or _cached(output))
+            for output in outputs
+            if output.events
+        ]
+        return names, tokens, begun
+
     def iteration(
         self,
         started: float | None,
         stamp: float,
         wall: float,
         batch: Any,
-        clients: Sequence[tuple[float, Sequence[Any]]],
+        clients: Sequence[tuple[float, Sequence[str], Sequence[int], Sequence[tuple[str, Any]]]],
     ) -> Iteration:
-        """Return the event of a step; ``clients`` has the timestamp and outputs of each API server."""
+        """Return the event of a step.
+
+        Args:
+            started: When its scheduling began; None: unknown.
+            stamp: When it ended.
+            wall: Unix time of that.
+            batch: What the scheduler has scheduled.
+            clients: The timestamp of each API server's outputs, and what ``taken`` has read of them.
+        """
         outputs: list[Output] = []
         prompts: list[Prompt] = []
         names: list[str] = []
-        for at, found in clients:
-            if found:
-                served = [output.request_id for output in found]
-                outputs.append(self._output(at, found, served))
-                prompts += self._prompts(found, served)
+        for at, served, tokens, begun in clients:
+            if served:
+                outputs.append(self._output(at, served, tokens))
+                prompts += self._prompts(begun)
                 names += served
         computed = sum(batch.num_scheduled_tokens.values())
         if computed:
@@ -242,18 +271,13 @@ class SchedulerEvents:
         )
         return step
 
-    def _output(self, stamp: float, found: Sequence[Any], names: Sequence[str]) -> Output:
+    def _output(self, stamp: float, names: Sequence[str], tokens: Sequence[int]) -> Output:
         requests = [*map(self._numbers.get, names)]
         if None in requests:
             # Its queued event was dropped, or this release has none.
             requests = [self._number(name) for name in names]
-        if self._nan_check:
-            self._corrupted.update(
-                self._number(output.request_id) for output in found if output.num_nans_in_logits
-            )
-        tokens = [len(output.new_token_ids) for output in found]
         even = tokens.count(1) == len(tokens)
-        return Output(stamp, cast("list[int]", requests), [] if even else tokens)
+        return Output(stamp, cast("list[int]", requests), [] if even else list(tokens))
 
     def _batch(
         self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int], computed: int
@@ -267,24 +291,23 @@ class SchedulerEvents:
         step.scheduled = [number for number, _ in known]
         step.tokens = [] if even else [count for _, count in known]
 
-    def _prompts(self, found: Sequence[Any], names: Sequence[str]) -> list[Prompt]:
+    def _prompts(self, begun: Sequence[tuple[str, Any]]) -> list[Prompt]:
         """Return the prompts of requests that have their first output."""
-        first = self._awaiting_output.intersection(names) if self._awaiting_output else ()
-        self._awaiting_output.difference_update(first)
-        prompts = (self._prompt(name, found[names.index(name)]) for name in first)
+        first = [(name, stats) for name, stats in begun if name in self._awaiting_output]
+        self._awaiting_output.difference_update(name for name, _ in first)
+        prompts = (self._prompt(name, stats) for name, stats in first)
         return [prompt for prompt in prompts if prompt is not None]
 
-    def _prompt(self, name: str, output: Any) -> Prompt | None:
+    def _prompt(self, name: str, stats: Any) -> Prompt | None:
         number = self._number(name)
-        stats = getattr(output, "prefill_stats", None)
-        if stats is not None:
-            local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
-            return Prompt(number, stats.num_computed_tokens, local, external)
-        # Releases before the split by source report the cached tokens, or nothing.
-        cached = getattr(output, "num_cached_tokens", None)
-        if cached is None or number not in self._requests:
+        if isinstance(stats, int):
+            if number not in self._requests:
+                return None
+            return Prompt(number, self._requests[number].num_prompt_tokens - stats, stats)
+        if stats is None:
             return None
-        return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
+        local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+        return Prompt(number, stats.num_computed_tokens, local, external)
 
     def finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
         """Return the event of a request that ended; ``stopped`` if its user closed the session."""
@@ -299,12 +322,18 @@ class SchedulerEvents:
         event.preemptions = request.num_preemptions
         event.max_tokens = _max_tokens(request)
         event.stop_strings = bool(getattr(request.sampling_params, "stop", None))
-        event.corrupted = number in self._corrupted
-        self._corrupted.discard(number)
+        event.corrupted = request.request_id in self._corrupted
+        self._corrupted.discard(request.request_id)
         if getattr(request.status, "name", "") == "FINISHED_IGNORED":
             event.refused = "prompt_too_long"
         event.cached_tokens = _cached_elsewhere(request)
         return event
+
+
+def _cached(output: Any) -> int | None:
+    """Return the cached tokens of a prompt, in releases before the split by source; None: unknown."""
+    cached: int | None = getattr(output, "num_cached_tokens", None)
+    return cached
 
 
 def _cached_elsewhere(request: Any) -> int | None:

@@ -144,7 +144,8 @@ class SchedulerTap:
         """Record the step of ``batch``, whose output the scheduler has processed."""
         self.is_updating = False
         try:
-            found = [(client.timestamp, client.outputs) for client in outputs.values()]
+            taken = self.events.taken
+            found = [(client.timestamp, *taken(client.outputs)) for client in outputs.values()]
             ended = _monotonic()
             if batch.num_scheduled_tokens:
                 # Set while the step is open, so that no reader finds the end of an earlier step.

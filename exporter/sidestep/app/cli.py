@@ -124,7 +124,7 @@ _speed = click.option(
 @_settings()
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
-    from sidestep.app.exporter import serve as run_exporter
+    from sidestep.app.run import serve as run_exporter
     from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sidestep.app.exporter import Exporter
+from sidestep.app.run import running
 from sidestep.config.settings import Config
 from sidestep.errors import SidestepError
 from sidestep.metrics.computed_gauges import scalar
@@ -126,7 +127,7 @@ async def run_demo(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Exporter(config).running() as exporter:
+    async with running(Exporter(config)) as exporter:
         staged = realtime and not once
         clock = Clock(round_seconds)
         players = [

@@ -161,13 +161,13 @@ class EngineSettings:
     intervals_scheduled: Literal["first", "last"] = option(
         "--intervals.scheduled WHICH",
         "Scheduling that ends the queue time of a request preempted before its first token: the first, as"
-        " in vLLM's own front end, or the last. It applies where the tap sends events.",
+        " in vLLM's own front end, or the last. It applies where engines send request events.",
         parsing.one_of("first", "last"),
         "first",
     )
     intervals_inter_token: Literal["output", "token"] = option(
         "--intervals.inter-token PER",
-        "Unit of the inter-token latency where the tap sends events: the interval before an output of"
+        "Unit of the inter-token latency where engines send request events: the interval before an output of"
         " several tokens is one observation, as in the engine, or it is divided among its tokens.",
         parsing.one_of("output", "token"),
         "output",

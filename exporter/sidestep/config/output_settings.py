@@ -82,7 +82,7 @@ class OutputSettings:
     )
     otlp_traces_endpoint: str = option(
         "--otlp.traces-endpoint URL",
-        "OpenTelemetry receiver for the spans of each request that ends, where the tap sends events. The"
+        "OpenTelemetry receiver for the spans of each request that ends, where engines send request events. The"
         " URL has the form of --otlp.endpoint and may be the same. See opentelemetry.md.",
         _receiver("/v1/traces"),
         shown=without_secrets,
@@ -90,7 +90,7 @@ class OutputSettings:
     )
     otlp_logs_endpoint: str = option(
         "--otlp.logs-endpoint URL",
-        "OpenTelemetry receiver for a log record of each request that ends, where the tap sends events."
+        "OpenTelemetry receiver for a log record of each request that ends, where engines send request events."
         " The URL has the form of --otlp.endpoint and may be the same.",
         _receiver("/v1/logs"),
         shown=without_secrets,
@@ -164,7 +164,7 @@ class OutputSettings:
     )
     requests_log: str = option(
         "--requests.log FILE",
-        "File that gets a JSON line for each request that ends, where the tap sends events; - is the"
+        "File that gets a JSON line for each request that ends, where engines send request events; - is the"
         " standard output. See requests.md.",
         unset="no lines are written",
     )

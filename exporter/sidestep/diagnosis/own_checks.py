@@ -185,10 +185,10 @@ class OwnChecks:
                 remedy = code.remedy.replace("/ID/", f"/{quote(row.id)}/")
                 yield code.on(f"engine {row.id}", row.problem or row.attention, remedy)
         for engine in self._registry.engines.values():
-            if engine.renamed_fields:
+            if engine.description.renamed_fields:
                 yield codes.MISSING_FIELDS.on(
                     f"engine {engine.id}",
-                    f"{_release(engine)} has no {', '.join(engine.renamed_fields)}",
+                    f"{_release(engine)} has no {', '.join(engine.description.renamed_fields)}",
                 )
             if engine.labels.get(ORIGIN):
                 yield codes.SAME_LABELS.on(

@@ -9,7 +9,8 @@ from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
 from sidestep.metrics.computed_gauges import scalar
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.merge import add_totals, check_totals
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples

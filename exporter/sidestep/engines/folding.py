@@ -14,7 +14,8 @@ from sidestep.catalog.slo import SLO_REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.engine import Engine, SeriesSettings
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry, Tracking
 from sidestep.metrics.totals_codec import encode_totals, totals_of

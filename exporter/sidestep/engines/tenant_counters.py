@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Price
-from sidestep.metrics.engine import Engine, Number, Part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number, Part
 from sidestep.metrics.registry import COST, TENANT_REQUESTS, Registry
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.requests.outcomes import TenantCounts

@@ -20,7 +20,8 @@ from sidestep.exposition.engine_values import (
 )
 from sidestep.exposition.families import Children, Family, LabelCache
 from sidestep.exposition.series_filter import RANK_LABELS
-from sidestep.metrics.engine import ORIGIN, Key, Number
+from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.exemplars import newest
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
@@ -171,7 +172,7 @@ Replica = tuple[Labels, tuple[int, ...]]
 """Labels that the ranks of one replica share, and the rank."""
 Groups = dict[Labels, list[Value]]
 """Values to aggregate, by the labels of the resulting series."""
-EngineSeries = tuple[EngineValues, Key, Children]
+EngineState = tuple[EngineValues, Key, Children]
 """An engine, own label names, and values by own label values."""
 
 LORA = Handler("lora")
@@ -257,7 +258,7 @@ class AggregatedSeries:
         return self._labels.get(engine, family, (), [()])[0]
 
     def _add_values(
-        self, family: Family, row: Row | None, found: Iterable[EngineSeries], groups: Groups
+        self, family: Family, row: Row | None, found: Iterable[EngineState], groups: Groups
     ) -> None:
         """Add values by the labels of their series."""
         omits = row is not None and row.omits_empty_labels
@@ -267,7 +268,7 @@ class AggregatedSeries:
             for own, (_, value) in zip(labels, children, strict=True):
                 groups.setdefault(own, []).append(value)
 
-    def _without_addends(self, one: EngineSeries) -> EngineSeries:
+    def _without_addends(self, one: EngineState) -> EngineState:
         """Leave out series with dropped labels if one without them is their sum."""
         engine, names, children = one
         dropped = [place for place, name in enumerate(names) if name in self._dropped]
@@ -275,7 +276,7 @@ class AggregatedSeries:
         return engine, names, sums or children
 
     def _add_infos(
-        self, family: Family, row: Row | None, found: Iterable[EngineSeries], groups: Groups
+        self, family: Family, row: Row | None, found: Iterable[EngineState], groups: Groups
     ) -> None:
         """Add info metrics, of which engines with the same remaining labels have one together."""
         for outer, some in self._by_outer(family, found).items():
@@ -289,7 +290,7 @@ class AggregatedSeries:
         self,
         values: RegistryValues,
         family: Family,
-        found: Iterable[EngineSeries],
+        found: Iterable[EngineState],
         groups: Groups,
     ) -> None:
         """Add the LoRA adapters of engines with the same remaining labels as one series.
@@ -313,9 +314,9 @@ class AggregatedSeries:
             groups[self._joined(outer, labels)] = [max(newest)]
 
     def _by_outer(
-        self, family: Family, found: Iterable[EngineSeries]
-    ) -> dict[Labels, list[EngineSeries]]:
-        by_outer: dict[Labels, list[EngineSeries]] = {}
+        self, family: Family, found: Iterable[EngineState]
+    ) -> dict[Labels, list[EngineState]]:
+        by_outer: dict[Labels, list[EngineState]] = {}
         for one in found:
             by_outer.setdefault(self._outer(one[0], family), []).append(one)
         return by_outer

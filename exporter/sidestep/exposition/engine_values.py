@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.availability import update_availability
 from sidestep.metrics.computed_gauges import computed_gauge
-from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.row import ENGINE_LABELS, OBSERVED, Combine, Constant, Info, Kind
 from sidestep.exposition.engine_values import EngineValues, RegistryValues, Value
-from sidestep.metrics.engine import Key
+from sidestep.metrics.engine_state import Key
 
 Children = Sequence[tuple[Key, Value]]
 """Values by own label values."""

@@ -9,7 +9,8 @@ from functools import partial
 from sidestep.errors import WireError
 from sidestep.metrics.description_limits import check_engines, excess
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, Registry
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import CORE, FRONT_END, FRONT_END_STATS, EngineInfo, Hello
 from sidestep.protocol.receiver import MAX_STREAMS, Receiver
 from sidestep.protocol.stream import Stream, StreamState

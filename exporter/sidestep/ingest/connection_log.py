@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import MAX_ENGINES, Registry
+from sidestep.metrics.exposed_engines import MAX_ENGINES
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import VERSIONS
 from sidestep.protocol.receiver import Receiver

@@ -40,7 +40,9 @@ def read_metrics(
     )
     read(
         "sidestep_engine_missing_fields",
-        engines.samples(lambda engine: [((path,), 1) for path in engine.renamed_fields]),
+        engines.samples(
+            lambda engine: [((path,), 1) for path in engine.description.renamed_fields]
+        ),
     )
     _read_health(metrics, registry, health)
     read("sidestep_engines", lambda: [((), len(registry.engines))])

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, MAX_ENGINES, Registry
+from sidestep.metrics.exposed_engines import GAUGES_EXPIRE_SECONDS, MAX_ENGINES
+from sidestep.metrics.registry import Registry
 from sidestep.metrics.series import requests
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import CORE

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sidestep.metrics.engine import Engine, Number, Part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number, Part
 from sidestep.metrics.recent_steps import PREFIX, RecentSteps
 from sidestep.metrics.saturation import Saturation
 from sidestep.metrics.trackers import Trackers

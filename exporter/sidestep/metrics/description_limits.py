@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout import Layout
 from sidestep.errors import WireError
+from sidestep.metrics.exposed_engines import MAX_ENGINES
 from sidestep.metrics.quotas import LINE_BYTES, label_chars
-from sidestep.metrics.registry import MAX_ENGINES, Registry
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import EngineInfo
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from sidestep.metrics.engine import Engine, Key
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key
 from sidestep.metrics.registry import FULL_SHARES, Registry
 from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.kv_blocks.hit_ratio_curve import HitRatioCurve

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
-from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.registry import Registry

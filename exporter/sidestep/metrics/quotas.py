@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.row import OBSERVED, Kind
-from sidestep.metrics.engine import Engine, Key, OpenFamily
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, OpenFamily
 
 MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000

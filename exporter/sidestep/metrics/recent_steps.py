@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sidestep.metrics.engine import Part
+from sidestep.metrics.engine_state import Part
 from sidestep.protocol.engine_totals import TOTAL_LIMIT, Hits, Totals
 
 PREFIX, EXTERNAL, MULTIMODAL = range(3)

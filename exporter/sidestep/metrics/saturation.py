@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sidestep.metrics.engine import Part
+from sidestep.metrics.engine_state import Part
 
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 10.0
 """Seconds between two updates: an update sooner than the first is ignored; after a gap longer than

@@ -9,7 +9,8 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import OWN_PREFIXES, FeedTarget, exposed_names
 from sidestep.catalog.row import OBSERVED, Kind
 from sidestep.errors import WireError
-from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
+from sidestep.metrics.engine import ORIGIN, Engine
+from sidestep.metrics.engine_state import Key, OpenFamily
 from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.quotas import MAX_OPEN_FAMILIES

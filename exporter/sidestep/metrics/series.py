@@ -10,7 +10,8 @@ from sidestep.catalog.dialect import ALL_VALUES, Series
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.row import Computed
 from sidestep.metrics.computed_gauges import computed_gauge
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.histogram import Histogram
 
 NumberReader = Callable[[Engine], Number | None]

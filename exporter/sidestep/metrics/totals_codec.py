@@ -12,7 +12,8 @@ import msgspec
 from sidestep.catalog.dialect import DialectTables, Polled
 from sidestep.errors import WireError
 from sidestep.metrics.availability import update_availability
-from sidestep.metrics.engine import Engine, Number, OpenFamily, Part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number, OpenFamily, Part
 from sidestep.metrics.exponential_buckets import check_native
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.recent_steps import RecentSteps

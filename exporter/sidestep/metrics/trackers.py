@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sidestep.metrics.engine import Engine, Part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Part
 from sidestep.tracking.kv_blocks.lookups import LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import RequestTracker

@@ -25,7 +25,7 @@ from sidestep.exposition.own_families import OwnValues
 from sidestep.exposition.pages import PageCopier
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import bound_text
-from sidestep.metrics.engine import Number
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 

@@ -12,7 +12,9 @@ from typing import NamedTuple
 from sidestep.engines.tenant_counters import Accounted
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.computed_gauges import SetGauges
-from sidestep.metrics.engine import Description, Engine, OpenFamily
+from sidestep.metrics.description import Description
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import OpenFamily
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.recent_steps import HitWindow, RecentSteps

@@ -164,7 +164,7 @@ async def test_wrong_keys(
 
     It lets that of a key which is not authorized time out after 3 s.
     """
-    monkeypatch.setattr(peer_log, "PATIENCE", 5.0)
+    monkeypatch.setattr(peer_log, "PATIENCE", 5.0 if wrong == "own key" else 1.0)
     caplog.set_level(logging.INFO, LISTENER)
     if wrong != "no own key":
         ring.environ(monkeypatch, ring.engine("a", admitted=wrong != "own key"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,9 +22,9 @@ from collectors import (
     SchedulerStats,
     Shown,
     TokenizerMetricsCollector,
+    same,
     seen,
 )
-from pages import Family
 from python_programs import run_python
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.protocol.messages import EngineInfo
@@ -72,16 +71,6 @@ def tapped_pair() -> tuple[Any, Any]:
     """Return a scheduler's and a tokenizer's collector, tapped."""
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
     return scheduler, tapped(TokenizerMetricsCollector, "tokenizer")
-
-
-def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
-    """Check that two pages agree, up to the order in which sums were added."""
-    assert theirs.keys() == ours.keys()
-    for name, family in theirs.items():
-        mine = ours[name]
-        assert (name, mine.kind, mine.samples.keys()) == (name, family.kind, family.samples.keys())
-        for key, value in family.samples.items():
-            assert math.isclose(mine.samples[key], value, rel_tol=1e-9, abs_tol=1e-9), key
 
 
 # Calls that SGLang makes, as (method, arguments), to a scheduler's and a tokenizer's collector.
@@ -499,16 +488,16 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(process: Process) -> None:
 
 
 def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> None:
-    """The most frequent call appends to the queue directly, with the same limit."""
+    """The most frequent call has lists of its own, with the limit of the queue."""
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
     process.deferred.clear()
     process.deferred.limit = 5
     for _ in range(9):
         tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 1)
-    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.3, stream=True)
 
-    assert process.deferred.dropped == 5
-    assert len(process.deferred) == 5
+    assert process.deferred.dropped == 4
+    latencies = Shown(process).page["sglang:inter_token_latency_seconds"].samples
+    assert [5] == [n for (name, _), n in latencies.items() if name.endswith("_count")]
 
 
 @pytest.mark.parametrize(
@@ -538,19 +527,23 @@ FORK = """
     process.deferred.clear()
     child_of = collector.num_aborted_requests_total.labels(**collector.labels)
     child_of.inc(5)
+    observe = collector.histogram_inter_token_latency.observer(collector.labels)
+    observe(0.5, 3)
     child = os.fork()
     if child == 0:
         ours = len(process.deferred)
         child_of.inc(7)
-        (value,) = Shown(process).page["sglang:num_aborted_requests"].samples.values()
-        os._exit(0 if (ours, value) == (0, 7) else 1)
+        page = Shown(process).page
+        (value,) = page["sglang:num_aborted_requests"].samples.values()
+        is_own = "sglang:inter_token_latency_seconds" not in page
+        os._exit(0 if (ours, value, is_own) == (0, 7, True) else 1)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.deferred))
 """
 
 
 def test_a_forked_child_has_recorded_calls_of_its_own() -> None:
     """The parent's calls stay in the parent; children made before work in both processes."""
-    assert run_python(FORK).split() == ["0", "1"]
+    assert run_python(FORK).split() == ["0", "2"]
 
 
 def test_engines_are_described_before_their_items(process: Process) -> None:

@@ -13,7 +13,7 @@ from intakes import Fed
 from recorded import read
 from sidestep.config.subscriptions import parse
 from sidestep.ingest.local_stream import MAX_FED, RankFeed
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
+from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.stream import StreamState

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from intakes import Fed
 from pages import Family, parse
@@ -426,117 +422,3 @@ def test_folded_polls_are_refused() -> None:
 
     assert fed.rejected == {("bad_item",): 1}
     assert [*parse(fed.page)["nv_inference_count"].samples.values()] == [2]
-
-
-Amounts = st.integers(0, 3)
-
-
-@st.composite
-def grown(draw: Any, before: ModelStats) -> ModelStats:
-    """Draw statistics of a model that served more requests since ``before``."""
-    sizes = {batch.batch_size: batch for batch in before.batch_stats}
-    executions = draw(st.lists(st.integers(1, 4), max_size=4))
-    for size in executions:
-        old = sizes.get(size, Batch(size))
-        took = draw(st.integers(0, 5))
-        sizes[size] = Batch(size, old.count + 1, old.compute_input_ns, old.compute_infer_ns + took)
-    known = before.inference_stats
-
-    def more(timed: Timed) -> Timed:
-        return Timed(timed.count + draw(Amounts), timed.ns + draw(Amounts))
-
-    return ModelStats(
-        before.last_inference + 1000 * len(executions),
-        before.inference_count + sum(executions),
-        before.execution_count + len(executions),
-        InferenceStats(
-            more(known.success), more(known.fail), more(known.queue), known.compute_input
-        ),
-        tuple(sizes[size] for size in sorted(sizes)),
-    )
-
-
-class History(RuleBasedStateMachine):
-    """A version of a model with loads, unloads and polls in any order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.server = Server()
-        self.now = stats(0)
-        self.total: Counter[str] = Counter()
-        """Counts of the ended epochs, as of their last poll."""
-        self.seen = stats(0)
-
-    def send(self, found: ModelStats | None) -> None:
-        """Poll ``found``."""
-        self.server.poll(found)
-        self.seen = found or stats(0)
-
-    @rule(data=st.data())
-    def work(self, data: st.DataObject) -> None:
-        """Requests end."""
-        self.now = data.draw(grown(self.now))
-
-    @rule()
-    def poll(self) -> None:
-        """A poll."""
-        self.send(self.now)
-
-    @rule(data=st.data())
-    def reload(self, data: st.DataObject) -> None:
-        """Reload or restart the model; some number is lower at the next poll."""
-        new = data.draw(grown(stats(0)))
-        assume(was_reset(new, self.seen) or self.seen == stats(0))
-        self.end_epoch()
-        self.now = new
-        self.send(new)
-
-    @rule()
-    def unload(self) -> None:
-        """The version is gone."""
-        self.end_epoch()
-        self.now = stats(0)
-        self.send(None)
-
-    @rule()
-    def restart(self) -> None:
-        """The exporter, from its snapshot."""
-        self.server.restart()
-
-    def end_epoch(self) -> None:
-        """Add the last poll's numbers to the total, since the statistics restart."""
-        self.total["inferences"] += self.seen.inference_count
-        self.total["executions"] += self.seen.execution_count
-        self.total["success"] += self.seen.inference_stats.success.count
-        self.total["fail"] += self.seen.inference_stats.fail.count
-        self.total["busy"] += self.seen.busy_ns
-
-    @invariant()
-    def everything_is_counted_once(self) -> None:
-        """Each family has the sum over all epochs."""
-        engine = self.server.fed.intake.registry.engines.get("t/m/1")
-        if engine is None or engine.absent or engine.statistics is None:
-            return
-        found = {
-            "inferences": "nv_inference_count",
-            "executions": "nv_inference_exec_count",
-            "success": "nv_inference_request_success",
-            "fail": "nv_inference_request_failure",
-        }
-        now = {
-            "inferences": self.seen.inference_count,
-            "executions": self.seen.execution_count,
-            "success": self.seen.inference_stats.success.count,
-            "fail": self.seen.inference_stats.fail.count,
-        }
-        shown = {key: self.server.value(name) for key, name in found.items()}
-        assert shown == {key: self.total[key] + now[key] for key in found}
-        busy = self.server.value("sidestep_triton_busy_seconds_total")
-        assert busy == (self.total["busy"] + self.seen.busy_ns) / 1e9
-        batches = self.server.samples("sidestep_triton_batch_size")
-        assert batches["_count",] == shown["executions"]
-        assert batches["_sum",] == shown["inferences"]
-
-
-TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=20, stateful_step_count=30)

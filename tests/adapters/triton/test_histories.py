@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -25,7 +26,16 @@ from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import TritonPoller
 from tritons import Model
 
-FAMILY = "nv_inference_request_success"
+COUNTS: Mapping[str, Callable[[Model], int]] = {
+    "nv_inference_request_success": lambda model: model.stages["success"][0],
+    "nv_inference_request_failure": lambda model: model.stages["fail"][0],
+    "nv_inference_count": lambda model: model.inference_count,
+    "nv_inference_exec_count": lambda model: model.execution_count,
+    "nv_cache_num_hits_per_model": lambda model: model.stages["cache_hit"][0],
+}
+"""What the server counts, by family."""
+CACHED = "c"
+"""The model with a cache; families of the others begin with the first hit."""
 Key = tuple[str, str]
 NAMES = st.sampled_from(["a", "b", "c"])
 VERSIONS = st.sampled_from(["1", "2"])
@@ -91,7 +101,7 @@ class Server(TritonApi):
     async def config(self, model: str) -> ModelConfig:
         """Return a constant configuration."""
         self._raise_failure()
-        return ModelConfig(instances=1, has_cache=model == "c")
+        return ModelConfig(instances=1, has_cache=model == CACHED)
 
     def _raise_failure(self) -> None:
         if self.cause:
@@ -102,14 +112,20 @@ class Server(TritonApi):
 class Seen:
     """Counts that polls have found for one version, and the last of them with its load."""
 
-    total: int = 0
+    total: Counter[str] = dataclasses.field(default_factory=Counter)
     load: int = 0
-    count: int = 0
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
 
-    def observe(self, load: int, count: int) -> None:
-        """Record the count of one load."""
-        self.total += count - (self.count if load == self.load else 0)
-        self.load, self.count = load, count
+    def observe(self, load: int, counts: Counter[str]) -> None:
+        """Record the counts of one load."""
+        self.total.update(counts)
+        if load == self.load:
+            self.total.subtract(self.counts)
+        self.load, self.counts = load, counts
+
+    def copy(self) -> Seen:
+        """Return a copy, which later observations leave as it is."""
+        return Seen(self.total.copy(), self.load, self.counts)
 
 
 class Histories(RuleBasedStateMachine):
@@ -199,7 +215,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         """Save a snapshot."""
-        seen = {key: dataclasses.replace(one) for key, one in self.seen.items()}
+        seen = {key: one.copy() for key, one in self.seen.items()}
         self.saved = self.fed.snapshot(), seen, set(self.shown)
 
     @precondition(lambda self: self.saved is not None)
@@ -210,7 +226,7 @@ class Histories(RuleBasedStateMachine):
         snapshot, seen, shown = self.saved
         self.fed = self.fed.restarted(snapshot)
         self.seen, self.shown = (
-            {key: dataclasses.replace(one) for key, one in seen.items()},
+            {key: one.copy() for key, one in seen.items()},
             set(shown),
         )
         self._attach()
@@ -218,14 +234,18 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_page_has_what_was_seen(self) -> None:
         """The page has each version that was ready in the last answer, and no other."""
-        families = parse(render(self.fed.intake.registry, names=[FAMILY]).decode())
-        family = families.get(FAMILY)
-        found: dict[Key, float] = {}
-        for (_, labels), value in (family.samples if family else {}).items():
-            named = dict(labels)
-            found[named["model"], named["version"]] = value
+        families = parse(render(self.fed.intake.registry, names=[*COUNTS]).decode())
+        for name in COUNTS:
+            family = families.get(name)
+            found: dict[Key, float] = {}
+            for (_, labels), value in (family.samples if family else {}).items():
+                named = dict(labels)
+                found[named["model"], named["version"]] = value
+            totals = {key: self.seen[key].total[name] for key in self.shown}
+            if "cache" in name:
+                totals = {key: n for key, n in totals.items() if n or key[0] == CACHED}
 
-        assert found == {key: self.seen[key].total for key in self.shown}
+            assert found == totals, name
         assert self.fed.rejected == {}
 
     def _poll(self) -> None:
@@ -242,8 +262,9 @@ class Histories(RuleBasedStateMachine):
     def _see(self, found: Collection[Key], before: Collection[Key]) -> None:
         """Record an answer with ``found`` after ``before``."""
         for key in found:
-            count = self.server.models[key].stages["success"][0]
-            self.seen.setdefault(key, Seen()).observe(self.server.loads[key], count)
+            model = self.server.models[key]
+            counts = Counter({name: count(model) for name, count in COUNTS.items()})
+            self.seen.setdefault(key, Seen()).observe(self.server.loads[key], counts)
         for key in set(before) - set(found):
             self.seen[key].load = 0
             self.shown.discard(key)

@@ -303,6 +303,7 @@ def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
         "deque.append",
         "deque.popleft",
         "dict.values",
+        "len",
         "getattr",
         "list.append",
         "monotonic",

@@ -352,8 +352,8 @@ def test_an_old_release_reports_cached_prompt_tokens_only() -> None:
         bench.ask(name)
     batch = bench.schedule(a=7, b=7)
     bench.tap.update_started()
-    old = SimpleNamespace(request_id="a", new_token_ids=[1], num_cached_tokens=3)
-    mute = SimpleNamespace(request_id="b", new_token_ids=[1])
+    old = SimpleNamespace(request_id="a", new_token_ids=[1], events=[0], num_cached_tokens=3)
+    mute = SimpleNamespace(request_id="b", new_token_ids=[1], events=[0])
     bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
     bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
 

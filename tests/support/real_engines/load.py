@@ -39,7 +39,7 @@ MAIN_ENVIRON = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 class Ask:
     """A completion request; its client leaves the stream after ``leave`` chunks unless that is 0."""
 
-    prompt: str
+    prompt: str | list[str]
     tokens: int
     leave: int = 0
     model: str = "tiny"

@@ -16,7 +16,8 @@ from sidestep.engines.sglang import request_rows
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount, SglangRequest, SglangRequests, SglangStats
 from sidestep.engines.tenant_counters import TenantCounters, Total
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry

@@ -14,7 +14,8 @@ from sidestep.engines.lookup_counters import LookupCounters
 from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.wire import FrontEndLatencies
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps

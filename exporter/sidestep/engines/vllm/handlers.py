@@ -18,7 +18,8 @@ from sidestep.engines.vllm.wire import (
     VllmStep,
 )
 from sidestep.metrics.computed_gauges import scalar
-from sidestep.metrics.engine import Engine, Number
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry

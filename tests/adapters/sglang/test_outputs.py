@@ -1,0 +1,555 @@
+"""What SGLang does with each output of a request, and its replacements: pages and messages are equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pickle
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collectors import TOKENIZER, Shown, TokenizerMetricsCollector, same
+from sidestep_adapters.sglang import outputs as module
+from sidestep_adapters.sglang import plugin as sglang_plugin
+from sidestep_adapters.sglang import taps as sglang_taps
+from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.outputs import MESSAGES, TIME_STATS, Times
+
+FAMILY = "sglang:inter_token_latency_seconds"
+
+
+@dataclasses.dataclass
+class APIServerReqTimeStats:
+    """SGLang's times of a request in the tokenizer, as far as an output changes them."""
+
+    last_time: float = 0.0
+
+    def get_interval(self) -> float:
+        """Return the seconds since the last output."""
+        return time.perf_counter() - self.last_time
+
+    def set_last_time(self) -> None:
+        """Set the time of the last output."""
+        self.last_time = time.perf_counter()
+
+
+@dataclasses.dataclass
+class SchedulerReqTimeStats:
+    """SGLang's times of a request in the scheduler, as far as they are sent."""
+
+    enable_metrics: bool = False
+    queue_duration_s: float = 0.0
+    prefill_finished_time: float = 0.0
+    completion_time: float = 0.0
+    has_timing_data: bool = False
+    metrics_collector: Any = None
+    last_decode_finish_time: float = 0.0
+    decode_ct: int = 0
+    trace_ctx: Any = dataclasses.field(
+        default_factory=lambda: SimpleNamespace(tracing_enable=False)
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.enable_metrics:
+            return {}
+        sent = {name: vars(self)[name] for name in ("queue_duration_s", "prefill_finished_time")}
+        return {"has_timing_data": True, **sent}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def set_last_decode_finish_time(self, ts: float | None = None) -> None:
+        """Note the time of a token, and count it for traces."""
+        self.last_decode_finish_time = ts or time.perf_counter()
+        self.decode_ct += 1
+
+    def convert_to_output_meta_info(self) -> dict[str, float]:
+        """Return what a response tells of them."""
+        return {"queue_time": self.queue_duration_s, "prefilled": self.prefill_finished_time}
+
+
+class Manager:
+    """SGLang's tokenizer manager, as far as it counts outputs and completes responses."""
+
+    enable_metrics = True
+
+    def __init__(self) -> None:
+        self.rid_to_state: dict[str, Any] = {}
+        self.responses: list[dict[str, float]] = []
+        self.last_receive_tstamp = 0.0
+        self.metrics_collector = self.collector()
+
+    @staticmethod
+    def collector() -> Any:
+        """Return its collector, as the plugin makes SGLang create it."""
+        return sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")(dict(TOKENIZER))
+
+    async def generate_request(self) -> None:
+        """Identify the manager to the plugin."""
+
+    def _handle_abort_req(self, aborted: Any) -> None:
+        """Stand for the function that the plugin wraps."""
+
+    def _release_req_states_on_failure(self, states: Any) -> None:
+        """Stand for the function that the plugin wraps."""
+
+    def handle(self, output: Any) -> None:
+        """Complete the responses of an output."""
+        self.responses += [times.convert_to_output_meta_info() for times in output.time_stats]
+
+    def collect_metrics(self, state: Any, recv_obj: Any, i: int) -> None:
+        """Count an output, as SGLang 0.5.23 does."""
+        tokens = recv_obj.completion_tokens[i]
+        labels = {**self.metrics_collector.labels, **getattr(state.obj, "custom_labels", {})}
+        if not state.ttft_observed:
+            state.ttft_observed = True
+            state.last_completion_tokens = tokens
+            self.metrics_collector.observe_time_to_first_token(labels, 0.25, stream=True)
+        else:
+            new = tokens - state.last_completion_tokens
+            interval = state.time_stats.get_interval()
+            self.metrics_collector.observe_inter_token_latency(labels, interval, new)
+            if new != 0:
+                state.time_stats.set_last_time()
+                state.last_completion_tokens = tokens
+        if state.finished:
+            self.metrics_collector.observe_one_finished_request(labels, 5, tokens, 0)
+
+
+@pytest.fixture(autouse=True)
+def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide the modules of SGLang that are tried."""
+    content: dict[str, dict[str, Any]] = {
+        TIME_STATS: {
+            "APIServerReqTimeStats": APIServerReqTimeStats,
+            "SchedulerReqTimeStats": SchedulerReqTimeStats,
+        },
+        MESSAGES: {
+            "unwrap_from_pickle": lambda sent: (
+                pickle.loads(sent) if isinstance(sent, bytes) else sent
+            )
+        },
+    }
+    for name, attributes in content.items():
+        made = ModuleType(name)
+        vars(made).update(attributes)
+        monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Process:
+    """Return the records of this process, which tapped collectors use."""
+    caplog.set_level(logging.INFO)
+    made = Process("ipc://nowhere", "pod", beside=False)
+    monkeypatch.setattr(made, "start", lambda *_: None)
+    monkeypatch.setattr(sglang_taps, "_process", made)
+    return made
+
+
+class Clock:
+    """A clock that stands still between two outputs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+def state_of(**more: Any) -> Any:
+    """Return the state of a request without any output."""
+    return SimpleNamespace(
+        obj=SimpleNamespace(**more),
+        finished=False,
+        ttft_observed=False,
+        last_completion_tokens=1,
+        time_stats=APIServerReqTimeStats(time.perf_counter()),
+    )
+
+
+def output(manager: Manager, state: Any, tokens: int, *, ends: bool = False) -> None:
+    """Count an output of a request, which may be its last."""
+    state.finished = ends
+    reason = {"type": "stop"} if ends else None
+    received = SimpleNamespace(completion_tokens=[0, tokens], finished_reasons=[None, reason])
+    manager.collect_metrics(state, received, 1)
+
+
+class Plain(Manager):
+    """A tokenizer manager without the plugin."""
+
+    @staticmethod
+    def collector() -> Any:
+        """Return SGLang's own collector."""
+        return TokenizerMetricsCollector()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the plugin's lines about functions of SGLang, which are removed."""
+    found = [each.getMessage() for each in caplog.records if each.name == module.__name__]
+    caplog.clear()
+    return found
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=st.lists(
+        st.lists(st.tuples(st.integers(-2, 4), st.floats(0.001, 9)), min_size=1, max_size=9),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_pages_are_equal_for_any_outputs(
+    requests: list[list[tuple[int, float]]],
+    process: Process,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Counts, sums and buckets are those of SGLang, whose function runs for a request's ends only."""
+    process.deferred.clear()
+    process._infos.clear()
+    sglang_taps._classes.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock(patch)
+        plain, ours = Plain(), Manager()
+        taken = ours.collect_metrics
+        assert taken.__func__ is not Manager.collect_metrics if hasattr(taken, "__func__") else True
+        for given_outputs in requests:
+            states = state_of(), state_of()
+            tokens = 1
+            for number, (more, seconds) in enumerate([(0, 0.5), *given_outputs]):
+                clock.now += seconds
+                tokens = max(tokens + more, 0)
+                for manager, state in zip((plain, ours), states, strict=True):
+                    output(manager, state, tokens, ends=number == len(given_outputs))
+    page = Shown(process).page
+    page.pop("sglang:num_aborted_requests", None)
+    theirs = plain.metrics_collector.page
+    theirs.pop("sglang:num_aborted_requests", None)
+
+    same(theirs, page)
+    assert lines(caplog) == ["sidestep: latencies are recorded without SGLang's collect_metrics"]
+
+
+def test_sglang_counts_the_ends_of_a_request_only(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 outputs its function sees the first two and the last; labels are those of the request."""
+    original, seen = Manager.collect_metrics, list[int]()
+
+    def counting(manager: Any, state: Any, received: Any, i: int) -> None:
+        seen.append(received.completion_tokens[i])
+        original(manager, state, received, i)
+
+    monkeypatch.setattr(Manager, "collect_metrics", counting)
+    manager = Manager()
+    seen.clear()
+    state = state_of()
+    for tokens in range(1, 101):
+        output(manager, state, tokens, ends=tokens == 100)
+
+    assert seen == [1, 2, 100]
+    assert [99] == [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+
+def test_requests_with_labels_of_their_own(process: Process) -> None:
+    """The latencies of a request have its labels."""
+    labels = {**TOKENIZER, "team": ""}
+    made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manager, "collector", lambda _: made(labels))
+        manager = Manager()
+    for team in ("red", "blue"):
+        state = state_of(custom_labels={"team": team})
+        for tokens in range(1, 6):
+            output(manager, state, tokens)
+    found = {
+        dict(labels)["team"]: number
+        for (name, labels), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    }
+
+    assert found == {"red": 4, "blue": 4}
+
+
+def _adds_a_metric(self: Any, state: Any, *_: Any) -> None:
+    self.metrics_collector.observe_another(state)
+
+
+def _counts_steps(self: Any, state: Any, recv_obj: Any, i: int) -> None:
+    tokens = recv_obj.completion_tokens[i]
+    self.metrics_collector.observe_inter_token_latency({}, state.time_stats.get_interval(), 1)
+    state.last_completion_tokens = tokens
+
+
+def _is_hooked(*_: Any) -> None:
+    """Do what another plugin does."""
+
+
+_is_hooked.__wrapped__ = Manager.collect_metrics  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", [None, _adds_a_metric, _counts_steps, _is_hooked])
+def test_another_release_counts_in_its_own_way(
+    other: Any,
+    process: Process,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A function that is gone, or does something else, is not replaced, and one line says so."""
+    if other is None:
+        monkeypatch.delattr(Manager, "collect_metrics")
+    else:
+        monkeypatch.setattr(Manager, "collect_metrics", other)
+    manager = Manager()
+    (line,) = lines(caplog)
+
+    assert "SGLang's own functions count each output from now on" in line
+    assert "collect_metrics" not in vars(manager)
+    assert process.deferred.lists != []
+
+
+def test_an_output_that_cannot_be_read_is_counted_by_sglang(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So are all later ones: nothing is lost, requests go on, and one line says so."""
+    manager = Manager()
+    state = state_of()
+    for tokens in (1, 2, 3):
+        output(manager, state, tokens)
+    lines(caplog)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "add_latency", lambda *_: 1 / 0)
+        output(manager, state, 4)
+    for tokens in (5, 6):
+        output(manager, state, tokens)
+    (line,) = lines(caplog)
+
+    assert "ZeroDivisionError" in line
+    assert manager.collect_metrics == Manager.collect_metrics.__get__(manager)
+    assert [5] == [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+
+def test_a_state_that_takes_no_attributes_is_counted_by_sglang(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests go on, and one line says so."""
+
+    class Slotted(SimpleNamespace):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name.startswith("sidestep"):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    manager = Manager()
+    state = Slotted(**vars(state_of()))
+    lines(caplog)
+    for tokens in range(1, 6):
+        output(manager, state, tokens)
+    (line,) = lines(caplog)
+
+    assert "AttributeError" in line
+    assert [4] == [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+
+def test_an_observer_has_lists_up_to_a_number_of_children(process: Process) -> None:
+    """Others are recorded with all calls; none is lost, and a child that lacks a label is a failure."""
+    made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")({**TOKENIZER, "team": ""})
+    failures: list[str] = []
+    process.deferred.fail = failures.append
+    for turn in range(2):
+        for number in range(80):
+            labels = {**TOKENIZER, "team": f"t{number}"}
+            made.observe_inter_token_latency(labels, 0.5, 1 + turn)
+    made.observe_inter_token_latency({}, 0.5, 1)
+    waiting = len(process.deferred.lists)
+    counts = [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+    assert waiting == 64
+    assert sum(counts) == 80 * 3
+    assert failures == ["a latency could not be recorded"]
+
+
+class Wire:
+    """The way of the times of requests from a scheduler to a tokenizer, each with the plugin."""
+
+    def __init__(self, tokenizers: int = 1) -> None:
+        self.scheduler = Times(lambda: tokenizers == 1)
+        self.tokenizer = Times(lambda: False)
+        self.manager = Plain()
+        self.sizes: list[int] = []
+        self.sent: list[Any] = []
+
+    def step(self, **times: SchedulerReqTimeStats) -> list[dict[str, float]]:
+        """Send an output of each request, and return what the responses tell of their times."""
+        for rid in times:
+            self.manager.rid_to_state.setdefault(rid, SimpleNamespace())
+        accumulator = SimpleNamespace(time_stats=list(times.values()))
+        self.sent = self.scheduler.send(lambda made: made.time_stats, accumulator)
+        message = pickle.dumps(self.sent)
+        self.sizes.append(len(message))
+        self.manager.responses.clear()
+        received = SimpleNamespace(rids=list(times), time_stats=pickle.loads(message))
+        self.tokenizer.receive(Plain.handle, self.manager, received)
+        return self.manager.responses
+
+
+def times_of(queued: float) -> SchedulerReqTimeStats:
+    """Return the times of a request that a scheduler runs."""
+    return SchedulerReqTimeStats(enable_metrics=True, queue_duration_s=queued)
+
+
+def test_times_are_sent_when_they_change() -> None:
+    """Responses tell the same as without the plugin, and messages in between are short."""
+    wire = Wire()
+    a, b = times_of(0.5), times_of(0.25)
+    first = list(wire.step(a=a, b=b))
+    second = list(wire.step(a=a, b=b))
+    a.queue_duration_s += 1.0
+    retracted = list(wire.step(a=a, b=b))
+    b.completion_time = 9.0
+    last = list(wire.step(b=b))
+
+    assert first == second == [{"queue_time": q, "prefilled": 0.0} for q in (0.5, 0.25)]
+    assert [each["queue_time"] for each in retracted] == [1.5, 0.25]
+    assert wire.sizes[1] < wire.sizes[0] / 2
+    assert [each["queue_time"] for each in last] == [0.25]
+    assert wire.sent == [b]
+
+
+def test_times_of_unknown_requests_are_left_as_they_are() -> None:
+    """A request may have ended in the tokenizer, and what follows it in the message is completed."""
+    wire = Wire()
+    a, b = times_of(0.5), times_of(0.25)
+    wire.step(a=a, b=b)
+    del wire.manager.rid_to_state["a"]
+    wire.manager.rid_to_state = {"b": wire.manager.rid_to_state["b"]}
+    accumulator = SimpleNamespace(time_stats=[a, b])
+    sent = pickle.dumps(wire.scheduler.send(lambda made: made.time_stats, accumulator))
+    received = SimpleNamespace(rids=["a", "b"], time_stats=sent)
+    wire.manager.responses.clear()
+    wire.tokenizer.receive(Plain.handle, wire.manager, received)
+
+    assert [each["queue_time"] for each in wire.manager.responses] == [0.0, 0.25]
+
+
+def test_several_tokenizers_get_all_times() -> None:
+    """They load no plugins."""
+    wire = Wire(tokenizers=2)
+    a = times_of(0.5)
+    for _ in range(2):
+        wire.step(a=a)
+        assert wire.sent == [a]
+
+
+def test_an_unknown_number_of_tokenizers_gets_all_times(caplog: pytest.LogCaptureFixture) -> None:
+    """The hook asks SGLang, which may have no answer."""
+    wire = Wire()
+    wire.scheduler = Times(lambda: bool(1 / 0))
+    a = times_of(0.5)
+    for _ in range(2):
+        wire.step(a=a)
+        assert wire.sent == [a]
+    (line,) = lines(caplog)
+
+    assert "SGLang's own functions send the times of requests from now on" in line
+
+
+def test_messages_go_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang's own functions handle them, and one line of each process says so."""
+    wire = Wire()
+    a = times_of(0.5)
+    strange = SimpleNamespace(convert_to_output_meta_info=dict)
+    found = []
+    for _ in range(2):
+        found.append(wire.step(a=a, b=strange))  # type: ignore[arg-type]
+        assert wire.sent == [a, strange]
+    told = lines(caplog)
+
+    assert [2, 2] == [len(responses) for responses in found]
+    assert [line.split(" from now on")[0] for line in told] == [
+        "sidestep: SGLang's own functions send the times of requests",
+        "sidestep: SGLang's own functions receive the times of requests",
+    ]
+
+
+def test_the_time_of_a_token_is_noted() -> None:
+    """Traces still get the stage that ends with it."""
+    wire, original = Wire(), SchedulerReqTimeStats.set_last_decode_finish_time
+    plain, traced = times_of(0.5), times_of(0.5)
+    traced.trace_ctx.tracing_enable = True
+    for times in (plain, traced):
+        wire.scheduler.decode(original, times, 7.0)
+        wire.scheduler.decode(original, times)
+
+    assert (plain.decode_ct, traced.decode_ct) == (0, 2)
+    assert min(plain.last_decode_finish_time, traced.last_decode_finish_time) > 7.0
+
+
+def test_tokens_go_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang's own function notes their times, and one line says so."""
+    wire, seen = Wire(), list[Any]()
+    strange = SimpleNamespace()
+    for _ in range(2):
+        wire.scheduler.decode(lambda *call: seen.append(call), strange, 7.0)
+    (line,) = lines(caplog)
+
+    assert seen == [(strange, 7.0)] * 2
+    assert "SGLang's own functions note the time of each token from now on" in line
+
+
+def _observes(self: Any, _: float) -> None:
+    self.metrics_collector.observe_per_stage_req_latency("decode", 1.0)
+
+
+def _notes_more(self: Any, ts: float) -> None:
+    self.last_decode_finish_time = self.prefill_finished_time = ts
+
+
+@pytest.mark.parametrize("other", [_observes, _notes_more])
+def test_a_release_that_does_more_with_a_token_has_no_hooks(
+    other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a metric nor another attribute is lost."""
+    monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", other)
+    with pytest.raises((AttributeError, ValueError)):
+        Wire()
+
+
+def test_a_release_that_sends_other_times_has_no_hooks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is hooked if the times, or one of the two functions, are not as expected."""
+    hooked: list[str] = []
+
+    def register(target: str, *_: Any) -> None:
+        hooked.append(target)
+
+    sglang_plugin._register_times(register, SimpleNamespace(AROUND="around"))
+    monkeypatch.setattr(SchedulerReqTimeStats, "__getstate__", lambda self: vars(self).copy())
+    sglang_plugin._register_times(register, SimpleNamespace(AROUND="around"))
+    told = lines(caplog)
+
+    assert hooked == []
+    assert ["ModuleNotFoundError", "ValueError"] == [
+        line.split("from now on: ")[1].split("(")[0] for line in told
+    ]
