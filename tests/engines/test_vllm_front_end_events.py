@@ -335,6 +335,7 @@ def test_a_group_outlives_another_front_end(make: Callable[..., World]) -> None:
     world.step(0, [first])
     world.step(0, [first], 0o4)
     world.restart_front(1)
+    world.send()
     world.step(1, [second])
     world.step(1, [second], 0o4)
     world.check()
