@@ -9,6 +9,7 @@ probability is kept. Whatever the hook cannot be sure of leaves vLLM as it is.
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,16 @@ _PARAMETERS = {
     "abort_requests": ("request_ids",),
 }
 """First parameters of the output processor's methods that are wrapped."""
+_STATE = {
+    "is_prefilling",
+    "lora_name",
+    "max_tokens_param",
+    "parent_req",
+    "prompt_len",
+    "queue",
+    "request_index",
+}
+"""Attributes of the output processor's requests that are read, which are set when one is made."""
 _get_name = attrgetter("request_id")
 _monotonic, _wall = time.monotonic, time.time
 
@@ -182,13 +193,10 @@ class OutputHook:
 
     def _special(self, output: Any, prompt_tokens: int, *, is_first: bool) -> Special:
         prompt = None
-        stats = getattr(output, "prefill_stats", None)
+        stats = output.prefill_stats
         if stats is not None:
             local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             prompt = stats.num_computed_tokens, local, external
-        elif (cached := getattr(output, "num_cached_tokens", None)) is not None:
-            # Releases before the split by source report the cached tokens, or nothing.
-            prompt = prompt_tokens - cached, cached, 0
         events = [(int(event.type), event.timestamp) for event in output.events or ()]
         if is_first:
             self._prompt_tokens += prompt_tokens
@@ -396,11 +404,18 @@ def _check_release(front_end: Any) -> None:
         raise AttributeError("its log_stats means something else")
     if tuple(str(reason) for reason in FinishReason) != FINISH_REASONS[: len(FinishReason)]:
         raise AttributeError("its finish reasons are others")
+    state = sys.modules[type(processor).__module__].RequestState
+    if lacking := _STATE.difference(state.__init__.__code__.co_names):
+        raise AttributeError(f"its requests have no {', '.join(sorted(lacking))}")
     kinds = EngineCoreEventType.QUEUED, EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED
     if tuple(map(int, kinds)) != (QUEUED, SCHEDULED, PREEMPTED):
         raise AttributeError("its event types are others")
     event = EngineCoreEvent(type=EngineCoreEventType.QUEUED, timestamp=1.0)
     output = EngineCoreOutput(request_id="a", new_token_ids=[1], events=[event])
+    if not hasattr(output, "prefill_stats"):
+        raise AttributeError(
+            "its outputs do not say which tokens of a prompt were cached, and where"
+        )
     stand_in = SimpleNamespace(
         output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
     )

@@ -126,6 +126,17 @@ def broken(llm: AsyncLLM) -> None:
     llm.logger_manager.__class__ = type("Manager", (manager,), {"stat_loggers": fails})
 
 
+class RequestState:
+    """A request of another release's."""
+
+    def __init__(self) -> None:
+        self.queue = None
+
+
+class OtherProcessor(fake_vllm.OutputProcessor):
+    """The output processor of a module with other requests."""
+
+
 FAULTS: dict[str, tuple[Callable[[AsyncLLM], object] | dict[str, Any], str]] = {
     "signature": (another_signature, "release of vLLM is another: process_outputs(batch, stamp"),
     "no log_stats": (gone("log_stats"), "release of vLLM is another: "),
@@ -140,6 +151,14 @@ FAULTS: dict[str, tuple[Callable[[AsyncLLM], object] | dict[str, Any], str]] = {
     "output": (
         of_module("EngineCoreOutput", lambda **_: output("b")),
         "release of vLLM is another: its outputs are others",
+    ),
+    "old": (
+        of_module("EngineCoreOutput", SimpleNamespace),
+        "its outputs do not say which tokens of a prompt were cached, and where",
+    ),
+    "requests": (
+        lambda llm: setattr(llm.output_processor, "__class__", OtherProcessor),
+        "its requests have no is_prefilling, lora_name, max_tokens_param, parent_req, prompt_len",
     ),
     "client": (lambda llm: setattr(llm, "engine_core", 1), "cannot create weak reference"),
     "logger": (other_logger, "the stat logger StatLoggerBase needs them"),
