@@ -330,10 +330,12 @@ def test_all_front_ends_fold(make: Callable[..., World]) -> None:
 def test_a_group_outlives_another_front_end(make: Callable[..., World]) -> None:
     """The end of one front end says nothing of the other's samples."""
     world = make(2, 2)
+    world.step(0, world.add(1, 0))
     first, second = world.add(0, 0, 2)
     world.step(0, [first])
     world.step(0, [first], 0o4)
     world.restart_front(1)
+    world.send()
     world.step(1, [second])
     world.step(1, [second], 0o4)
     world.check()

@@ -19,7 +19,8 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.protocol.messages import FRONT_END, REQUEST_EVENTS, EngineInfo
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.vllm.front_end_requests import FrontEndLatencyItems, RequestEventItems
+from sidestep_adapters.vllm.front_end_events import RequestEventItems
+from sidestep_adapters.vllm.front_end_requests import FrontEndLatencyItems
 from sidestep_adapters.vllm.output_hook import OutputHook
 
 WALL, ENGINE = 1000.0, 64.0
@@ -39,7 +40,8 @@ class Clock:
         patch.setattr(f"{module}.output_hook._monotonic", lambda: self.now)
         patch.setattr(f"{module}.output_hook._wall", lambda: self.wall)
         times = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.wall)
-        patch.setattr(f"{module}.front_end_requests.time", times)
+        for name in ("front_end_events", "front_end_requests"):
+            patch.setattr(f"{module}.{name}.time", times)
 
     @property
     def wall(self) -> float:

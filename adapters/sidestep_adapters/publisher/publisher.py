@@ -41,6 +41,8 @@ PROGRESS_INTERVAL = 0.2
 WARNING_INTERVAL = 60.0
 RECONNECT_AFTER = 30.0
 """Seconds without any answer after which the publisher opens a new connection."""
+DROPPING_CALLS = 60
+"""Calls of a ``DropWatch``, one a second, after which dropping has gone on for too long."""
 HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
 """How often a flush waits for a handshake to proceed, and how many seconds each time."""
 
@@ -353,15 +355,21 @@ class DropWatch:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._dropped = 0
-        self._is_behind = False
+        self._calls = 0
+        """Calls since items were dropped; 0: none were."""
 
     def have_ended(self) -> bool:
-        """Return True once after items were dropped, when the exporter answers and none are dropped."""
+        """Return True once after items were dropped, when the exporter answers and none are dropped.
+
+        If dropping goes on, that is True about once a minute, so that senders forget what has ended.
+        """
         dropped = self._publisher.dropped
-        if dropped != self._dropped:
-            self._dropped, self._is_behind = dropped, True
+        is_dropping, self._dropped = dropped != self._dropped, dropped
+        if is_dropping or self._calls:
+            self._calls += 1
+        if not self._calls or not self._publisher.connected:
             return False
-        if self._is_behind and self._publisher.connected:
-            self._is_behind = False
-            return True
-        return False
+        if is_dropping and self._calls < DROPPING_CALLS:
+            return False
+        self._calls = 0
+        return True

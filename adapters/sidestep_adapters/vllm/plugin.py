@@ -38,15 +38,11 @@ from sidestep_adapters.vllm.description import (
     with_cache,
     with_missing,
 )
+from sidestep_adapters.vllm.front_end_events import front_end_requests
 from sidestep_adapters.vllm.front_end_progress import FrontEndProgress, calling_front_end
-from sidestep_adapters.vllm.front_end_requests import front_end_requests
 from sidestep_adapters.vllm.frontend import FrontendTap
-from sidestep_adapters.vllm.output_hook import (
-    OutputHook,
-    UnusableError,
-    install,
-    pin_nan_check,
-)
+from sidestep_adapters.vllm.hook_installation import UnusableError, install, pin_nan_check
+from sidestep_adapters.vllm.output_hook import OutputHook
 from sidestep_adapters.vllm.startup import front_end_startup
 from sidestep_adapters.vllm.stats import VllmTap
 

@@ -344,6 +344,28 @@ def test_nothing_is_left_of_requests_whose_end_was_dropped(
     assert queued.arrival == clock.now - 1.0 + WALL
 
 
+def test_a_step_whose_end_was_dropped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not continued by the next one, which may be another engine's."""
+    front = started(clock, "a", "b", engines=2)
+    front.add("new", engine=0)
+    limit = "sidestep_adapters.vllm.front_end_requests.MAX_RECORDS"
+    front.receive(
+        output("new", queued=1.0), output("a"),
+        chunk=1, between=lambda: monkeypatch.setattr(limit, -1),
+    )  # fmt: skip
+    monkeypatch.setattr(limit, 9)
+    assert front.items() == []
+
+    front.receive(output("b"), engine=1)
+    front.receive(output("new"), engine=0)
+    assert [(i.engine, i.events[0].outputs[0].requests) for i in front.items()] == [
+        (1, [2]),
+        (0, [4]),
+    ]
+    front.requests.clear()
+    assert (front.requests.items(), front.requests.current_state()) == ([], [])
+
+
 def test_a_request_whose_beginning_was_dropped(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

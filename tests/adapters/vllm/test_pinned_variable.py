@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fake_vllm import AsyncLLM, importable
-from sidestep_adapters.vllm.output_hook import NAN_CHECK
+from sidestep_adapters.vllm.hook_installation import NAN_CHECK
 
 
 class Variables(ModuleType):
