@@ -349,11 +349,11 @@ class Run:
 
     async def run(self) -> None:
         """Run the load."""
-        waiting = deque_of(self.case.requests)
+        waiting = [*range(self.case.requests)]
         while waiting or any(one.scheduler.has_requests() for one in self.engines):
             for _ in range(self._random.choice((0, 0, 1, 1, 2, 4))):
                 if waiting:
-                    await self._add(waiting.pop())
+                    await self._add(waiting.pop(0))
             if self.case.aborts and self._random.random() < 0.15 and self._running:
                 await self._abort(self._random.choice([*self._running]))
             self._forward()
@@ -454,11 +454,6 @@ def merged(outputs: Mapping[int, Any], number: int) -> Any:
     made.outputs = [one for some in outputs.values() for one in some.outputs]
     made.scheduler_stats = next((one.scheduler_stats for one in outputs.values()), None)
     return made
-
-
-def deque_of(count: int) -> list[int]:
-    """Return the numbers of requests, the first one last."""
-    return [*reversed(range(count))]
 
 
 async def stream(prompts: Sequence[list[int]]) -> AsyncIterator[Any]:
