@@ -119,7 +119,8 @@ CASES = {
     "last-token": Case(requests=150, samples=(1, 2)),
     # The same string ends a request there and here.
     "repetitions": Case(samples=(1, 2), repeats=True),
-    "preemptions": Case({"max_num_seqs": 16}, blocks=26, requests=120, external=True),
+    # A request has 27 blocks at most.
+    "preemptions": Case({"max_num_seqs": 16}, blocks=28, requests=120, external=True),
     "adapters": Case({"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}),
     "priorities": Case({"scheduling_policy": "priority", "max_num_seqs": 4}, blocks=30),
     "drafts": Case({"speculative_config": NGRAM}, drafts=3, logprobs=1),
