@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "plain": (),
     "late-samples": (),
     "last-token": (),
+    "repetitions": (),
     "preemptions": (),
     "adapters": (),
     "priorities": (),

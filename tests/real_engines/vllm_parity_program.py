@@ -49,7 +49,7 @@ from prometheus_client import REGISTRY, generate_latest  # noqa: E402
 from vllm import PoolingParams, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.engine import (  # noqa: E402
@@ -74,6 +74,7 @@ BLOCK = 16
 LETTERS = "abcd"
 """Few, so that stop strings are found often."""
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
+REPETITION = RepetitionDetectionParams(max_pattern_size=1, min_pattern_size=1, min_count=2)
 KINDS = tuple(RequestOutputKind)
 
 
@@ -87,6 +88,7 @@ class Case:
         stops: Whether requests have stop strings.
         aborts: Whether clients leave.
         errors: Whether the core ends some requests with an error.
+        repeats: Whether the core ends requests whose last two tokens are equal.
         external: Whether an external cache has some prompts.
     """
 
@@ -105,6 +107,7 @@ class Case:
     pooling: bool = False
     sessions: bool = False
     errors: bool = False
+    repeats: bool = False
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -114,7 +117,10 @@ CASES = {
     "late-samples": Case({"max_num_seqs": 3}, samples=(2, 3, 4)),
     # The core goes on until the front end, which found the string, ends the request.
     "last-token": Case(requests=150, samples=(1, 2)),
-    "preemptions": Case({"max_num_seqs": 16}, blocks=26, requests=120, external=True),
+    # The same string ends a request there and here.
+    "repetitions": Case(samples=(1, 2), repeats=True),
+    # A request has 27 blocks at most.
+    "preemptions": Case({"max_num_seqs": 16}, blocks=28, requests=120, external=True),
     "adapters": Case({"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}),
     "priorities": Case({"scheduling_policy": "priority", "max_num_seqs": 4}, blocks=30),
     "drafts": Case({"speculative_config": NGRAM}, drafts=3, logprobs=1),
@@ -344,11 +350,11 @@ class Run:
 
     async def run(self) -> None:
         """Run the load."""
-        waiting = deque_of(self.case.requests)
+        waiting = [*range(self.case.requests)]
         while waiting or any(one.scheduler.has_requests() for one in self.engines):
             for _ in range(self._random.choice((0, 0, 1, 1, 2, 4))):
                 if waiting:
-                    await self._add(waiting.pop())
+                    await self._add(waiting.pop(0))
             if self.case.aborts and self._random.random() < 0.15 and self._running:
                 await self._abort(self._random.choice([*self._running]))
             self._forward()
@@ -398,6 +404,7 @@ class Run:
             stop_token_ids=[STOP],
             output_kind=kind,
             logprobs=case.logprobs,
+            repetition_detection=REPETITION if case.repeats else None,
         )
 
     async def _abort(self, name: str) -> None:
@@ -448,11 +455,6 @@ def merged(outputs: Mapping[int, Any], number: int) -> Any:
     made.outputs = [one for some in outputs.values() for one in some.outputs]
     made.scheduler_stats = next((one.scheduler_stats for one in outputs.values()), None)
     return made
-
-
-def deque_of(count: int) -> list[int]:
-    """Return the numbers of requests, the first one last."""
-    return [*reversed(range(count))]
 
 
 async def stream(prompts: Sequence[list[int]]) -> AsyncIterator[Any]:

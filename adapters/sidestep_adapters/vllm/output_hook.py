@@ -24,7 +24,7 @@ from sidestep_adapters.vllm.front_end_requests import (
     Special,
 )
 
-LENGTH = FINISH_REASONS.index("length")
+LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
 _get_name = attrgetter("request_id")
 _monotonic, _wall = time.monotonic, time.time
 
@@ -243,7 +243,7 @@ def _client_id(name: str, parent: Any) -> str:
 
 def _final_reason(reason: int, state: Any) -> int:
     """Return why a request has ended: its last token may also have completed a stop string."""
-    if reason == LENGTH:
+    if reason in (LENGTH, REPETITION):
         last = getattr(getattr(state.queue, "output", None), "outputs", ())
         # Parallel samples are sent when the last one has ended.
         held = getattr(state.parent_req, "output_aggregator", ())
