@@ -105,7 +105,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
             )
             for mode in MODES
         }
-        for _ in range(3 if quick else 7):
+        for _ in range(3 if quick else 5):
             for case in CASES[:2] if quick else CASES:
                 for mode, worker in workers.items():
                     cost = worker.ask(case, Cost)

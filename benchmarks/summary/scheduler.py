@@ -72,7 +72,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
             workers[mode] = stack.enter_context(
                 Worker(["benchmarks.summary.scheduler", mode], environ)
             )
-        for _ in range(3 if quick else 9):
+        for _ in range(3 if quick else 5):
             for size in SIZES[:2] if quick else SIZES:
                 for mode, worker in workers.items():
                     found.setdefault((size, mode), []).append(worker.ask(Case(size), Cost).step)
