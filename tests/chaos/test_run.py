@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_a_crash_of_the_exporter_breaks_a_promise(tmp_path: Path) -> None:
         stage.revive()
 
         assert stage.broken == [f"the exporter died: {stage.broken[0].partition(': ')[2]}"]
-        assert "engines connect to" in stage.broken[0]
+        # Whether an engine has connected by then is a matter of milliseconds.
+        assert re.search("engines connect to|engine .+ has connected", stage.broken[0])
         assert stage.exporter.running
         assert len(stage.recoveries) == 1
