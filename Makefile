@@ -47,7 +47,7 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One table of sidestep and its peers, 15 minutes; BENCH="--quick", "--only scrape load". "--write" puts it
+# One table of sidestep and its peers, over half an hour; BENCH="--quick", "--only scrape load". "--write" puts it
 # into docs/performance.md; then `make docs` brings its figures into README.md.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)

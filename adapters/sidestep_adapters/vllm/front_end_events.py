@@ -256,12 +256,12 @@ class RequestEventItems(FrontEndRequests):
         items += self.items()
         self._source = secrets.randbits(40)
         alive = self.current_state()
-        told = {item.engine for item in alive}
+        with_requests = {item.engine for item in alive}
         now = time.monotonic()
         alive += [
             self._item(engine, self._engine_time(engine, now), [])
             for engine in self._clocks
-            if engine not in told
+            if engine not in with_requests
         ]
         for item in alive:
             if isinstance(item, RequestEvents) and item.engine in self._clocks:

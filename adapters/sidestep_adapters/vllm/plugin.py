@@ -21,6 +21,7 @@ from vllm.v1.metrics import loggers
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import REQUEST_EVENTS
 from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep_adapters.publisher.drop_watch import DropWatch
 from sidestep_adapters.publisher.environment import (
     MODES,
     choice,
@@ -29,7 +30,7 @@ from sidestep_adapters.publisher.environment import (
     usable_endpoint,
 )
 from sidestep_adapters.publisher.process_metrics import ProcessTap
-from sidestep_adapters.publisher.publisher import DropWatch, Publisher
+from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import (
     Description,

@@ -19,9 +19,10 @@ from vllm.v1.engine import EngineCoreRequest
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
+from sidestep_adapters.publisher.drop_watch import DropWatch
 from sidestep_adapters.publisher.environment import endpoint, set_up_log, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
-from sidestep_adapters.publisher.publisher import DropWatch, Publisher
+from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap

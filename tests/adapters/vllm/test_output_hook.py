@@ -21,7 +21,7 @@ from exporters import Start, until
 from fake_vllm import AsyncLLM, FinishReason, importable
 from pages import get
 from sidestep.metrics.trackers import Trackers
-from sidestep_adapters.publisher.publisher import DropWatch
+from sidestep_adapters.publisher.drop_watch import DropWatch
 from vllm_front_ends import Client, Clock, HookedFrontEnd, output
 
 NOT_HOOKED = "sidestep: vLLM builds its statistics on the event loop: "
