@@ -28,6 +28,20 @@ _API_PREFIX = re.compile(r"\A(?:chatcmpl|cmpl|embd|score|rerank|pool|resp)[-_]")
 WAITING, PREEMPTED, RUNNING = range(3)
 """States of a request that is not finished."""
 
+LIMITS = (
+    "none",
+    "slots",
+    "tokens",
+    "kv_blocks",
+    "lora",
+    "grammar",
+    "kv_transfer",
+    "encoder",
+    "deferred",
+    "paused",
+)
+"""Reasons why a step has not admitted the next waiting request; ``none``: no request waits."""
+
 
 class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Identity of a request; sent only where the engine's administrator has allowed that.
@@ -125,6 +139,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
         kv_tokens: Tokens whose KV was computed before this step.
         prompts: Prompts of the requests with their first output.
         is_slice: Whether another API server has more output of the step.
+        limit: Index into ``LIMITS``, which holds until the next step; None: the sender does not know.
     """
 
     started: Seconds
@@ -136,6 +151,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
     kv_tokens: Count = 0
     prompts: Annotated[list[Prompt], Meta(max_length=MAX_BATCH)] = []
     is_slice: bool = False
+    limit: Count | None = None
 
     @property
     def batch(self) -> tuple[list[int], list[int]]:
