@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.machine import RequestTracker
@@ -31,6 +32,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     front_ends: FrontEndState | None = None
     processes: int = 1
     sources: dict[int, int] = {}
+    times: EngineTimes | None = None
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -83,9 +85,10 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         requests.cut_off,
         tracker.samples.known_until,
         tracker.samples.interrupted_until,
-        tracker.front_ends.state(),
+        tracker.ended.reports.state(),
         tracker.processes,
         tracker.sources,
+        tracker.parts.times,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -118,6 +121,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     if isinstance(state, RequestsState):
         for number, request in zip(state.numbers, state.requests, strict=True):
             requests.restore(number, request)
+            if request.parts is not None:
+                tracker.parts.restore(request.parts)
         return
     first = {} if state.source is None else {0: state.source}
     tracker.processes, tracker.sources = state.processes, state.sources or first
@@ -128,7 +133,9 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     tracker.samples.known_until = state.known_until
     tracker.samples.interrupted_until = state.interrupted_until
     if state.front_ends is not None:
-        tracker.front_ends.restore(state.front_ends)
+        tracker.ended.reports.restore(state.front_ends)
+    if state.times is not None:
+        tracker.parts.times = state.times
 
 
 def sort_preempted(tracker: RequestTracker) -> None:
