@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -40,11 +40,9 @@ MAX_RECORDED = 32
 MAX_PROMPTS = 1024
 """Maximum of prompts of whose parallel samples only some have ended."""
 ROOM = 256
-"""Free entries that the queue must have when a request ends: calls of its counters follow."""
+"""Free entries that the queue must have when a request ends: they are left to counters."""
 
 _STATUSES = {int(status): status.name.lower() for status in HTTPStatus}
-BEGIN, END = range(2)
-"""Weights of a recorded entry: what follows belongs to it, until the end."""
 
 
 class Ended(NamedTuple):
@@ -108,33 +106,32 @@ class RequestRecorder(MetricSource):
         """Count a request that could not be recorded; called inside ``except``."""
         self._deferred.fail(problem)
 
-    def begin(self, recorded: Ended | Aborted) -> bool:
-        """Record a request, on the tokenizer's loop; return whether ``end`` has to follow.
+    def hold(self, request: Ended | Aborted, count: Callable[[], object] = lambda: None) -> bool:
+        """Record a request, on the tokenizer's loop; return whether the queue has room for it.
 
-        What SGLang counts until then goes into the same item.
+        Args:
+            request: What the loop knows of it.
+            count: Counts it, in the publisher thread, so that both are in one item.
         """
         queue = self._deferred.queue
         if len(queue) + ROOM > self._deferred.limit:
             self._deferred.dropped += 1
-            self._dropped += isinstance(recorded, Ended)
+            self._dropped += isinstance(request, Ended)
             return False
-        queue.append((self, recorded, None, BEGIN))
+        queue.append((self, request, count, 1))
         return True
 
-    def end(self) -> None:
-        """Record that SGLang has counted the request."""
-        self._deferred.queue.append((self, None, None, END))
-
-    def add(self, key: Ended | Aborted | None, value: Any, weight: int) -> None:  # noqa: ARG002
-        """Add a recorded entry to the next item."""
-        self._deferred.is_open = weight == BEGIN
+    def add(self, key: Ended | Aborted, value: Any, weight: int) -> None:  # noqa: ARG002
+        """Count a recorded request, and add it to the next item."""
         if isinstance(key, Ended):
             try:
+                value()
                 self._ended.append(self._request(key))
             except Exception:
                 self._failed += 1
                 raise
-        elif key is not None:
+        else:
+            value()
             self._aborted.append(SglangAbort(_adapter(key.asked), self._identity(key.asked)))
         self._deferred.is_full = len(self._ended) + len(self._aborted) >= MAX_RECORDED
 

@@ -277,33 +277,6 @@ def test_custom_labels_are_sent_without_an_identity(process: Recorded) -> None:
     assert request.identity == Identity(labels={"team": "red"})
 
 
-def test_a_group_is_never_divided(process: Recorded) -> None:
-    """While the engine's thread is within it, the publisher makes no items."""
-    manager = Manager()
-    deferred = process.deferred
-    taken: list[list[Item]] = []
-    counter = manager.metrics_collector.num_requests_total.record
-
-    def interrupt(*args: Any) -> None:
-        taken.append(deferred.items())
-        counter(*args)
-
-    manager.metrics_collector.num_requests_total.record = interrupt
-    manager.metrics_collector.num_requests_total.labels = lambda **_: SimpleNamespace(
-        inc=lambda _: interrupt(("false",), 1, 1)
-    )
-    manager.finish(manager.ask())
-    (item,) = process.taken()
-
-    assert taken == [[]]
-    assert len(item.ended) == 1
-    assert {family.name for family in item.counters} == {
-        "sglang:num_requests_total",
-        "sglang:prompt_tokens_total",
-        "sglang:generation_tokens_total",
-    }
-
-
 @pytest.mark.parametrize("process", [(False, "full")], indirect=True)
 def test_items_stay_below_the_limit(process: Recorded) -> None:
     """However long the texts of clients are; a slice has as many requests as an item holds."""
