@@ -8,6 +8,7 @@ own page.
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -260,13 +261,13 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
     return made
 
 
-def adding_copy(collector: Any, deferred: DeferredMetrics) -> Any:
+def adding_copy(collector: Any) -> Any:
     """Return a copy of ``collector`` for the publisher thread: calls of its stubs are added at once."""
 
     def adding(value: Any) -> Any:
         if isinstance(value, MetricStub):
-            return AddingStub(value, deferred.adder(value))
-        return ChildStub(value.stub, value.key, deferred.adder(value.stub))
+            return AddingStub(value)
+        return ChildStub(value.stub, value.key, value.stub.add)
 
     return _copy(collector, adding)
 
@@ -277,7 +278,7 @@ def native_copy(collector: Any) -> Any:
 
 
 def _copy(collector: Any, replacement: Callable[[Any], Any]) -> Any:
-    made = object.__new__(type(collector))
+    made = copy.copy(collector)
     for name, value in vars(collector).items():
         if isinstance(value, dict) and any(_is_stub(each) for each in value.values()):
             copied: Any = {

@@ -73,15 +73,6 @@ class DeferredMetrics:
 
         return record
 
-    def adder(self, source: MetricSource) -> Callable[[Any, Any, int], None]:
-        """Return a function that adds calls for ``source`` at once, in the publisher thread."""
-
-        def add(key: Key, value: Any, weight: int) -> None:
-            self._touched[source] = None
-            source.add(key, value, weight)
-
-        return add
-
     def items(self) -> list[Item]:
         """Remove a slice of the recorded calls and return their items; runs in the publisher thread."""
         queue = self.queue

@@ -250,8 +250,8 @@ class MetricStub(MetricSource):
 class AddingStub:
     """The stub of a family for the publisher thread, whose calls are added at once."""
 
-    def __init__(self, stub: MetricStub, add: Callable[[Any, Any, int], None]) -> None:
-        only = ChildStub(stub, (), add)
+    def __init__(self, stub: MetricStub) -> None:
+        only = ChildStub(stub, (), stub.add)
         self.labels = stub.child_finder(only)
         self.inc, self.dec, self.set, self.observe = only.inc, only.dec, only.set, only.observe
 

@@ -94,6 +94,7 @@ class RequestRecorder(MetricSource):
     ) -> None:
         super().__init__(deferred, engine)
         self._counters = [stubs[name] for name in OWN_COUNTERS if name in stubs]
+        self._others = [stub for name, stub in stubs.items() if name not in OWN_COUNTERS]
         self._identities = identities
         self._source = secrets.randbits(40)
         self._number = 0
@@ -136,7 +137,7 @@ class RequestRecorder(MetricSource):
         self._deferred.is_full = len(self._ended) + len(self._aborted) >= MAX_RECORDED
 
     def items(self, now: float) -> list[Item]:
-        """Return one item of the requests, with what the own counters have added."""
+        """Return an item of the requests and what the own counters added, then what others observed."""
         counters = [
             family
             for stub in self._counters
@@ -149,7 +150,7 @@ class RequestRecorder(MetricSource):
             self._engine, now, self._source, self._ended, self._aborted, counters, unseen - known
         )
         self._ended, self._aborted, self._counted_unseen = [], [], unseen
-        return [item]
+        return [item, *(other for stub in self._others for other in stub.items(now))]
 
     def _request(self, ended: Ended) -> SglangRequest:
         self._number += 1
@@ -274,7 +275,7 @@ def _reason(ended: Ended) -> tuple[str, str]:
 
 
 def _count(value: int) -> int:
-    return max(0, min(value, COUNT_LIMIT))
+    return value if 0 <= value <= COUNT_LIMIT else max(0, min(value, COUNT_LIMIT))
 
 
 def _is_warm_up(params: Mapping[str, Any], ended: Ended) -> bool:

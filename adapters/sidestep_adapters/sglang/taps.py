@@ -267,7 +267,7 @@ def _record_requests(
     recorder = RequestRecorder(process.deferred, engine, stubs, identity_maker())
     try:
         native = native_copy(collector) if process.beside else None
-        record_counted(recorder, collector, adding_copy(collector, process.deferred), native)
+        record_counted(recorder, collector, adding_copy(collector), native)
         if manager is not None:
             record_uncounted(recorder, manager)
     except AttributeError as error:
