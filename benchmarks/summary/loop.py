@@ -114,10 +114,14 @@ def measure(quick: bool) -> Mapping[str, Figure]:
 
 
 def environ(mode: str, endpoint: str) -> Mapping[str, str]:
-    """Return the variables of a mode's process."""
+    """Return the variables of a mode's process.
+
+    vLLM loads the plugin wherever it is installed, and then builds statistics without an endpoint, too.
+    """
     if mode not in (INSTEAD, TAP, BESIDE):
-        return {}
+        return {"VLLM_PLUGINS": ""}
     return {
+        "VLLM_PLUGINS": "sidestep",
         "SIDESTEP_ENDPOINT": endpoint,
         "SIDESTEP_NAMESPACE": mode.replace(" ", "-").replace(",", ""),
         "SIDESTEP_VLLM_MODE": "beside" if mode == BESIDE else "instead",
@@ -297,13 +301,9 @@ def front_end(mode: str) -> tuple[Any, Core]:
 
 
 def loggers(mode: str) -> list[Any]:
-    """Return the stat loggers of a mode beside vLLM's own."""
-    if mode in (OFF, OWN):
-        return []
+    """Return the stat loggers of a mode beside vLLM's own and the plugin's."""
     if mode != BUILT:
-        from sidestep_adapters.vllm.plugin import SidestepStatLogger  # noqa: PLC0415
-
-        return [SidestepStatLogger]
+        return []
     from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
 
     class Nothing(StatLoggerBase):  # type: ignore[misc]
