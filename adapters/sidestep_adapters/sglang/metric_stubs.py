@@ -199,7 +199,10 @@ class MetricStub(MetricSource):
 
     def _seen(self, key: Values) -> tuple[list[float], list[int]]:
         """Return values and weights of a child's observations since the last items."""
-        return self._observations.setdefault(key, ([], []))
+        found = self._observations.get(key)
+        if found is None:
+            found = self._observations[key] = ([], [])
+        return found
 
     def items(self, now: float) -> list[Item]:
         """Return the items of all calls added since the previous call."""
