@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -32,6 +32,15 @@ OWN_COUNTERS = (
     "num_aborted_requests_total",
 )
 """Attributes of the collector's counters to which those of tenants add up."""
+COLUMNS = (
+    "completion_tokens",
+    "cached_tokens",
+    "cached_tokens_details",
+    "retraction_counts",
+    "spec_num_correct_drafts",
+    "time_stats",
+)
+"""Attributes of a batch's output with an element for each request."""
 CACHE_SOURCES = ("device", "host", "storage")
 EXTERNAL = "storage"
 """The source with tokens that another process computed, or this one before a restart."""
@@ -229,27 +238,25 @@ class RequestRecorder(MetricSource):
 
 def from_output(state: Any, output: Any, index: int) -> Ended:
     """Return the request ``state``, which ended with its part ``index`` of a batch's output."""
-    at = index
+    tokens, cached, cached_by_source, retractions, drafts, scheduler = [
+        column[index] if column and index < len(column) else None
+        # A release or a batch may lack some.
+        for column in [getattr(output, name, None) for name in COLUMNS]
+    ]
     return Ended(
         state.obj,
         state.time_stats,
-        output.finished_reasons[at],
+        output.finished_reasons[index],
         0.0,
         True,
-        output.prompt_tokens[at],
-        _nth(output, "completion_tokens", at) or 0,
-        _nth(output, "cached_tokens", at) or 0,
-        _nth(output, "cached_tokens_details", at),
-        _nth(output, "retraction_counts", at) or 0,
-        _nth(output, "spec_num_correct_drafts", at) or 0,
-        _nth(output, "time_stats", at),
+        output.prompt_tokens[index],
+        tokens or 0,
+        cached or 0,
+        cached_by_source,
+        retractions or 0,
+        drafts or 0,
+        scheduler,
     )
-
-
-def _nth(output: Any, name: str, index: int) -> Any:
-    """Return a request's element of a column; None where a release or a batch has none."""
-    column: Sequence[Any] | None = getattr(output, name, None)
-    return column[index] if column and index < len(column) else None
 
 
 def _adapter(asked: Any) -> str:
