@@ -91,11 +91,13 @@ class Latencies:
                 give_way(error)
             self._last = None
             original(state, output, index)
-            if self._last is not None:
-                try:
-                    setattr(state, OBSERVER, self._last)
-                except Exception as error:  # noqa: BLE001 - as above
-                    give_way(error)
+            try:
+                # Labels of a request's own are known from its first latency.
+                found = self._last or (self._only if state.ttft_observed else None)
+                if found is not None:
+                    setattr(state, OBSERVER, found)
+            except Exception as error:  # noqa: BLE001 - as above
+                give_way(error)
 
         return collect
 
