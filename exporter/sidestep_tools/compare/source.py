@@ -1,0 +1,91 @@
+"""The inputs as a user names them: a file or an address, labels that select, and a time range."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from sidestep.errors import ConfigError
+
+_SOURCE = re.compile(
+    r"(?P<place>[^{}]+?)(?:\{(?P<labels>[^{}]*)\})?(?:@(?P<range>[^@{}]*))?", re.DOTALL
+)
+_LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*(?:"([^"\\]*)"|([^",\s]+))\s*')
+_AGO = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class Source(NamedTuple):
+    """One input.
+
+    Attributes:
+        text: What the user gave, for messages.
+        place: File or address.
+        labels: What to select; empty: everything.
+        start: Begin of the time range, if there is one.
+    """
+
+    text: str
+    place: str
+    labels: Mapping[str, str]
+    start: datetime | None = None
+    end: datetime | None = None
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it is an address."""
+        return self.place.startswith(("http://", "https://"))
+
+
+def parse(text: str) -> Source:
+    """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    found = _SOURCE.fullmatch(text)
+    if found is None or Path(text).exists():
+        return Source(text, text, {})
+    labels = _labels(text, found["labels"] or "")
+    if found["range"] is None:
+        return Source(text, found["place"], labels)
+    start, slash, end = found["range"].partition("/")
+    now = datetime.now(timezone.utc)
+    times = _time(start, now), _time(end, now)
+    if not slash or None in times:
+        raise ConfigError(
+            f"{text}: behind @ must be START/END, each a time such as 2026-11-27T10:00:00Z, Unix"
+            " seconds, -30m or now"
+        )
+    begin, stop = times
+    assert begin is not None
+    assert stop is not None
+    if begin >= stop:
+        raise ConfigError(f"{text}: the range ends before it begins")
+    return Source(text, found["place"], labels, begin, stop)
+
+
+def _labels(text: str, inside: str) -> dict[str, str]:
+    found = [_LABEL.fullmatch(each) for each in inside.split(",") if each.strip()]
+    labels = {each[1]: each[2] or each[3] or "" for each in found if each is not None}
+    if None in found:
+        raise ConfigError(f'{text}: labels must be like {{model_name="m",engine="0"}}')
+    return labels
+
+
+def _time(text: str, now: datetime) -> datetime | None:
+    """Return a time, in UTC where it names no zone; None if it is none."""
+    if text == "now":
+        return now
+    try:
+        if ago := _AGO.fullmatch(text):
+            return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return datetime.fromtimestamp(float(text), timezone.utc)
+        time = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except (ValueError, OverflowError, OSError):
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
