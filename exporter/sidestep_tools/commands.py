@@ -257,11 +257,11 @@ def whatif(
 )
 @click.option(
     "--load-tolerance",
-    default=10.0,
+    default=20.0,
     show_default=True,
     metavar="PERCENT",
     type=click.FloatRange(0),
-    help="Load is another one if the whole interval of its change lies beyond this.",
+    help="Load is another one if its mean changes by more than this.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_access

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Any
+from operator import add, mul
+from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -18,24 +19,23 @@ from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.fetch import FetchError
 
 LIVE, HISTORY = "/api/v1/live", "/api/v1/live/history"
-BLOCKS = 40
 INTERVAL = 5.0
 """Seconds of the first interval, whose beginning the history does not have."""
 LATENCIES = {"ttft": "ttft", "inter_token": "itl", "e2e": "e2e"}
 """Names of quantities by those of heat maps."""
+T = TypeVar("T")
 
 
-class _Row(msgspec.Struct):
+class _Engine(msgspec.Struct):
     id: str
     engine: str
     model: str
     dialect: str
     ttft: dict[str, float] | None = None
-    finished: float | None = None
 
 
 class _Live(msgspec.Struct):
-    engines: list[_Row]
+    engines: list[_Engine]
 
 
 class _HeatMap(msgspec.Struct):
@@ -51,94 +51,90 @@ class _History(msgspec.Struct):
 
 
 async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement:
-    """Return the measurement of the engines that a source selects.
+    """Return the measurement of all engines of an exporter, or of the one that a label names.
 
     Raises:
-        ConfigError: It is no exporter, or the engines are none or of several kinds.
-        FetchError: It does not answer.
+        ConfigError: There is no such engine, or there are several kinds.
+        FetchError: It does not answer, or is no exporter.
     """
     root = fetch.parse_address(source.place).root
-    rows = (await _get(session, root + LIVE, _Live)).engines
-    serving = [row for row in rows if row.finished or row.ttft]
-    chosen = [
-        row
-        for row in serving
-        if all(value in _labels(row).get(name, ()) for name, value in source.labels.items())
+    name = source.labels.get("engine")
+    if source.labels.keys() - {"engine"}:
+        raise ConfigError(f"{source.text}: engines of an exporter are selected by engine=NAME only")
+    engines = [
+        each
+        for each in (await _get(session, root + LIVE, _Live)).engines
+        if each.ttft and name in (None, each.engine, each.id)
     ]
-    if not chosen:
-        raise ConfigError(f"{source.text}: no such engine has served a request in the last minute")
-    dialects = sorted({row.dialect for row in chosen})
-    if len(dialects) > 1:
+    if not engines:
+        which = "no engine" if name is None else "no such engine"
+        raise ConfigError(f"{source.text}: {which} has had a first token in the last minute")
+    kinds = {each.dialect: each.engine for each in engines}
+    if len(kinds) > 1:
         raise ConfigError(
-            f"{source.text}: several kinds of engines ({', '.join(dialects)}): select one, as in"
-            f" '{source.place}{{engine=\"{chosen[0].engine}\"}}'"
+            f"{source.text}: several kinds of engines ({', '.join(sorted(kinds))}): select one"
+            f" engine, as in '{source.place}{{engine={engines[0].engine}}}'"
         )
-    if source.labels and len(chosen) > 1:
-        raise ConfigError(f"{source.text}: {len(chosen)} engines: select one, or give no labels")
-    query = f"?engine={quote(chosen[0].id, safe='')}" if source.labels else ""
+    query = "" if name is None else f"?engine={quote(engines[0].id, safe='')}"
     history = await _get(session, root + HISTORY + query, _History)
     if not history.times:
         raise ConfigError(f"{source.text}: the exporter has just started: ask in ten seconds")
-    return measurement(dialects[0], history)
+    return measurement(engines[0].dialect, history)
 
 
-def _labels(row: _Row) -> Mapping[str, tuple[str, ...]]:
-    return {
-        "engine": (row.engine, row.id),
-        "model": (row.model,),
-        "model_name": (row.model,),
-        "dialect": (row.dialect,),
-    }
-
-
-async def _get(session: aiohttp.ClientSession, url: str, type_: type[Any]) -> Any:
+async def _get(session: aiohttp.ClientSession, url: str, kind: type[T]) -> T:
     answer = await fetch.fetch(session, url)
     if answer.status == HTTPStatus.NOT_FOUND:
         raise FetchError("no sidestep exporter: of a Prometheus give a time range, URL@START/END")
     if answer.status != HTTPStatus.OK:
         raise FetchError(fetch.refusal(answer.status))
     try:
-        return msgspec.json.decode(answer.text, type=type_)
+        return msgspec.json.decode(answer.text, type=kind)
     except msgspec.MsgspecError as error:
         raise FetchError(f"no answer of a sidestep exporter: {error}") from None
 
 
 def measurement(dialect: str, history: _History) -> Measurement:
     """Return the measurement of a history, whose intervals are joined to blocks."""
-    times = history.times
-    seconds = [INTERVAL, *(now - then for then, now in pairwise(times))]
-
-    def counted(name: str) -> list[float]:
-        return [value or 0.0 for value in history.series.get(name, [])]
-
-    def rated(name: str) -> list[float]:
-        return [value * span for value, span in zip(counted(name), seconds, strict=True)]
-
-    finished, hits = counted("finished"), counted("prefix_hit_rate")
+    seconds = [INTERVAL, *(now - then for then, now in pairwise(history.times))]
+    known = {
+        name: [value or 0.0 for value in values]
+        for name, values in history.series.items()
+        if any(value is not None for value in values)
+    }
+    zeros = [0.0] * len(seconds)
+    finished, hits = known.get("finished", zeros), known.get("prefix_hit_rate", zeros)
+    generated, computed = (
+        [*map(mul, known.get(f"{kind}_tokens_per_second", zeros), seconds)]
+        for kind in ("generation", "prompt")
+    )
     # Of a prompt, only the tokens that no cache had were computed.
     prompts = [
-        computed / (1 - hit) if hit < 1 else computed
-        for computed, hit in zip(rated("prompt_tokens_per_second"), hits, strict=True)
+        tokens / (1 - hit) if hit < 1 else tokens
+        for tokens, hit in zip(computed, hits, strict=True)
     ]
-    found = [hit * tokens for hit, tokens in zip(hits, prompts, strict=True)]
-    generated = rated("generation_tokens_per_second")
-    present = [a + b for a, b in zip(rated("running"), rated("waiting"), strict=True)]
+    present = [*map(add, known.get("running", zeros), known.get("waiting", zeros))]
+    ratios = {
+        "request_rate": (finished, seconds),
+        "prompt_tokens": (prompts, finished),
+        "output_tokens": (generated, finished),
+        "hit_ratio": ([*map(mul, hits, prompts)], prompts),
+        "concurrency": ([*map(mul, present, seconds)], seconds),
+        "failed": (known.get("aborted", zeros), finished),
+        "output_rate": (generated, seconds),
+    }
     return Measurement(
         dialect,
         f"{sum(finished):.0f} requests in {sum(seconds):.0f} s",
         {
-            "request_rate": _ratio(finished, seconds),
-            "prompt_tokens": _ratio(prompts, finished),
-            "output_tokens": _ratio(generated, finished),
-            "hit_ratio": _ratio(found, prompts),
-            "concurrency": _ratio(present, seconds),
-            "failed": _ratio(counted("aborted"), finished)._replace(is_share=True),
-            "output_rate": _ratio(generated, seconds),
+            name: Ratio(_sums(parts), _sums(wholes), is_share=name == "failed")
+            for name, (parts, wholes) in ratios.items()
+            if any(parts) or name == "failed"
         },
         {
             LATENCIES[each.name]: Buckets(
                 each.bounds,
-                [[*map(sum, zip(*group, strict=True))] for group in chunks(each.counts, BLOCKS)],
+                [[*map(sum, zip(*group, strict=True))] for group in chunks(each.counts)],
             )
             for each in history.heatmaps
             if each.name in LATENCIES
@@ -146,8 +142,5 @@ def measurement(dialect: str, history: _History) -> Measurement:
     )
 
 
-def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> Ratio:
-    return Ratio(
-        [*map(sum, chunks(parts, BLOCKS))],
-        [*map(sum, chunks(wholes, BLOCKS))],
-    )
+def _sums(counts: Sequence[float]) -> list[float]:
+    return [*map(sum, chunks(counts))]

@@ -12,15 +12,18 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeVar
+from operator import itemgetter, mul
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
-MAX_BLOCKS = 100
+MAX_BLOCKS = 20
+"""Blocks of an input: they are long, so that a queue begins and ends within one."""
 MIN_BLOCKS = 10
 """Fewer blocks give no interval."""
 MIN_TAIL = 5
-"""A quantile has an interval only if so many observations lie on either side of it."""
+"""A quantile has an interval only if so many blocks have observations on either side of it."""
+MOST_ALIKE = 0.8
+"""Highest correlation of consecutive blocks that is taken for real."""
 DRAWS = 1000
 SEED = 39
 Z = 1.96
@@ -60,16 +63,16 @@ class Ratio(NamedTuple):
             if (drawn := sum(draw(self.wholes))) > 0
         )
         low, high = (found[int(len(found) * share)] for share in (0.025, 0.975))
-        if low == high:
+        if low == high and self.is_share:
             # What never happened in n requests is unlikely in more than 3 of n.
-            rare = min(3 / whole, 1.0)
-            return (
-                Estimate(value, max(value - rare, 0.0), min(value + rare, 1.0))
-                if (self.is_share)
-                else Estimate(value)
-            )
+            return Estimate(value, max(value - 3 / whole, 0.0), min(value + 3 / whole, 1.0))
         # Student's t and the degree of freedom that the mean takes: few blocks vary too little.
         wider = (1 + (Z**2 + 1) / (4 * (blocks - 1))) * math.sqrt(blocks / (blocks - 1))
+        # A queue that outlasts a block makes the next one alike.
+        rest = [part - value * one for part, one in zip(self.parts, self.wholes, strict=True)]
+        alike = sum(map(mul, rest, rest[1:])) / (sum(map(mul, rest, rest)) or 1.0)
+        alike = min(max(alike, 0.0), MOST_ALIKE)
+        wider *= math.sqrt((1 + alike) / (1 - alike))
         return Estimate(value, value - (value - low) * wider, value + (high - value) * wider)
 
 
@@ -78,20 +81,6 @@ def _draws(blocks: int) -> list[itemgetter[Sequence[float]]]:
     """Return the draws of a bootstrap, which are the same each time."""
     numbers = random.Random(SEED)  # noqa: S311 - no secret
     return [itemgetter(*numbers.choices(range(blocks), k=blocks)) for _ in range(DRAWS)]
-
-
-class Distribution(Protocol):
-    """Observations in blocks."""
-
-    @property
-    def count(self) -> float:
-        """Number of observations."""
-
-    def at(self, share: float) -> tuple[float, float, float]:
-        """Return the quantile, between the least and the greatest value that it can have."""
-
-    def below(self, value: float) -> Ratio:
-        """Return the share of the observations that are at most ``value``."""
 
 
 class Values:
@@ -143,12 +132,15 @@ class Buckets:
         """Return the share of the observations that are at most ``value``, by interpolation."""
         bucket = bisect_left(self._edges, value, 1, len(self._edges) - 1)
         low, high = self._edges[bucket - 1 : bucket + 1]
-        part = 0.0 if high == math.inf else (value - low) / (high - low)
+        part = (value - low) / (high - low) if low < high < math.inf else 0.0
         counts = (block[bucket - 1 : bucket + 1] for block in self._blocks)
         return Ratio(
             [before + (after - before) * part for before, after in counts],
             [block[-1] for block in self._blocks],
         )
+
+
+Distribution = Values | Buckets
 
 
 def quantile(found: Distribution, share: float) -> Estimate | None:
@@ -161,13 +153,46 @@ def quantile(found: Distribution, share: float) -> Estimate | None:
     if not found.count > 0:
         return None
     value = found.at(share)[1]
-    lies_below = found.below(value).estimate()
-    is_few = found.count * min(share, 1 - share) < MIN_TAIL
-    if is_few or lies_below is None or lies_below.low is None or lies_below.high is None:
+    below = found.below(value)
+    lies = below.estimate()
+    sides = (
+        sum(part > 0 for part in below.parts),
+        sum(part < whole for part, whole in zip(*below[:2], strict=True)),
+    )
+    is_rare = min(*sides, found.count * (1 - share)) < MIN_TAIL
+    if is_rare or lies is None or lies.low is None or lies.high is None:
         return Estimate(value)
-    low = found.at(share - (lies_below.value - lies_below.low))[0]
-    high = found.at(share + (lies_below.high - lies_below.value))[2]
+    low = found.at(share - (lies.value - lies.low))[0]
+    high = found.at(share + (lies.high - lies.value))[2]
     return Estimate(value, low, high) if high < math.inf else Estimate(value)
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """Return B - A; its interval combines those of both (MOVER; Zou and Donner, 2008)."""
+    value = b.value - a.value
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return Estimate(value)
+    return Estimate(
+        value,
+        value - math.hypot(b.value - b.low, a.high - a.value),
+        value + math.hypot(b.high - b.value, a.value - a.low),
+    )
+
+
+def relative_change(a: Estimate, b: Estimate) -> Estimate | None:
+    """Return B / A - 1, by the difference of logarithms; None if one of them is 0."""
+    if not (a.value > 0 and b.value > 0):
+        return None
+    value, low, high = difference(_logarithm(a), _logarithm(b))
+    if low is None or high is None:
+        return Estimate(math.expm1(value))
+    return Estimate(math.expm1(value), math.expm1(low), math.expm1(high))
+
+
+def _logarithm(of: Estimate) -> Estimate:
+    if of.low is None or of.high is None or of.low <= 0:
+        return Estimate(math.log(of.value))
+    return Estimate(math.log(of.value), math.log(of.low), math.log(of.high))
 
 
 class Measurement(NamedTuple):

@@ -15,14 +15,13 @@ import msgspec
 
 from sidestep.catalog.engine_pages import PAGES, EnginePage, Match
 from sidestep.errors import ConfigError
-from sidestep_tools.compare.measurement import Buckets, Measurement, Ratio
+from sidestep_tools.compare.measurement import MAX_BLOCKS, Buckets, Measurement, Ratio
 from sidestep_tools.compare.report import LIMIT, PART
 from sidestep_tools.compare.source import Source
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.fetch import FetchError
 
 TIMEOUT = 30.0
-MAX_BLOCKS = 40
 SCRAPES = 4
 """Scrapes that a block has at least: ``increase()`` extrapolates from the first and the last of them."""
 LATENCIES = {"ttft": "ttft", "inter_token": "itl", "e2e": "e2e"}
@@ -173,8 +172,9 @@ async def _measurement(queries: _Queries, page: EnginePage, models: str) -> Meas
         for name in names:
             if (buckets := await queries.buckets(name)) is not None:
                 distributions[own] = buckets
-                ratios[own] = tuple(
-                    [await queries.total(Match(f"{name}_{part}")) for part in ("sum", "count")]
+                ratios[own] = (
+                    await queries.total(Match(f"{name}_sum")),
+                    await queries.total(Match(f"{name}_count")),
                 )
                 break
     seconds = [queries.step] * queries.blocks

@@ -14,6 +14,7 @@ from sidestep.tracking.requests.outcomes import FAILED
 from sidestep_adapters.recording.format import MAGIC, MAX_LINE, lines, opened
 from sidestep_adapters.recording.requests import requests
 from sidestep_tools.compare.measurement import Distribution, Measurement, Ratio, Values, chunks
+from sidestep_tools.compare.report import PART
 from sidestep_tools.compare.source import Source
 
 SELECTABLE = ("adapter", "dialect", "engine", "model", "tenant")
@@ -120,6 +121,9 @@ def measurement(records: Sequence[Record]) -> Measurement:
     def rate(part: Callable[[Record], float], spans: Iterable[Sequence[float]] = spans) -> Ratio:
         return Ratio([sum(map(part, group)) for group in ends], [*map(sum, spans)])
 
+    def part_of(name: str) -> Ratio:
+        return ratio(lambda one: one.parts.get(name, 0.0), lambda one: bool(one.parts))
+
     parts = dict.fromkeys(part for record in records for part in record.parts)
     seconds = times[-1] - begin
     models = ", ".join(sorted({record.model for record in records if record.model}))
@@ -136,12 +140,7 @@ def measurement(records: Sequence[Record]) -> Measurement:
             "concurrency": rate(lambda one: one.e2e_seconds or 0.0),
             "failed": ratio(lambda one: not _is_served(one))._replace(is_share=True),
             "output_rate": rate(lambda one: one.output_tokens),
-            **{
-                f"part {part}": ratio(
-                    lambda one, part=part: one.parts.get(part, 0.0), lambda one: bool(one.parts)
-                )
-                for part in parts
-            },
+            **{PART + part: part_of(part) for part in parts},
         },
         {
             "ttft": values(lambda one: one.ttft_seconds),

@@ -8,13 +8,22 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sidestep_tools.compare.measurement import Estimate, Measurement, quantile
+from sidestep_tools.compare.measurement import (
+    Estimate,
+    Measurement,
+    difference,
+    quantile,
+    relative_change,
+)
 
 Unit = Literal["number", "seconds", "share"]
+Mark = Literal["better", "worse", "differs"]
 Verdict = Literal["better", "worse", "no difference seen", "not comparable"]
 POINT = 0.01
 """Difference of the share of failed requests from which on it is worse or better."""
 RATE, CONCURRENCY = "requests/s", "concurrent requests"
+MANY = 1000
+"""Numbers without decimal places."""
 NAMED = 3
 """Most differences that a verdict names."""
 
@@ -58,9 +67,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity of both inputs.
 
     Attributes:
-        change: B / A - 1 where ``is_relative``, else B - A; None: A is 0.
-        low: Lower bound of the 95 % interval of ``change``; None: no interval is known.
-        verdict: ``worse`` or ``better`` where the whole interval lies beyond the threshold;
+        change: B / A - 1 where ``is_relative``, else B - A; None: one of them is 0.
+        verdict: ``worse`` or ``better`` if the whole interval of the change lies beyond the threshold;
             ``differs`` of load.
     """
 
@@ -70,10 +78,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     a: Estimate
     b: Estimate
     is_relative: bool
-    change: float | None
-    low: float | None
-    high: float | None
-    verdict: Literal["worse", "better", "differs"] | None = None
+    change: Estimate | None
+    verdict: Mark | None
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -105,87 +111,61 @@ class Thresholds(NamedTuple):
 def rows(a: Measurement, b: Measurement, thresholds: Thresholds) -> Iterator[Row]:
     """Yield the quantities that both have."""
     for each in (*QUANTITIES, *_named(a, b, PART, "seconds"), *_named(a, b, LIMIT, "share")):
-        pairs: list[tuple[str, Estimate | None, Estimate | None]] = []
         if each.name in a.ratios and each.name in b.ratios:
             label = f"{each.label}, mean" if each.shares else each.label
-            pairs.append((label, a.ratios[each.name].estimate(), b.ratios[each.name].estimate()))
-        if each.name in a.distributions and each.name in b.distributions:
-            both = a.distributions[each.name], b.distributions[each.name]
-            for share in each.shares:
-                label = f"{each.label} p{share * 100:.0f}"
-                pairs.append((label, *(quantile(one, share) for one in both)))
-        for label, first, second in pairs:
+            first, second = (one.ratios[each.name].estimate() for one in (a, b))
             if first is not None and second is not None:
                 yield _row(each, label, first, second, thresholds)
+        if each.name in a.distributions and each.name in b.distributions:
+            for share in each.shares:
+                label = f"{each.label} p{share * 100:.0f}"
+                first, second = (quantile(one.distributions[each.name], share) for one in (a, b))
+                if first is not None and second is not None:
+                    yield _row(each, label, first, second, thresholds, is_mean=False)
 
 
 def _named(a: Measurement, b: Measurement, prefix: str, unit: Unit) -> Iterator[Quantity]:
-    """Yield the parts of requests' time, or the limits, of either input."""
-    section = {PART: "seconds of a request", LIMIT: "share of the busy time by limit"}[prefix]
+    """Yield the parts of requests' time, or the limits, that either input has."""
+    section = {PART: "seconds of a request", LIMIT: "share of the busy time"}[prefix]
     for name in dict.fromkeys([*a.ratios, *b.ratios]):
         if name.startswith(prefix):
             yield Quantity(section, name, name.removeprefix(prefix), unit)
 
 
-def _row(of: Quantity, label: str, a: Estimate, b: Estimate, thresholds: Thresholds) -> Row:
+def _row(
+    of: Quantity,
+    label: str,
+    a: Estimate,
+    b: Estimate,
+    thresholds: Thresholds,
+    *,
+    is_mean: bool = True,
+) -> Row:
     is_relative = of.unit != "share" and not of.name.startswith(PART)
-    difference = _relative(a, b) if is_relative else _absolute(a, b)
-    row = Row(
+    found = relative_change(a, b) if is_relative else difference(a, b)
+    verdict: Mark | None = None
+    if found is None:
+        pass
+    elif of.section == "load":
+        size = abs(math.log1p(found.value)) if is_relative else abs(found.value)
+        if is_mean and size > math.log1p(thresholds.load):
+            verdict = "differs"
+    elif of.is_judged and found.low is not None and found.high is not None:
+        threshold = thresholds.latency if is_relative else POINT
+        if found.low > threshold:
+            verdict = "worse"
+        elif found.high < -threshold:
+            verdict = "better"
+    return Row(
         section=of.section,
         quantity=label,
         unit=of.unit,
         a=a,
         b=b,
         is_relative=is_relative,
-        change=None if difference is None else difference.value,
-        low=None if difference is None else difference.low,
-        high=None if difference is None else difference.high,
+        change=found,
+        verdict=verdict,
     )
-    if of.section == "load":
-        verdict = "differs" if _beyond(row, thresholds.load) else None
-    elif of.is_judged:
-        lies = _beyond(row, thresholds.latency if is_relative else POINT)
-        verdict = (None, "worse", "better")[lies]
-    else:
-        return row
-    return msgspec.structs.replace(row, verdict=verdict)
-
-
-def _beyond(row: Row, threshold: float) -> int:
-    """Return the sign of a change whose whole interval lies beyond the threshold; 0: it does not.
-
-    Without an interval only load differs, by its change.
-    """
-    low, high = row.low, row.high
-    if low is None or high is None:
-        if row.section != "load" or row.change is None:
-            return 0
-        low = high = row.change
-    return 1 if low > threshold else -1 if high < -threshold else 0
-
-
-def _absolute(a: Estimate, b: Estimate) -> Estimate:
-    """Return the difference; its interval combines those of both (MOVER; Zou and Donner, 2008)."""
-    value = b.value - a.value
-    if a.low is None or a.high is None or b.low is None or b.high is None:
-        return Estimate(value)
-    return Estimate(
-        value,
-        value - math.hypot(b.value - b.low, a.high - a.value),
-        value + math.hypot(b.high - b.value, a.value - a.low),
-    )
-
-
-def _relative(a: Estimate, b: Estimate) -> Estimate | None:
-    """Return the relative change, by the difference of logarithms; None of 0."""
-    if not (a.value > 0 and b.value > 0):
-        return None
-    logs = [
-        Estimate(*(math.log(each) if each is not None and each > 0 else None for each in one))
-        for one in (a, b)
-    ]
-    found = _absolute(*logs)
-    return Estimate(*(None if each is None else math.expm1(each) for each in found))
 
 
 def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
@@ -197,14 +177,15 @@ def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
     loads = [row for row in differing if row.unit == "number" and not (row in rates and is_as_busy)]
     if loads:
         return "not comparable", f"another load: {_list(loads)}"
-    if all(row.low is None for row in found if row.section == "latency"):
+    latencies = [row.change for row in found if row.section == "latency"]
+    if all(change is None or change.low is None for change in latencies):
         return "not comparable", "too few requests or scrapes for an interval of any latency"
     worse, better = ([row for row in found if row.verdict == kind] for kind in ("worse", "better"))
     reasons = [_list(worse or better)] if worse or better else []
     if worse and better:
         reasons.append(f"better: {_list(better)}")
     reasons += [
-        f"{row.quantity} {change_text(row)}: other prompts, or another cache"
+        f"{row.quantity} {_signed(row)}: other prompts, or another cache"
         for row in differing
         if row.unit == "share"
     ]
@@ -213,8 +194,8 @@ def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
 
 
 def _list(several: Sequence[Row]) -> str:
-    ordered = sorted(several, key=lambda row: -abs(row.change or 0.0))
-    texts = [f"{row.quantity} {change_text(row)}" for row in ordered[:NAMED]]
+    ordered = sorted(several, key=lambda row: -abs(row.change.value) if row.change else 0.0)
+    texts = [f"{row.quantity} {_signed(row)}" for row in ordered[:NAMED]]
     more = len(ordered) - NAMED
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
@@ -228,32 +209,33 @@ def lines(report: Report) -> Iterator[str]:
         if row.section != section:
             section = row.section
             yield ""
-            yield f"{section:<36}{'A':>10}{'B':>10}{'change':>12}   95 % interval"
-        cells = (number(row.a.value, row.unit), number(row.b.value, row.unit), change_text(row))
-        bounds = [_change(row, bound) for bound in (row.low, row.high) if bound is not None]
-        mark = f"  {row.verdict}" if row.verdict else ""
-        yield f"  {row.quantity:<34}{cells[0]:>10}{cells[1]:>10}{cells[2]:>12}   {' to '.join(bounds) or '--':<22}{mark}".rstrip()
+            yield f"{section:<36}{'A':>10}{'B':>10}{'change':>14}   95 % interval"
+        values = "".join(f"{_number(one.value, row.unit):>10}" for one in (row.a, row.b))
+        bounds = row.change[1:] if row.change else ()
+        interval = " to ".join(_change(row, each) for each in bounds if each is not None) or "--"
+        line = f"  {row.quantity:<34}{values}{_signed(row):>14}   {interval:<28}"
+        yield f"{line}{row.verdict or ''}".rstrip()
     yield ""
-    yield f"{report.verdict}: {report.reason}" if report.reason else report.verdict
+    yield f"{report.verdict}: {report.reason}".removesuffix(": ")
 
 
-def number(value: float, unit: Unit) -> str:
+def _number(value: float, unit: Unit) -> str:
     """Return a value with its unit."""
     if unit == "share":
-        return f"{value:.1%}".replace("%", " %")
-    if unit == "number":
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1e3:.3g} ms"
+        return f"{value * 100:.1f} %"
+    if unit == "seconds":
+        return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1e3:.3g} ms"
+    return f"{value:.3g}" if value < MANY else f"{value:,.0f}"
 
 
-def change_text(row: Row) -> str:
-    """Return the change of a row with its sign and unit."""
-    return "--" if row.change is None else _change(row, row.change)
+def _signed(row: Row) -> str:
+    return _change(row, row.change.value) if row.change else "--"
 
 
-def _change(row: Row, change: float) -> str:
+def _change(row: Row, value: float) -> str:
+    """Return a change, or a bound of it, with its sign and unit."""
     if row.is_relative:
-        return f"{change:+.1%}".replace("%", " %")
+        return f"{value * 100:+.1f} %" if value < 1 else f"{value * 100:+,.0f} %"
     if row.unit == "share":
-        return f"{change * 100:+.1f} points"
-    return f"{'-' if change < 0 else '+'}{number(abs(change), row.unit)}"
+        return f"{value * 100:+.1f} points"
+    return f"{'-' if value < 0 else '+'}{_number(abs(value), row.unit)}"
