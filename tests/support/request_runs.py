@@ -12,7 +12,7 @@ import msgspec
 
 from sidestep.requests.record import RequestRecord
 
-BEGIN = datetime(2026, 11, 27, 10, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 11, 20, 10, tzinfo=timezone.utc)
 UNKNOWN: dict[str, Any] = {
     "engine": "0", "dialect": "vllm", "model": "m", "adapter": "", "id": "", "trace_id": "",
     "parent_span_id": "", "tenant": "", "priority": 0, "sample": 0, "refused": "",

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from sidestep.catalog.engine_pages import PAGES
 from sidestep.errors import ConfigError
 from sidestep_tools.compare.measurement import Buckets, Measurement, Ratio, chunks
 from sidestep_tools.compare.source import Source
@@ -23,15 +24,14 @@ INTERVAL = 5.0
 """Seconds of the first interval, whose beginning the history does not have."""
 LATENCIES = {"ttft": "ttft", "inter_token": "itl", "e2e": "e2e"}
 """Names of quantities by those of heat maps."""
+HAVE_LATENCIES = frozenset(page.dialect for page in PAGES if page.histograms)
 T = TypeVar("T")
 
 
 class _Engine(msgspec.Struct):
     id: str
     engine: str
-    model: str
     dialect: str
-    ttft: dict[str, float] | None = None
 
 
 class _Live(msgspec.Struct):
@@ -64,11 +64,11 @@ async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement
     engines = [
         each
         for each in (await _get(session, root + LIVE, _Live)).engines
-        if each.ttft and name in (None, each.engine, each.id)
+        if each.dialect in HAVE_LATENCIES and name in (None, each.engine, each.id)
     ]
     if not engines:
-        which = "no engine" if name is None else "no such engine"
-        raise ConfigError(f"{source.text}: {which} has had a first token in the last minute")
+        which = "engine" if name is None else "such engine"
+        raise ConfigError(f"{source.text}: no {which} that reports latencies")
     kinds = {each.dialect: each.engine for each in engines}
     if len(kinds) > 1:
         raise ConfigError(
@@ -77,8 +77,8 @@ async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement
         )
     query = "" if name is None else f"?engine={quote(engines[0].id, safe='')}"
     history = await _get(session, root + HISTORY + query, _History)
-    if not history.times:
-        raise ConfigError(f"{source.text}: the exporter has just started: ask in ten seconds")
+    if not any(history.series.get("finished", ())):
+        raise ConfigError(f"{source.text}: no request has ended in the last ten minutes")
     return measurement(engines[0].dialect, history)
 
 

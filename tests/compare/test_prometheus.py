@@ -1,0 +1,130 @@
+"""`sidestep compare` of time ranges of a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from command_line import one_line, sidestep
+from played_runs import INTERVAL, Played, openmetrics
+from prometheus_server import BINARIES, Prometheus, prometheus
+from promtool import PROMTOOLS
+from promtool import run as promtool
+from request_runs import BEGIN, run
+from sidestep.catalog.engine_pages import PAGES
+from sidestep.engines.dialects import DIALECTS
+
+HOUR = 3600
+RUNS: dict[str, dict[str, Any]] = {
+    "before": {},
+    "after": {},
+    "slower": {"slower": 1.5},
+    "longer": {"longer": 2.0},
+}
+LENGTH = 300
+"""Seconds of a run, at ten requests a second."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Run a Prometheus that has scraped one run an hour, of an engine of another pod each time."""
+    if BINARIES["3"] is None:
+        pytest.skip("there is no Prometheus 3 (make tools)")
+    folder = tmp_path_factory.mktemp("prometheus")
+    played = [
+        Played(run(number, 10 * LENGTH, **more), BEGIN.timestamp() + number * HOUR, pod=name)
+        for number, (name, more) in enumerate(RUNS.items())
+    ]
+    (folder / "pages.txt").write_text(openmetrics(played))
+    made = promtool(
+        "tsdb", "create-blocks-from", "openmetrics", folder / "pages.txt", folder / "tsdb",
+        binary=PROMTOOLS["3"],
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    with prometheus(BINARIES["3"], folder, {}) as found:
+        yield found
+
+
+def at(server: Prometheus, name: str, labels: str = "") -> str:
+    """Return the source of a run's time range, which begins with the first scrape."""
+    start = int(BEGIN.timestamp()) + [*RUNS].index(name) * HOUR + INTERVAL
+    return f"{server.url}{labels}@{start}/{start + LENGTH}"
+
+
+def compare(*arguments: object) -> CompletedProcess[str]:
+    """Run the command."""
+    return sidestep("compare", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "verdict"),
+    [
+        ("before", 0, "no difference seen"),
+        ("after", 0, "no difference seen"),
+        ("slower", 1, "worse"),
+        ("longer", 3, "not comparable"),
+    ],
+)
+def test_two_ranges(server: Prometheus, other: str, code: int, verdict: str) -> None:
+    """Means are exact, so that they show what lies within a bucket."""
+    done = compare(at(server, "before"), at(server, other), "--json")
+
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert (found["verdict"], done.returncode) == (verdict, code), found["reason"]
+    rows = {row["quantity"]: row for row in found["rows"]}
+    records = run(0, 10 * LENGTH)
+    means = {
+        "prompt tokens, mean": [one.prompt_tokens for one in records],
+        "output tokens, mean": [one.output_tokens for one in records],
+        "TTFT, mean": [one.ttft_seconds or 0.0 for one in records],
+        "e2e, mean": [one.e2e_seconds or 0.0 for one in records],
+    }
+    for name, values in means.items():
+        assert rows[name]["a"][0] == pytest.approx(sum(values) / len(values), rel=0.02)
+    assert rows["requests/s"]["a"][0] == pytest.approx(10, rel=0.1)
+    if other == "slower":
+        _, low, high = rows["TTFT, mean"]["change"]
+        assert low < 0.5 < high
+
+
+def test_records_and_a_range(server: Prometheus, tmp_path: Path) -> None:
+    """What the log and the histograms both have is compared."""
+    from request_runs import write  # noqa: PLC0415
+
+    log = write(tmp_path / "log.jsonl", run(0, 10 * LENGTH))
+    done = compare(log, at(server, "before"))
+
+    assert done.returncode == 0, done.stdout
+    assert "TTFT p95" in done.stdout
+    assert "ITL" not in done.stdout
+
+
+def test_errors_are_one_line(server: Prometheus) -> None:
+    """No data, no such series, too short, and a selector that Prometheus refuses."""
+    before = at(server, "before")
+    one_line(compare(f"{server.url}@-2h/-1h", before), 2, "no data of vLLM, SGLang")
+    one_line(compare(at(server, "before", "{pod=x}"), before), 2, "no data of vLLM")
+    short = f"{server.url}@{BEGIN.timestamp() + 20:.0f}/{BEGIN.timestamp() + 25:.0f}"
+    one_line(compare(short, before), 2, "fewer than 4 scrapes")
+    one_line(compare(server.url, before), 2, "of a Prometheus give a time range")
+
+
+def test_labels_select(server: Prometheus) -> None:
+    """Of the same hour, the pod of another one has nothing."""
+    found = compare(at(server, "before", '{pod="before"}'), at(server, "before"), "--json")
+
+    assert {row["change"][0] for row in json.loads(found.stdout)["rows"]} == {0}
+
+
+def test_the_lengths_are_families_of_the_engines() -> None:
+    """The table of pages names histograms that the dialects have."""
+    for page in PAGES:
+        if page.lengths:
+            names = {row.name for row in DIALECTS[page.dialect].rows if row.kind == "histogram"}
+            assert {*page.lengths.values()} <= names
