@@ -35,6 +35,8 @@ def run(
     """Return requests that arrive at random and do not wait for one another, unless there is a queue.
 
     Args:
+        seed: Seed of all random numbers.
+        count: Number of requests.
         slower: Factor of all latencies.
         longer: Factor of the lengths of prompts.
         rate: Requests a second.

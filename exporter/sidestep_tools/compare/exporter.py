@@ -115,21 +115,21 @@ def measurement(dialect: str, history: _History) -> Measurement:
     ]
     present = [*map(add, known.get("running", zeros), known.get("waiting", zeros))]
     ratios = {
-        "request_rate": (finished, seconds),
-        "prompt_tokens": (prompts, finished),
-        "output_tokens": (generated, finished),
-        "hit_ratio": ([*map(mul, hits, prompts)], prompts),
-        "concurrency": ([*map(mul, present, seconds)], seconds),
-        "failed": (known.get("aborted", zeros), finished),
-        "output_rate": (generated, seconds),
+        "request_rate": ("finished", finished, seconds),
+        "prompt_tokens": ("prompt_tokens_per_second", prompts, finished),
+        "output_tokens": ("generation_tokens_per_second", generated, finished),
+        "hit_ratio": ("prefix_hit_rate", [*map(mul, hits, prompts)], prompts),
+        "concurrency": ("running", [*map(mul, present, seconds)], seconds),
+        "failed": ("aborted", known.get("aborted", zeros), finished),
+        "output_rate": ("generation_tokens_per_second", generated, seconds),
     }
     return Measurement(
         dialect,
         f"{sum(finished):.0f} requests in {sum(seconds):.0f} s",
         {
             name: Ratio(_sums(parts), _sums(wholes), is_share=name == "failed")
-            for name, (parts, wholes) in ratios.items()
-            if any(parts) or name == "failed"
+            for name, (series, parts, wholes) in ratios.items()
+            if series in known
         },
         {
             LATENCIES[each.name]: Buckets(

@@ -181,7 +181,7 @@ def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
     if all(change is None or change.low is None for change in latencies):
         return "not comparable", "too few requests or scrapes for an interval of any latency"
     worse, better = ([row for row in found if row.verdict == kind] for kind in ("worse", "better"))
-    reasons = [_list(worse or better)] if worse or better else []
+    reasons = [_list(worse or better)] if worse or better else [_unseen(found)]
     if worse and better:
         reasons.append(f"better: {_list(better)}")
     reasons += [
@@ -191,6 +191,16 @@ def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
     ]
     verdict: Verdict = "worse" if worse else "better" if better else "no difference seen"
     return verdict, "; ".join(reasons)
+
+
+def _unseen(found: Sequence[Row]) -> str:
+    """Return how much worse B may be: of each latency, by the highest quantile with an interval."""
+    highest = {
+        row.quantity.rpartition(" ")[0]: f"{row.quantity} up to {_change(row, row.change.high)}"
+        for row in found
+        if row.section == "latency" and row.change is not None and row.change.high is not None
+    }
+    return f"not excluded are {', '.join(highest.values())}"
 
 
 def _list(several: Sequence[Row]) -> str:
