@@ -40,7 +40,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         Played(run(number, 10 * LENGTH, **more), BEGIN.timestamp() + number * HOUR, pod=name)
         for number, (name, more) in enumerate(RUNS.items())
     ]
-    (folder / "pages.txt").write_text(openmetrics(played))
+    (folder / "pages.txt").write_text(
+        "\n".join([*openmetrics(played), *own_families(), "# EOF", ""])
+    )
     made = promtool(
         "tsdb", "create-blocks-from", "openmetrics", folder / "pages.txt", folder / "tsdb",
         binary=PROMTOOLS["3"],
@@ -48,6 +50,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     assert made.returncode == 0, made.stderr
     with prometheus(BINARIES["3"], folder, {}) as found:
         yield found
+
+
+def own_families() -> Iterator[str]:
+    """Yield the exporter's families of parts and limits: blocks of the cache are short in one run."""
+    per_second = {
+        "sidestep_request_part_seconds": {
+            'part="prefill",limit=""': dict.fromkeys(RUNS, 1.0),
+            'part="queue",limit="kv_blocks"': {"slower": 2.0},
+        },
+        "sidestep_step_limit_seconds": {
+            'limit="none"': {"before": 1.0, "slower": 0.25},
+            'limit="kv_blocks"': {"slower": 0.75},
+        },
+    }
+    for family, children in per_second.items():
+        yield f"# TYPE {family} counter"
+        for labels, rates in children.items():
+            for name, rate in rates.items():
+                for second in range(0, LENGTH + 10, int(INTERVAL)):
+                    time = BEGIN.timestamp() + [*RUNS].index(name) * HOUR + second
+                    yield f'{family}_total{{{labels},pod="{name}"}} {rate * second} {time}'
 
 
 def at(server: Prometheus, name: str, labels: str = "") -> str:
@@ -103,6 +126,18 @@ def test_records_and_a_range(server: Prometheus, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "TTFT p95" in done.stdout
     assert "ITL" not in done.stdout
+
+
+def test_parts_and_limits(server: Prometheus) -> None:
+    """Seconds of a request, and shares of the busy time; what one run never had is 0."""
+    done = compare(at(server, "before"), at(server, "slower"), "--json")
+
+    rows = {(row["section"], row["quantity"]): row for row in json.loads(done.stdout)["rows"]}
+    part, limit = "seconds of a request", "share of the busy time"
+    assert rows[part, "prefill"]["b"][0] == pytest.approx(0.1, rel=0.1)
+    assert rows[part, "queue.kv_blocks"]["change"][0] == pytest.approx(0.2, rel=0.1)
+    assert rows[limit, "kv_blocks"]["change"][0] == pytest.approx(0.75)
+    assert rows[limit, "none"]["change"][0] == pytest.approx(-0.75)
 
 
 def test_errors_are_one_line(server: Prometheus) -> None:

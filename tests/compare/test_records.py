@@ -156,9 +156,9 @@ def test_one_log_has_both_runs(tmp_path: Path) -> None:
         "--json",
     )
 
-    assert report(done)["a"]["extent"].startswith("400 requests")
+    assert report(done)["a"]["extent"].startswith("m, 400 requests")
     assert done.returncode == 1
-    shown = [report(early)[side]["extent"].split()[0] for side in "ab"]
+    shown = [report(early)[side]["extent"].split()[1] for side in "ab"]
     assert sum(map(int, shown)) == 400
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from intakes import Fed
 from request_runs import BEGIN
@@ -103,10 +103,9 @@ class Played(Fed):
                 self.pages[head].append(f"{sample[1]} {sample[2]} {time:.3f}")
 
 
-def openmetrics(runs: Sequence[Played]) -> str:
-    """Return the pages of several exporters over time, as promtool reads them."""
-    heads = {head: None for run in runs for head in run.pages}
-    lines = [
-        line for head in heads for line in (head, *(one for run in runs for one in run.pages[head]))
-    ]
-    return "\n".join([*lines, "# EOF", ""])
+def openmetrics(runs: Sequence[Played]) -> Iterator[str]:
+    """Yield the lines of the pages of several exporters over time, as promtool reads them."""
+    for head in {head: None for run in runs for head in run.pages}:
+        yield head
+        for run in runs:
+            yield from run.pages[head]

@@ -195,7 +195,7 @@ async def _measurement(queries: _Queries, page: EnginePage, models: str) -> Meas
         ratios[LIMIT + limit] = counts, busy
     return Measurement(
         page.dialect,
-        f"{sum(finished):.0f} requests in {sum(seconds):.0f} s{f' of {models}' if models else ''}",
+        f"{models}, {sum(finished):.0f} requests in {sum(seconds):.0f} s",
         {
             name: Ratio(above, below, is_share=name == "failed")
             for name, (above, below) in ratios.items()

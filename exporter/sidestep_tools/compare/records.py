@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -118,18 +118,17 @@ def measurement(records: Sequence[Record]) -> Measurement:
     spans = [*chunks([end - start for start, end in pairwise(times)])]
     ends = [*chunks(ended)]
 
-    def rate(part: Callable[[Record], float], spans: Iterable[Sequence[float]] = spans) -> Ratio:
+    def rate(part: Callable[[Record], float]) -> Ratio:
         return Ratio([sum(map(part, group)) for group in ends], [*map(sum, spans)])
 
     def part_of(name: str) -> Ratio:
         return ratio(lambda one: one.parts.get(name, 0.0), lambda one: bool(one.parts))
 
     parts = dict.fromkeys(part for record in records for part in record.parts)
-    seconds = times[-1] - begin
     models = ", ".join(sorted({record.model for record in records if record.model}))
     return Measurement(
         records[0].dialect,
-        f"{len(records)} requests in {seconds:.0f} s{f' of {models}' if models else ''}",
+        f"{models}, {len(records)} requests in {times[-1] - begin:.0f} s",
         {
             "request_rate": Ratio([*map(len, arrivals)], [*map(sum, arrivals)]),
             "prompt_tokens": ratio(

@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     b: Estimate
     is_relative: bool
     change: Estimate | None
-    verdict: Mark | None
+    verdict: Mark | None = None
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -111,17 +111,12 @@ class Thresholds(NamedTuple):
 def rows(a: Measurement, b: Measurement, thresholds: Thresholds) -> Iterator[Row]:
     """Yield the quantities that both have."""
     for each in (*QUANTITIES, *_named(a, b, PART, "seconds"), *_named(a, b, LIMIT, "share")):
-        if each.name in a.ratios and each.name in b.ratios:
-            label = f"{each.label}, mean" if each.shares else each.label
-            first, second = (one.ratios[each.name].estimate() for one in (a, b))
+        for share in (None, *each.shares):
+            first, second = (_estimate(one, each.name, share) for one in (a, b))
             if first is not None and second is not None:
-                yield _row(each, label, first, second, thresholds)
-        if each.name in a.distributions and each.name in b.distributions:
-            for share in each.shares:
-                label = f"{each.label} p{share * 100:.0f}"
-                first, second = (quantile(one.distributions[each.name], share) for one in (a, b))
-                if first is not None and second is not None:
-                    yield _row(each, label, first, second, thresholds, is_mean=False)
+                row = _row(each, share, first, second)
+                mark = _mark(each, row, thresholds, is_mean=share is None)
+                yield msgspec.structs.replace(row, verdict=mark)
 
 
 def _named(a: Measurement, b: Measurement, prefix: str, unit: Unit) -> Iterator[Quantity]:
@@ -132,40 +127,45 @@ def _named(a: Measurement, b: Measurement, prefix: str, unit: Unit) -> Iterator[
             yield Quantity(section, name, name.removeprefix(prefix), unit)
 
 
-def _row(
-    of: Quantity,
-    label: str,
-    a: Estimate,
-    b: Estimate,
-    thresholds: Thresholds,
-    *,
-    is_mean: bool = True,
-) -> Row:
+def _estimate(of: Measurement, name: str, share: float | None) -> Estimate | None:
+    """Return a quantile, or the mean where there is no share; None if it is not known."""
+    if share is not None:
+        found = of.distributions.get(name)
+        return None if found is None else quantile(found, share)
+    if name in of.ratios:
+        return of.ratios[name].estimate()
+    # One of several parts or limits that never was.
+    prefix, is_named, _ = name.partition(" ")
+    is_zero = is_named and any(each.startswith(f"{prefix} ") for each in of.ratios)
+    return Estimate(0.0, 0.0, 0.0) if is_zero else None
+
+
+def _row(of: Quantity, share: float | None, a: Estimate, b: Estimate) -> Row:
+    statistic = ", mean" if share is None else f" p{share * 100:.0f}"
     is_relative = of.unit != "share" and not of.name.startswith(PART)
-    found = relative_change(a, b) if is_relative else difference(a, b)
-    verdict: Mark | None = None
-    if found is None:
-        pass
-    elif of.section == "load":
-        size = abs(math.log1p(found.value)) if is_relative else abs(found.value)
-        if is_mean and size > math.log1p(thresholds.load):
-            verdict = "differs"
-    elif of.is_judged and found.low is not None and found.high is not None:
-        threshold = thresholds.latency if is_relative else POINT
-        if found.low > threshold:
-            verdict = "worse"
-        elif found.high < -threshold:
-            verdict = "better"
     return Row(
         section=of.section,
-        quantity=label,
+        quantity=f"{of.label}{statistic if of.shares else ''}",
         unit=of.unit,
         a=a,
         b=b,
         is_relative=is_relative,
-        change=found,
-        verdict=verdict,
+        change=relative_change(a, b) if is_relative else difference(a, b),
     )
+
+
+def _mark(of: Quantity, row: Row, thresholds: Thresholds, *, is_mean: bool) -> Mark | None:
+    """Return what a change is: load differs by its mean, a latency is worse by its whole interval."""
+    change = row.change
+    if change is None:
+        return None
+    if of.section == "load":
+        size = abs(math.log1p(change.value) if row.is_relative else change.value)
+        return "differs" if is_mean and size > math.log1p(thresholds.load) else None
+    if not of.is_judged or change.low is None or change.high is None:
+        return None
+    threshold = thresholds.latency if row.is_relative else POINT
+    return "worse" if change.low > threshold else "better" if change.high < -threshold else None
 
 
 def judge(found: Sequence[Row]) -> tuple[Verdict, str]:
