@@ -103,6 +103,18 @@ async def test_errors_are_one_line() -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response([1])
 
+    history = {"times": [1.0, 2.0], "series": {"finished": [1.0]}, "heatmaps": []}
+    heat = {"name": "ttft", "bounds": [1.0], "counts": [[1]]}
+    for wrong in (history, history | {"times": [1.0], "heatmaps": [heat]}):
+        answers = {
+            "/api/v1/live": b'{"engines": [{"id": "a", "engine": "a", "dialect": "vllm"}]}',
+            "/api/v1/live/history": json.dumps(wrong).encode(),
+        }
+        async with answering(answers) as odd:
+            done = await compare(odd, odd)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"sidestep: {odd}: ")
+        assert len(done.stderr.splitlines()) == 1
     async with server(answer, "/other") as other:
         one_line(await compare(other, other), 2, "of a Prometheus give a time range")
     async with server(answer, API) as odd:

@@ -62,7 +62,8 @@ def covered(found: Sequence[Estimate | None], truth: float) -> float:
 def test_intervals_of_quantiles_have_the_truth(share: float) -> None:
     """In about 95 of 100 pairs; with buckets, whose inside is not known, in more."""
     numbers = random.Random(share)
-    exact, by_bucket = [], []
+    exact: list[Estimate | None] = []
+    by_bucket: list[Estimate | None] = []
     for _ in range(PAIRS):
         a, b = seconds(numbers, 1.0), seconds(numbers, SLOWER)
         for found, made in ((exact, Values), (by_bucket, counted)):
@@ -94,7 +95,7 @@ def test_intervals_of_means_have_the_truth() -> None:
 def test_a_queue_is_no_reason_for_alarm() -> None:
     """Requests that queue together are alike; two runs of the same engine seldom differ."""
     verdicts = Counter(
-        judge([*rows(*map(measured, (2 * pair, 2 * pair + 1)), Thresholds(0.05, 0.5))])[0]
+        judge([*rows(measured(2 * pair), measured(2 * pair + 1), Thresholds(0.05, 0.5))])[0]
         for pair in range(20)
     )
     assert verdicts["worse"] + verdicts["better"] <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from command_line import one_line, sidestep
 from played_runs import INTERVAL, Played, openmetrics
@@ -18,6 +20,7 @@ from promtool import run as promtool
 from request_runs import BEGIN, run
 from sidestep.catalog.engine_pages import PAGES
 from sidestep.engines.dialects import DIALECTS
+from web_servers import server as web_server
 
 HOUR = 3600
 RUNS: dict[str, dict[str, Any]] = {
@@ -102,7 +105,7 @@ def test_two_ranges(server: Prometheus, other: str, code: int, verdict: str) -> 
     assert (found["verdict"], done.returncode) == (verdict, code), found["reason"]
     rows = {row["quantity"]: row for row in found["rows"]}
     records = run(0, 10 * LENGTH)
-    means = {
+    means: dict[str, list[float]] = {
         "prompt tokens, mean": [one.prompt_tokens for one in records],
         "output tokens, mean": [one.output_tokens for one in records],
         "TTFT, mean": [one.ttft_seconds or 0.0 for one in records],
@@ -148,6 +151,20 @@ def test_errors_are_one_line(server: Prometheus) -> None:
     short = f"{server.url}@{BEGIN.timestamp() + 20:.0f}/{BEGIN.timestamp() + 25:.0f}"
     one_line(compare(short, before), 2, "fewer than 4 scrapes")
     one_line(compare(server.url, before), 2, "of a Prometheus give a time range")
+    one_line(compare(f"{server.url}/none@-1h/now", before), 2, "HTTP 404")
+
+
+async def test_an_answer_of_another_kind_is_one_line() -> None:
+    """Numbers that are none, and labels that are no bounds."""
+    values = [[BEGIN.timestamp() + 60, "x"]]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"data": {"result": [{"metric": {}, "values": values}]}})
+
+    async with web_server(answer, "/api/v1/query_range") as url:
+        source = f"{url}@{BEGIN.timestamp():.0f}/{BEGIN.timestamp() + 60:.0f}"
+        done = await asyncio.to_thread(compare, source, source)
+    one_line(done, 2, "could not convert string to float: 'x'")
 
 
 def test_labels_select(server: Prometheus) -> None:

@@ -200,8 +200,11 @@ def test_errors_are_one_line(before: Path, tmp_path: Path) -> None:
     empty.touch()
     broken = tmp_path / "broken.jsonl"
     broken.write_bytes(before.read_bytes() + b'{"key": 1}\n')
+    naive = tmp_path / "naive.jsonl"
+    naive.write_text(before.read_text().replace("Z", ""))
     mixed = write(tmp_path / "mixed.jsonl", [*run(1), *run(2, dialect="sglang")])
     cases = {
+        naive: "line 1 is no record of a request",
         tmp_path / "none": f"cannot read {tmp_path / 'none'}: No such file",
         tmp_path: "Is a directory",
         empty: f"{empty}: no requests",

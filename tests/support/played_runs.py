@@ -51,7 +51,7 @@ class Played(Fed):
             self.now += INTERVAL
             # An item holds a few thousand observations.
             ended = [steps[number][at : at + 10] for at in range(0, len(steps[number]), 10)]
-            self.items("s", [encode_item(self._step(few)) for few in ended or [()]])
+            self.items("s", [encode_item(self._step(few)) for few in ended or [[]]])
             asyncio.run(self.view.sample())
             self._read()
 

@@ -13,6 +13,7 @@ from sidestep_tools.compare import exporter, prometheus, records
 from sidestep_tools.compare.measurement import Measurement
 from sidestep_tools.compare.report import Report, Side, Thresholds, Verdict, judge, lines, rows
 from sidestep_tools.compare.source import Source, parse
+from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError
 from sidestep_tools.web_client.output import show, show_json
@@ -57,6 +58,8 @@ async def _measure(session: aiohttp.ClientSession, source: Source) -> Measuremen
         return await asyncio.to_thread(records.measure, source)
     measure = exporter.measure if source.start is None else prometheus.measure
     try:
-        return await measure(session, source)
+        # Lists of an answer may differ in length, and numbers be none.
+        with fetch.explained():
+            return await measure(session, source)
     except FetchError as error:
         raise ConfigError(f"{source.text}: {error}") from None

@@ -22,8 +22,6 @@ from sidestep_tools.web_client.fetch import FetchError
 LIVE, HISTORY = "/api/v1/live", "/api/v1/live/history"
 INTERVAL = 5.0
 """Seconds of the first interval, whose beginning the history does not have."""
-LATENCIES = {"ttft": "ttft", "inter_token": "itl", "e2e": "e2e"}
-"""Names of quantities by those of heat maps."""
 HAVE_LATENCIES = frozenset(page.dialect for page in PAGES if page.histograms)
 T = TypeVar("T")
 
@@ -95,10 +93,14 @@ async def _get(session: aiohttp.ClientSession, url: str, kind: type[T]) -> T:
 
 
 def measurement(dialect: str, history: _History) -> Measurement:
-    """Return the measurement of a history, whose intervals are joined to blocks."""
+    """Return the measurement of a history, whose intervals are joined to blocks.
+
+    Raises:
+        ValueError: Its lists differ in length.
+    """
     seconds = [INTERVAL, *(now - then for then, now in pairwise(history.times))]
     known = {
-        name: [value or 0.0 for value in values]
+        name: [value or 0.0 for value, _ in zip(values, history.times, strict=True)]
         for name, values in history.series.items()
         if any(value is not None for value in values)
     }
@@ -132,12 +134,11 @@ def measurement(dialect: str, history: _History) -> Measurement:
             if series in known
         },
         {
-            LATENCIES[each.name]: Buckets(
+            each.name: Buckets(
                 each.bounds,
                 [[*map(sum, zip(*group, strict=True))] for group in chunks(each.counts)],
             )
             for each in history.heatmaps
-            if each.name in LATENCIES
         },
     )
 

@@ -108,11 +108,16 @@ class Buckets:
 
     Args:
         bounds: Upper bounds in ascending order, without +Inf.
-        blocks: Observations per bucket, not cumulative, the last of +Inf.
+        blocks: Observations per bucket, not cumulative, the last of +Inf; at least one block.
+
+    Raises:
+        ValueError: A block has another number of buckets.
     """
 
     def __init__(self, bounds: Sequence[float], blocks: Sequence[Sequence[float]]) -> None:
         self._edges = [0.0, *bounds, math.inf]
+        if any(len(block) != len(bounds) + 1 for block in blocks):
+            raise ValueError("not as many buckets as bounds")
         self._blocks = [[0.0, *accumulate(block)] for block in blocks]
         self._total = [*map(sum, zip(*self._blocks, strict=True))]
         self.count = self._total[-1]
@@ -201,7 +206,7 @@ class Measurement(NamedTuple):
     Attributes:
         dialect: The kind of its engines, such as ``vllm``.
         extent: What was measured, in words.
-        ratios: Quotients by the names in ``quantities``; those of parts and limits have their names.
+        ratios: Quotients by the names in ``report.QUANTITIES``, or of parts and limits.
         distributions: Observations by the same names.
     """
 

@@ -24,11 +24,9 @@ from sidestep_tools.web_client.fetch import FetchError
 TIMEOUT = 30.0
 SCRAPES = 4
 """Scrapes that a block has at least: ``increase()`` extrapolates from the first and the last of them."""
-LATENCIES = {"ttft": "ttft", "inter_token": "itl", "e2e": "e2e"}
-"""Names of quantities by those of the table of pages."""
 PARTS, LIMITS = "sidestep_request_part_seconds_total", "sidestep_step_limit_seconds_total"
-Increases = Mapping[tuple[str, ...], Sequence[float]]
-"""Increases in each block, by the values of the labels that a query keeps."""
+Blocks = Mapping[tuple[str, ...], Sequence[float]]
+"""A number for each block, by the values of labels."""
 
 
 class _Series(msgspec.Struct):
@@ -69,25 +67,33 @@ class _Queries(NamedTuple):
         """Return a function of each block of the series of one name."""
         return f"{function}({name}{{{self.matchers}{more}}}[{self.step * 1000:.0f}ms])"
 
-    async def run(self, query: str) -> list[_Series]:
-        """Return the series of a query.
+    async def run(self, query: str, *by: str) -> Blocks:
+        """Return the values of a query by labels.
 
         Raises:
             FetchError: There is no answer.
         """
         first, last = self.start + self.step, self.start + self.step * self.blocks
         fields = {"query": query, "start": first, "end": last + self.step / 2, "step": self.step}
-        answer = await fetch.fetch(
-            self.session, f"{self.root}/api/v1/query_range?{urlencode(fields)}", TIMEOUT
-        )
+        url = f"{self.root}/api/v1/query_range?{urlencode(fields)}"
+        answer = await fetch.fetch(self.session, url, TIMEOUT)
         if answer.status != HTTPStatus.OK:
             raise FetchError(f"{fetch.refusal(answer.status)} to the query {query}")
         try:
-            return msgspec.json.decode(answer.text, type=_Answer).data.result
+            result = msgspec.json.decode(answer.text, type=_Answer).data.result
         except msgspec.MsgspecError as error:
             raise FetchError(f"no answer of a Prometheus: {error}") from None
+        found: dict[tuple[str, ...], Sequence[float]] = {}
+        for series in result:
+            values = [0.0] * self.blocks
+            for time, value in series.values:
+                place, number = round((time - self.start) / self.step) - 1, float(value)
+                if 0 <= place < self.blocks and math.isfinite(number):
+                    values[place] = number
+            found[tuple(series.metric.get(label, "") for label in by)] = values
+        return found
 
-    async def increases(self, matches: Iterable[Match], *by: str) -> Increases:
+    async def increases(self, matches: Iterable[Match], *by: str) -> Blocks:
         """Return the increases by labels of the first of ``matches`` that has series.
 
         Matches whose own labels differ add up.
@@ -95,24 +101,17 @@ class _Queries(NamedTuple):
         several = " or ".join(
             self.over("increase", match.name, _matchers(match.labels)) for match in matches
         )
-        found: dict[tuple[str, ...], Sequence[float]] = {}
-        for series in await self.run(f"sum by ({','.join(by)}) ({several})"):
-            values = [0.0] * self.blocks
-            for time, value in series.values:
-                place = round((time - self.start) / self.step) - 1
-                values[place] = number if math.isfinite(number := float(value)) else 0.0
-            found[tuple(series.metric.get(label, "") for label in by)] = values
-        return found
+        return await self.run(f"sum by ({','.join(by)}) ({several})", *by) if several else {}
 
-    async def total(self, *matches: Match) -> Sequence[float]:
+    async def total(self, matches: Iterable[Match]) -> Sequence[float]:
         """Return the increases of the first of ``matches`` that has series; empty if none has."""
-        return (await self.increases(matches)).get((), ()) if matches else ()
+        return (await self.increases(matches)).get((), ())
 
-    async def buckets(self, name: str) -> Buckets | None:
-        """Return a histogram; None if it has no series."""
-        found = await self.increases([Match(f"{name}_bucket")], "le")
+    async def buckets(self, matches: Iterable[Match]) -> Buckets | None:
+        """Return the first histogram that has buckets; None if none has."""
+        found = await self.increases(matches, "le")
         columns = sorted((float(le), counts) for (le,), counts in found.items())
-        if not columns:
+        if not columns or columns[-1][0] != math.inf:
             return None
         blocks = [
             # Extrapolated counts are no whole numbers: one may be below the one before.
@@ -137,8 +136,10 @@ async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement
     whole = _Queries(session, root, _matchers(source.labels.items()), start, span)
     pages = {f"{page.histograms['e2e'][0]}_count": page for page in PAGES if page.histograms}
     series = whole.over("last_over_time", "", f"__name__=~{json.dumps('|'.join(pages))}")
-    present = await whole.run(f"count by (__name__, model_name) ({series})")
-    kinds = sorted({each.metric["__name__"] for each in present})
+    present = await whole.run(
+        f"count by (__name__, model_name) ({series})", "__name__", "model_name"
+    )
+    kinds = sorted({name for name, _ in present} & pages.keys())
     titles = ", ".join(pages[kind].title for kind in kinds or pages)
     if not kinds:
         raise ConfigError(f"{source.text}: no data of {titles} in this range")
@@ -147,11 +148,11 @@ async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement
             f"{source.text}: several kinds of engines ({titles}): select one, as in"
             f" '{source.place}{{model_name=\"m\"}}@START/END'"
         )
-    (scraped,) = await whole.run(f"max({whole.over('count_over_time', kinds[0])})")
-    blocks = min(int(scraped.values[0][1]) // SCRAPES, MAX_BLOCKS)
-    if not blocks:
+    scrapes = (await whole.run(f"max({whole.over('count_over_time', kinds[0])})")).get((), [0.0])
+    blocks = min(int(scrapes[0]) // SCRAPES, MAX_BLOCKS)
+    if blocks < 1:
         raise ConfigError(f"{source.text}: fewer than {SCRAPES} scrapes in this range")
-    models = ", ".join(sorted({each.metric.get("model_name", "") for each in present} - {""}))
+    models = ", ".join(sorted({model for _, model in present} - {""}))
     queries = whole._replace(step=span / blocks, blocks=blocks)
     return await _measurement(queries, pages[kinds[0]], models)
 
@@ -160,31 +161,29 @@ async def _measurement(queries: _Queries, page: EnginePage, models: str) -> Meas
     # Other ranks repeat what rank 0 reports.
     ranks = "".join(f'{rank}=~"0?",' for rank in page.ranks)
     queries = queries._replace(matchers=queries.matchers + ranks)
-    counters = {
-        name: await queries.total(*chain.from_iterable(page.counters[name]))
-        for name in ("generation", "looked_up", "found", "finished", "aborted")
-        if name in page.counters
-    }
+    families = {**page.histograms, **{own: (name,) for own, name in page.lengths.items()}}
     ratios: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     distributions: dict[str, Buckets] = {}
-    histograms = {own: page.histograms.get(name, ()) for name, own in LATENCIES.items()}
-    for own, names in (histograms | {own: (name,) for own, name in page.lengths.items()}).items():
-        for name in names:
-            if (buckets := await queries.buckets(name)) is not None:
-                distributions[own] = buckets
-                ratios[own] = (
-                    await queries.total(Match(f"{name}_sum")),
-                    await queries.total(Match(f"{name}_count")),
-                )
-                break
+    for own, names in families.items():
+        bucket, total, count = (
+            [Match(f"{name}_{part}") for name in names] for part in ("bucket", "sum", "count")
+        )
+        if (buckets := await queries.buckets(bucket)) is not None:
+            distributions[own] = buckets
+            ratios[own] = await queries.total(total), await queries.total(count)
+    if "e2e" not in ratios:
+        raise FetchError(f"no classic buckets of {page.histograms['e2e'][0]} in this range")
+    generated, looked_up, hits, finished, aborted = [
+        await queries.total(chain.from_iterable(page.counters.get(name, ())))
+        for name in ("generation", "looked_up", "found", "finished", "aborted")
+    ]
     seconds = [queries.step] * queries.blocks
-    finished = counters.get("finished", ())
     ratios |= {
         "request_rate": (finished, seconds),
         "concurrency": (ratios["e2e"][0], seconds),
-        "hit_ratio": (counters.get("found", ()), counters.get("looked_up", ())),
-        "failed": (counters.get("aborted", ()), finished),
-        "output_rate": (counters.get("generation", ()), seconds),
+        "hit_ratio": (hits, looked_up),
+        "failed": (aborted, finished),
+        "output_rate": (generated, seconds),
     }
     parts = await queries.increases([Match(PARTS)], "part", "limit")
     for labels, counts in parts.items():

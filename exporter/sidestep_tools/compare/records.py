@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from sidestep.errors import ConfigError
 from sidestep.tracking.requests.outcomes import FAILED
@@ -21,12 +23,15 @@ SELECTABLE = ("adapter", "dialect", "engine", "model", "tenant")
 """Fields of a record that labels of a source select by; a model is its ``model_name``, too."""
 
 
+Time = Annotated[datetime, Meta(tz=True)]
+
+
 class Record(msgspec.Struct, kw_only=True):
     """The fields of a request's record that are compared; docs/requests.md describes them."""
 
     key: str
-    time: datetime
-    arrival: datetime | None
+    time: Time
+    arrival: Time | None
     reason: str
     adapter: str = ""
     dialect: str = ""

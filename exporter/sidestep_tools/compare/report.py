@@ -53,7 +53,7 @@ QUANTITIES = (
     Quantity("load", "hit_ratio", "prefix-cache hit ratio", "share"),
     Quantity("load", "concurrency", CONCURRENCY),
     Quantity("latency", "ttft", "TTFT", "seconds", QUANTILES, is_judged=True),
-    Quantity("latency", "itl", "ITL", "seconds", QUANTILES, is_judged=True),
+    Quantity("latency", "inter_token", "ITL", "seconds", QUANTILES, is_judged=True),
     Quantity("latency", "request_itl", "ITL of a request", "seconds", QUANTILES, is_judged=True),
     Quantity("latency", "e2e", "e2e", "seconds", QUANTILES, is_judged=True),
     Quantity("throughput", "output_rate", "output tokens/s"),
