@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from subprocess import CompletedProcess
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -33,6 +34,8 @@ async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[str]:
     """Serve answers of an exporter, by their paths."""
 
     async def answer(request: web.Request) -> web.Response:
+        if request.path not in answers:
+            return web.Response(status=404)
         return web.Response(body=answers[request.path], content_type="application/json")
 
     async with server(answer, API) as url:
@@ -64,6 +67,20 @@ def test_two_exporters(more: dict[str, Any], code: int, verdict: str) -> None:
     assert rows["prompt tokens, mean"]["a"][0] == pytest.approx(sum(means) / len(means), rel=0.01)
     assert rows["requests/s"]["a"][0] == pytest.approx(10, rel=0.1)
     assert {"TTFT p95", "ITL p50", "e2e p99", "output tokens/s"} <= rows.keys()
+
+
+async def test_exporters_with_requests() -> None:
+    """Requests are compared one by one, and labels select them as in a log."""
+    records = [run(1), run(2, slower=1.5, model="other")]
+    engines = [{"id": "e", "requests": few} for few in records]
+    answer = msgspec.json.encode({"engines": engines, "limits": []})
+    async with answering({"/api/v1/timeline": answer}) as url:
+        done = await compare(f"{url}{{model=m}}", f"{url}{{model=other}}", "--json")
+
+    found = json.loads(done.stdout)
+    assert (found["verdict"], done.returncode) == ("worse", 1)
+    assert found["a"]["extent"].startswith("m, 400 requests")
+    assert any(row["quantity"] == "ITL of a request p95" for row in found["rows"])
 
 
 async def test_a_real_exporter(start: Start) -> None:

@@ -1,4 +1,7 @@
-"""Measurement of a running exporter: the last ten minutes of its engines."""
+"""Measurement of a running exporter: the requests of the last ten minutes, or their histograms.
+
+Only engines that send events of requests have requests there; the others have histograms.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,25 @@ import msgspec
 from sidestep.catalog.engine_pages import PAGES
 from sidestep.errors import ConfigError
 from sidestep_tools.compare.measurement import Buckets, Measurement, Ratio, chunks
+from sidestep_tools.compare.records import Record, select
 from sidestep_tools.compare.source import Source
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.fetch import FetchError
 
-LIVE, HISTORY = "/api/v1/live", "/api/v1/live/history"
+REQUESTS, LIVE, HISTORY = "/api/v1/timeline", "/api/v1/live", "/api/v1/live/history"
+TIMEOUT = 30.0
 INTERVAL = 5.0
 """Seconds of the first interval, whose beginning the history does not have."""
 HAVE_LATENCIES = frozenset(page.dialect for page in PAGES if page.histograms)
 T = TypeVar("T")
+
+
+class _Ended(msgspec.Struct):
+    requests: list[Record]
+
+
+class _Timeline(msgspec.Struct):
+    engines: list[_Ended]
 
 
 class _Engine(msgspec.Struct):
@@ -49,19 +62,32 @@ class _History(msgspec.Struct):
 
 
 async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement:
-    """Return the measurement of all engines of an exporter, or of the one that a label names.
+    """Return the measurement of an exporter's engines.
 
     Raises:
-        ConfigError: There is no such engine, or there are several kinds.
+        ConfigError: There is nothing to measure, or there are several kinds of engines.
         FetchError: It does not answer, or is no exporter.
     """
     root = fetch.parse_address(source.place).root
+    timeline = await _get(session, root + REQUESTS, _Timeline)
+    if timeline is not None and any(each.requests for each in timeline.engines):
+        return select(source, (one for each in timeline.engines for one in each.requests))
+    live = await _get(session, root + LIVE, _Live)
+    if live is None:
+        raise FetchError("no sidestep exporter: of a Prometheus give a time range, URL@START/END")
+    return await _from_histograms(session, source, root, live.engines)
+
+
+async def _from_histograms(
+    session: aiohttp.ClientSession, source: Source, root: str, found: Sequence[_Engine]
+) -> Measurement:
+    """Return the measurement of all engines, or of the one that a label names."""
     name = source.labels.get("engine")
     if source.labels.keys() - {"engine"}:
-        raise ConfigError(f"{source.text}: engines of an exporter are selected by engine=NAME only")
+        raise ConfigError(f"{source.text}: its engines are selected by engine=NAME only")
     engines = [
         each
-        for each in (await _get(session, root + LIVE, _Live)).engines
+        for each in found
         if each.dialect in HAVE_LATENCIES and name in (None, each.engine, each.id)
     ]
     if not engines:
@@ -75,15 +101,16 @@ async def measure(session: aiohttp.ClientSession, source: Source) -> Measurement
         )
     query = "" if name is None else f"?engine={quote(engines[0].id, safe='')}"
     history = await _get(session, root + HISTORY + query, _History)
-    if not any(history.series.get("finished", ())):
+    if history is None or not any(history.series.get("finished", ())):
         raise ConfigError(f"{source.text}: no request has ended in the last ten minutes")
     return measurement(engines[0].dialect, history)
 
 
-async def _get(session: aiohttp.ClientSession, url: str, kind: type[T]) -> T:
-    answer = await fetch.fetch(session, url)
+async def _get(session: aiohttp.ClientSession, url: str, kind: type[T]) -> T | None:
+    """Return the answer of ``url``; None if it has none."""
+    answer = await fetch.fetch(session, url, TIMEOUT)
     if answer.status == HTTPStatus.NOT_FOUND:
-        raise FetchError("no sidestep exporter: of a Prometheus give a time range, URL@START/END")
+        return None
     if answer.status != HTTPStatus.OK:
         raise FetchError(fetch.refusal(answer.status))
     try:

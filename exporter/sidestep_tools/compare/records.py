@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +59,16 @@ def measure(source: Source) -> Measurement:
     """Return the measurement of a file of records, or of a recording.
 
     Raises:
-        ConfigError: It cannot be read, or has no requests, or those of several kinds of engines.
+        ConfigError: It cannot be read; see ``select``, too.
+    """
+    return select(source, _records(Path(source.place)))
+
+
+def select(source: Source, records: Iterable[Record]) -> Measurement:
+    """Return the measurement of the records that a source selects.
+
+    Raises:
+        ConfigError: There are none, or those of several kinds of engines.
     """
     wanted = {{"model_name": "model"}.get(name, name): v for name, v in source.labels.items()}
     if unknown := wanted.keys() - set(SELECTABLE):
@@ -68,7 +77,7 @@ def measure(source: Source) -> Measurement:
     found = {
         # The same record may be written twice.
         record.key: record
-        for record in _records(Path(source.place))
+        for record in records
         if all(getattr(record, name) == value for name, value in wanted.items())
         and (source.start is None or source.start.timestamp() <= record.begin)
         and (source.end is None or record.begin < source.end.timestamp())
