@@ -123,6 +123,11 @@ def test_quantiles_of_buckets_are_promqls(counts: list[int]) -> None:
         assert (found and found.value) == (wanted and pytest.approx(wanted))
 
 
+def test_what_is_in_one_block_has_no_interval() -> None:
+    """A burst that no other followed says nothing of the next one."""
+    assert Ratio([0.0] * 19 + [3.0], [0.0] * 19 + [2.0]).estimate() == (1.5, None, None)
+
+
 def test_a_tail_in_one_block_has_no_interval() -> None:
     """One slow minute says nothing of how often there is one."""
     blocks = [[0.1] * 100 for _ in range(19)] + [[9.0] * 100]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 MAX_BLOCKS = 20
 """Blocks of an input: they are long, so that a queue begins and ends within one."""
 MIN_BLOCKS = 10
-"""Fewer blocks give no interval."""
+"""Fewer blocks that have anything give no interval."""
 MIN_TAIL = 5
 """A quantile has an interval only if so many blocks have observations on either side of it."""
 MOST_ALIKE = 0.8
@@ -55,7 +55,7 @@ class Ratio(NamedTuple):
         if not whole > 0:
             return None
         value, blocks = sum(self.parts) / whole, len(self.wholes)
-        if blocks < MIN_BLOCKS:
+        if sum(one > 0 for one in self.wholes) < MIN_BLOCKS:
             return Estimate(value)
         found = sorted(
             sum(draw(self.parts)) / drawn

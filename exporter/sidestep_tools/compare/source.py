@@ -52,40 +52,36 @@ def parse(text: str) -> Source:
     labels = _labels(text, found["labels"] or "")
     if found["range"] is None:
         return Source(text, found["place"], labels)
-    start, slash, end = found["range"].partition("/")
-    now = datetime.now(timezone.utc)
-    times = _time(start, now), _time(end, now)
-    if not slash or None in times:
+    try:
+        start, end = map(_time, found["range"].split("/"))
+    except (ValueError, OverflowError, OSError):
         raise ConfigError(
             f"{text}: behind @ must be START/END, each a time such as 2026-11-27T10:00:00Z, Unix"
             " seconds, -30m or now"
-        )
-    begin, stop = times
-    assert begin is not None
-    assert stop is not None
-    if begin >= stop:
+        ) from None
+    if start >= end:
         raise ConfigError(f"{text}: the range ends before it begins")
-    return Source(text, found["place"], labels, begin, stop)
+    return Source(text, found["place"], labels, start, end)
 
 
 def _labels(text: str, inside: str) -> dict[str, str]:
-    found = [_LABEL.fullmatch(each) for each in inside.split(",") if each.strip()]
-    labels = {each[1]: each[2] or each[3] or "" for each in found if each is not None}
-    if None in found:
-        raise ConfigError(f'{text}: labels must be like {{model_name="m",engine="0"}}')
+    labels = {}
+    for pair in filter(str.strip, inside.split(",")):
+        found = _LABEL.fullmatch(pair)
+        if found is None:
+            raise ConfigError(f'{text}: labels must be like {{model_name="m",engine="0"}}')
+        labels[found[1]] = found[2] or found[3] or ""
     return labels
 
 
-def _time(text: str, now: datetime) -> datetime | None:
-    """Return a time, in UTC where it names no zone; None if it is none."""
+def _time(text: str) -> datetime:
+    """Return a time, in UTC where it names no zone; raise ValueError or others if it is none."""
+    now = datetime.now(timezone.utc)
     if text == "now":
         return now
-    try:
-        if ago := _AGO.fullmatch(text):
-            return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return datetime.fromtimestamp(float(text), timezone.utc)
-        time = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except (ValueError, OverflowError, OSError):
-        return None
+    if ago := _AGO.fullmatch(text):
+        return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return datetime.fromtimestamp(float(text), timezone.utc)
+    time = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
