@@ -190,6 +190,7 @@ def test_parts_of_requests_time(tmp_path: Path) -> None:
 
     found = rows(report(compare(*logs, "--json")))
 
+    assert [*found][-2:] == ["queue.kv_blocks", "prefill"]
     assert found["queue.kv_blocks"]["change"][0] == pytest.approx(0.3)
     assert found["prefill"]["change"][0] == pytest.approx(0.0)
 

@@ -19,7 +19,13 @@ from sidestep_adapters.recording.format import StreamStart, read
 
 
 class _Sink:
-    """Receives the requests of one engine that end, and makes their records."""
+    """Receives the requests of one engine that end, and makes their records.
+
+    Attributes:
+        needs_gaps: A record has the longest gap between outputs.
+    """
+
+    needs_gaps = True
 
     def __init__(self, engine: Engine, records: list[RequestRecord]) -> None:
         self._engine = engine

@@ -120,11 +120,15 @@ def rows(a: Measurement, b: Measurement, thresholds: Thresholds) -> Iterator[Row
 
 
 def _named(a: Measurement, b: Measurement, prefix: str, unit: Unit) -> Iterator[Quantity]:
-    """Yield the parts of requests' time, or the limits, that either input has."""
+    """Yield the parts of requests' time, or the limits, that either input has, the largest first."""
     section = {PART: "seconds of a request", LIMIT: "share of the busy time"}[prefix]
-    for name in dict.fromkeys([*a.ratios, *b.ratios]):
-        if name.startswith(prefix):
-            yield Quantity(section, name, name.removeprefix(prefix), unit)
+    largest: dict[str, float] = {}
+    for name, ratio in [*a.ratios.items(), *b.ratios.items()]:
+        found = ratio.estimate() if name.startswith(prefix) else None
+        if found is not None:
+            largest[name] = max(largest.get(name, 0.0), found.value)
+    for name in sorted(largest, key=lambda name: -largest[name]):
+        yield Quantity(section, name, name.removeprefix(prefix), unit)
 
 
 def _estimate(of: Measurement, name: str, share: float | None) -> Estimate | None:
