@@ -21,7 +21,7 @@ from real_engines.comparison import (
     settled_alone,
     value,
 )
-from real_engines.load import Answer, Ask, Client
+from real_engines.load import Ask, Client
 from real_engines.processes import ExporterProcess, Server
 from real_engines.sites import TAP, SglangSite, Site, VllmSite
 from real_engines.tiny_model import make_adapter
@@ -84,10 +84,7 @@ async def measure(
 ) -> tuple[dict[str, float], dict[str, float], float]:
     """Return the seconds by limit of one request alone, and of all requests, and how long these took."""
 
-    async def idle_page(exporter: ExporterProcess, answers: list[Answer]) -> Page:
-        nonlocal ended
-        assert all(answer.status == 200 for answer in answers)
-        ended += len(answers)
+    async def idle_page(exporter: ExporterProcess, ended: float) -> Page:
         return await settled_alone(exporter, lambda page: value(page, site.finished) >= ended)
 
     async with site.with_exporter(server) as exporter:
@@ -95,8 +92,8 @@ async def measure(
             # SGLang has had a request to warm up.
             start = parse(await exporter.page())
             first, ended = times(start), value(start, site.finished)
-            alone = [await client.ask(Ask(client.text(20), 20, model=case.models[0]))]
-            second = times(await idle_page(exporter, alone))
+            alone = await client.ask(Ask(client.text(20), 20, model=case.models[0]))
+            second = times(await idle_page(exporter, ended + 1))
             asks = [
                 Ask(client.text(case.prompt), case.tokens, model=name)
                 for name in case.models * (case.requests // len(case.models))
@@ -104,12 +101,13 @@ async def measure(
             began = time.monotonic()
             answers = await client.ask_all(asks)
             took = time.monotonic() - began
-            # A scheduler of SGLang's is read once a second.
-            await idle_page(exporter, answers)
+            await idle_page(exporter, ended + 1 + len(answers))
+        # A scheduler of SGLang's is read once a second.
         await asyncio.sleep(PAUSE)
         idle = parse(await exporter.page())
         await asyncio.sleep(2 * PAUSE)
         after = parse(await exporter.page())
+    assert all(answer.status == 200 for answer in (alone, *answers))
     assert times(idle) == times(after)
     assert {*LIMITS} == {labels["limit"] for labels in labels_of(after, STEPS)} & {*LIMITS}
     assert value(after, "sidestep_waiting_prompt_tokens") == 0
