@@ -93,7 +93,10 @@ async def measure(
             start = parse(await exporter.page())
             first, ended = times(start), value(start, site.finished)
             alone = await client.ask(Ask(client.text(20), 20, model=case.models[0]))
-            second = times(await idle_page(exporter, ended + 1))
+            await idle_page(exporter, ended + 1)
+            # A scheduler of SGLang's is read once a second.
+            await asyncio.sleep(PAUSE)
+            second = times(parse(await exporter.page()))
             asks = [
                 Ask(client.text(case.prompt), case.tokens, model=name)
                 for name in case.models * (case.requests // len(case.models))
@@ -102,7 +105,6 @@ async def measure(
             answers = await client.ask_all(asks)
             took = time.monotonic() - began
             await idle_page(exporter, ended + 1 + len(answers))
-        # A scheduler of SGLang's is read once a second.
         await asyncio.sleep(PAUSE)
         idle = parse(await exporter.page())
         await asyncio.sleep(2 * PAUSE)
@@ -161,7 +163,9 @@ async def test_a_pause_is_named_while_it_lasts(vllm: VllmSite) -> None:
     server = vllm.server(TAP, {"VLLM_SERVER_DEV_MODE": "1"})
     async with vllm.with_exporter(server) as exporter, Client(server.base) as client:
         await client.ask(Ask(client.text(20), 20))
-        async with aiohttp.ClientSession() as session:
+        # The server closes a connection that waits.
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
             async with session.post(f"{server.base}/pause") as answer:
                 assert answer.status == 200
             asks = [Ask(client.text(20), 20) for _ in range(3)]
