@@ -15,6 +15,8 @@ SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 
 def batches(events: Sequence[Event]) -> list[list[Event]]:
     """Divide events into lists that fit into an item each."""
+    if len(events) == 1:
+        return [[*events]]
     found: list[list[Event]] = []
     capacity = 0
     for event in events:

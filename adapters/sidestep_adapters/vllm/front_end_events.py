@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +50,8 @@ class _Step:
     Attributes:
         events: What has happened to its requests before it.
         later: What happened after it: ends, and next inputs of sessions.
-        begun: Requests that have had no event before it.
+        tokens: Of each request; empty: one each.
+        begun: Numbers of requests that have had no event before it.
     """
 
     stamp: float
@@ -62,7 +62,7 @@ class _Step:
     tokens: list[int] = dataclasses.field(default_factory=list)
     prompts: list[Prompt] = dataclasses.field(default_factory=list)
     later: list[Event] = dataclasses.field(default_factory=list)
-    begun: list[Request] = dataclasses.field(default_factory=list)
+    begun: set[int] = dataclasses.field(default_factory=set)
 
 
 class RequestEventItems(FrontEndRequests):
@@ -78,6 +78,8 @@ class RequestEventItems(FrontEndRequests):
         identities: Maker of the identities that are sent.
     """
 
+    takes_outputs = True
+
     def __init__(
         self,
         fail: Callable[[str], None],
@@ -86,42 +88,70 @@ class RequestEventItems(FrontEndRequests):
         processes: int,
         identities: IdentityMaker,
     ) -> None:
-        super().__init__(fail)
+        super().__init__(fail, process, processes)
         self._engines = engines
         self._process = process
         self._processes = processes
         self._identities = identities
         self._source = secrets.randbits(40)
-        self._last_number = 0
+        self._unplaced: set[int] = set()
+        """Numbers of requests whose engine is unknown."""
         self._step: _Step | None = None
         self._left: dict[int, list[Event]] = {}
         self._clocks: dict[int, tuple[float, float]] = {}
         """By engine, its time at its last step, and the monotonic time here when it was received."""
 
+    def clear(self) -> None:  # noqa: D102 - see the base
+        super().clear()
+        self._unplaced.clear()
+
+    def added(self, added: Added) -> None:  # noqa: D102 - see the base
+        is_new = added.number not in self._requests
+        super().added(added)
+        if is_new:
+            self._unplaced.add(added.number)
+            if added.client is not None and self._identities.is_on:
+                identity = self._identities.make(*added.client)
+                self._requests[added.number].identity = identity
+
     def outputs(self, outputs: Outputs) -> None:
         """Add outputs to their step."""
-        step, requests = self._step, self._requests
+        step = self._step
         if step is None:
             step = self._step = _Step(outputs.stamp, outputs.wall, outputs.received)
         for special in outputs.special:
-            request = requests.get(special.name)
+            request = self._requests.get(special.number or 0)
             if request is not None:
                 self._apply_special(step, request, special)
-        numbers, tokens = step.numbers, step.tokens
-        for name, count in zip(outputs.names, outputs.tokens, strict=True):
-            request = requests.get(name)
-            if request is not None:
-                request.tokens += count
-                numbers.append(request.number or self._begin(step, request))
-                tokens.append(count)
-        for name, reason in outputs.ended:
-            request = requests.pop(name, None)
+        self._add_tokens(step, outputs)
+        for number, reason in outputs.ended:
+            request = self._remove(number)
             if request is not None:
                 step.later.append(self._finished(request, outputs.stamp, outputs.wall, reason))
 
+    def _add_tokens(self, step: _Step, outputs: Outputs) -> None:
+        requests = self._requests
+        known = [number for number in outputs.numbers if number in requests]
+        tokens = outputs.tokens
+        if tokens and len(known) < len(outputs.numbers):
+            pairs = zip(outputs.numbers, tokens, strict=True)
+            tokens = [count for number, count in pairs if number in requests]
+        if tokens:
+            for number, count in zip(known, tokens, strict=True):
+                requests[number].tokens += count
+        else:
+            for number in known:
+                requests[number].tokens += 1
+        if tokens or step.tokens:
+            step.tokens = step.tokens or [1] * len(step.numbers)
+            step.tokens += tokens or [1] * len(known)
+        step.numbers += known
+        if self._unplaced:
+            step.begun |= self._unplaced.intersection(known)
+
     def _apply_special(self, step: _Step, request: Request, special: Special) -> None:
         follow(request, special)
-        number = request.number or self._begin(step, request)
+        number = request.added.number
         for index, (kind, stamp) in enumerate(special.events):
             if kind == QUEUED and (index or not special.is_first):
                 # With the last output of a session's input, its next one is queued already.
@@ -137,20 +167,13 @@ class RequestEventItems(FrontEndRequests):
         if special.is_first and special.prompt is not None:
             step.prompts.append(Prompt(number, *special.prompt))
 
-    def _begin(self, step: _Step | None, request: Request) -> int:
-        """Give a request its number, from which its process is known."""
-        self._last_number += 1
-        request.number = self._last_number * self._processes + self._process
-        client = request.added.client
-        if client is not None and self._identities.is_on:
-            request.identity = self._identities.make(*client)
-        if step is not None:
-            step.begun.append(request)
-        return request.number
+    def _remove(self, number: int) -> Request | None:
+        self._unplaced.discard(number)
+        return self._requests.pop(number, None)
 
     def _queued(self, request: Request, stamp: float, arrival: float) -> Queued:
         added = request.added
-        event = Queued(request.number, stamp, arrival, request.prompt_tokens)
+        event = Queued(added.number, stamp, arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
         if added.samples > 1:
             event.group, event.sample = parallel_sample(added.name)
@@ -159,7 +182,7 @@ class RequestEventItems(FrontEndRequests):
         return event
 
     def _finished(self, request: Request, stamp: float, wall: float, reason: int) -> Finished:
-        event = Finished(request.number, stamp, wall, reason, request.prompt_tokens)
+        event = Finished(request.added.number, stamp, wall, reason, request.prompt_tokens)
         event.generation_tokens = request.tokens
         event.preemptions = request.preemptions
         event.max_tokens = request.added.max_tokens
@@ -173,36 +196,42 @@ class RequestEventItems(FrontEndRequests):
         step, self._step = self._step, None
         if step is not None:
             self._clocks[engine] = step.stamp, step.received
-            for request in step.begun:
-                request.engine = engine
-            even = step.tokens.count(1) == len(step.tokens)
-            output = Output(step.stamp, step.numbers, [] if even else step.tokens)
+            for number in step.begun:
+                self._place(number, engine)
+            output = Output(step.stamp, step.numbers, step.tokens)
             # Which requests the engine's batch had, only its core knows.
             done = Iteration(step.stamp, step.stamp, step.wall, [output], [], prompts=step.prompts)
             done.is_slice = is_slice
             self._add(engine, [*step.events, done, *step.later])
         self._add_left()
 
+    def _place(self, number: int, engine: int) -> None:
+        self._unplaced.discard(number)
+        request = self._requests.get(number)
+        if request is not None:
+            request.engine = engine
+
     def _add_left(self) -> None:
         left, self._left = self._left, {}
         for engine, events in left.items():
             self._add(engine, events)
 
-    def left(self, names: Iterable[tuple[str, int]], reason: int, now: float, wall: float) -> None:
+    def left(
+        self, requests: Iterable[tuple[int, int]], reason: int, now: float, wall: float
+    ) -> None:
         """End requests; after the step that is being recorded, which may have outputs of them."""
-        for name, index in names:
-            request = self._requests.pop(name, None)
+        for number, index in requests:
+            request = self._remove(number)
             if request is None:
                 continue
             engine = max(request.engine if request.engine >= 0 else index, 0)
             stamp = self._engine_time(engine, now)
             events = self._left.setdefault(engine, [])
-            if not request.number:
-                self._begin(None, request)
-                if request.arrival:
-                    waited = max(wall - request.arrival, 0.0)
-                    queued = self._queued(request, max(stamp - waited, 0.0), request.arrival)
-                    events.append(queued)
+            has_begun = request.engine >= 0 or (self._step and number in self._step.begun)
+            if not has_begun and request.arrival:
+                waited = max(wall - request.arrival, 0.0)
+                queued = self._queued(request, max(stamp - waited, 0.0), request.arrival)
+                events.append(queued)
             events.append(self._finished(request, stamp, wall, reason))
         if self._step is None:
             self._add_left()
@@ -222,7 +251,7 @@ class RequestEventItems(FrontEndRequests):
                 [
                     self._alive(request, stamp)
                     for request in self._requests.values()
-                    if request.number and request.engine == engine
+                    if request.engine == engine
                 ],
             )
         made, self._items = self._items, []
@@ -230,28 +259,25 @@ class RequestEventItems(FrontEndRequests):
 
     def _alive(self, request: Request, stamp: float) -> Alive:
         added = request.added
-        event = Alive(request.number, stamp, RUNNING, request.arrival, request.prompt_tokens)
+        event = Alive(added.number, stamp, RUNNING, request.arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
         event.identity, event.max_tokens = request.identity, added.max_tokens
         return event
 
     def skip(self) -> None:
         """Forget the step; requests that began in it begin with their next outputs."""
-        step, self._step = self._step, None
-        if step is not None:
-            for request in step.begun:
-                request.number = 0
+        self._step = None
         self._add_left()
 
     def resync(self, states: Mapping[str, Any]) -> list[Item]:
         """Restart the stream of events with the requests that the front end has now."""
         items, ended, begun = self._compare(states)
-        for name, state in begun.items():
-            lost = Added(name, 0.0, state.prompt_len, state.lora_name, None, 0, None, None)
-            answered = not state.is_prefilling
-            self._requests[name] = Request(
-                lost, deque([0.0]), state.prompt_len, is_answered=answered
-            )
+        for number, (name, state) in begun.items():
+            lost = Added(number, name, 0.0, state.prompt_len, state.lora_name, None, 0, None, None)
+            self.added(lost)
+            self._requests[number].is_answered = not state.is_prefilling
+        for request in ended:
+            self._unplaced.discard(request.added.number)
         self.skip()
         items += self.items()
         self._source = secrets.randbits(40)

@@ -1,6 +1,6 @@
 """Requests of a vLLM front end, from what its output processor is given; runs in the publisher thread.
 
-The event loop only hands over ids, counts and times (see ``output_hook``). Here they become the items
+The event loop only hands over numbers, counts and times (see ``output_hook``). Here they become the items
 that make vLLM's statistics unnecessary: all events of the requests or, where the engine's core sends
 those, the latencies that users see. Needs no vLLM itself.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 """vLLM's ``EngineCoreEventType``."""
 ABORT, STOP = map(FINISH_REASONS.index, ("abort", "stop"))
 MAX_RECORDS = 1 << 19
-"""Most outputs and other records that wait: 60 MB, or 10 s of a busy front end.
+"""Most outputs and other records that wait: 10 s of a busy front end.
 
 The publisher takes them several times a second.
 """
@@ -42,6 +43,7 @@ class Added(NamedTuple):
         client: Its client's id, cache salt, trace headers and priority, where they may be sent.
     """
 
+    number: int
     name: str
     arrival: float
     prompt_tokens: int
@@ -56,14 +58,15 @@ class Special(NamedTuple):
     """An output with more than tokens: a request's first one, or one after a preemption.
 
     Attributes:
+        number: The request's number; None: it has left.
         events: Types and times of what happened to the request in the engine's scheduler.
         is_first: Whether it is the first output of its prompt, or of a session's next input.
-        prompt_tokens: Tokens of its prompt; of a session, with all inputs so far. 0: it has left.
+        prompt_tokens: Tokens of its prompt; of a session, with all inputs so far. 0: unknown.
         prompt: Those computed, found in the engine's cache, and in an external one; None: unknown.
         corrupted: Whether its logits contained a NaN.
     """
 
-    name: str
+    number: int | None
     events: Sequence[tuple[int, float]]
     is_first: bool
     prompt_tokens: int
@@ -78,16 +81,18 @@ class Outputs(NamedTuple):
         stamp: The engine's time of the step.
         wall: Unix time at which the front end received the step.
         received: Its monotonic time then.
+        numbers: The requests; None: one that has left. Empty if an engine's core sends them.
+        tokens: Tokens of each; empty: one each.
         ended: Requests that have ended, and indexes into ``FINISH_REASONS``.
     """
 
     stamp: float
     wall: float
     received: float
-    names: Sequence[str]
+    numbers: Sequence[int | None]
     tokens: Sequence[int]
     special: Sequence[Special]
-    ended: Sequence[tuple[str, int]]
+    ended: Sequence[tuple[int, int]]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -98,8 +103,7 @@ class Request:
         arrivals: Unix time of its arrival; of a session, also of the inputs that still wait. 0.0:
             unknown.
         prompt_tokens: Tokens of its prompt; of a session, with all inputs so far.
-        number: Its number in events; 0: none has been sent.
-        engine: Index of its engine; -1: unknown.
+        engine: Index of its engine; -1: unknown, and none of its events has been sent.
         queued: Engine's time of its entry into the queue; None: unknown.
         scheduled: Engine's time of its first entry into the batch.
         is_answered: Whether its prompt, or a session's current input, has had an output.
@@ -109,7 +113,6 @@ class Request:
     arrivals: deque[float]
     prompt_tokens: int
     identity: Identity | None = None
-    number: int = 0
     engine: int = -1
     tokens: int = 0
     preemptions: int = 0
@@ -129,24 +132,38 @@ class FrontEndRequests(abc.ABC):
 
     Args:
         fail: Called inside ``except`` with a description of the problem.
+        process: Number of the front end among ``processes`` of the same engines.
+        processes: How many there are.
 
     Attributes:
+        numbers: Numbers of the unfinished requests by name; the event loop changes them.
+        takes_outputs: Whether outputs without anything special are needed.
         records: Functions that apply what was recorded, and their arguments.
         dropped: Records dropped so far because too many waited.
     """
 
-    def __init__(self, fail: Callable[[str], None]) -> None:
+    takes_outputs = False
+
+    def __init__(self, fail: Callable[[str], None], process: int = 0, processes: int = 1) -> None:
+        self.numbers: dict[str, int] = {}
+        self._next_number = itertools.count(processes + process, processes)
         self.records: deque[tuple[Callable[..., None], Any, int]] = deque()
         self.dropped = 0
         self._recorded = self._taken = 0
         self._is_full = False
         self._fail = fail
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[int, Request] = {}
         self._items: list[Item] = []
         self._has_ended_step = False
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def number(self, name: str) -> int:
+        """Return the number of a request, from which its front end is known."""
+        # Two threads that ask at the same time get the same one.
+        found = self.numbers.get(name)
+        return found or self.numbers.setdefault(name, next(self._next_number))
 
     def record(self, apply: Callable[..., None], *args: Any, size: int = 1) -> None:
         """Record that ``apply`` is to be called; on the event loop.
@@ -165,6 +182,7 @@ class FrontEndRequests(abc.ABC):
         self.records.clear()
         self._taken, self._is_full = self._recorded, False
         self._requests.clear()
+        self.numbers.clear()
         self.skip()
         self._items.clear()
 
@@ -192,10 +210,10 @@ class FrontEndRequests(abc.ABC):
 
     def added(self, added: Added) -> None:
         """Apply an accepted request, or the next input of a session."""
-        known = self._requests.get(added.name)
+        known = self._requests.get(added.number)
         if known is None:
             arrivals = deque([added.arrival])
-            self._requests[added.name] = Request(added, arrivals, added.prompt_tokens)
+            self._requests[added.number] = Request(added, arrivals, added.prompt_tokens)
         else:
             known.arrivals.append(added.arrival)
             known.added = added
@@ -209,11 +227,13 @@ class FrontEndRequests(abc.ABC):
         """Apply the end of the step of ``engine``; ``is_slice``: another front end has more of it."""
 
     @abc.abstractmethod
-    def left(self, names: Iterable[tuple[str, int]], reason: int, now: float, wall: float) -> None:
+    def left(
+        self, requests: Iterable[tuple[int, int]], reason: int, now: float, wall: float
+    ) -> None:
         """Apply the end of requests without an output.
 
         Args:
-            names: The requests, and indexes of their engines; -1: unknown.
+            requests: Their numbers, and indexes of their engines; -1: unknown.
             reason: Index into ``FINISH_REASONS``.
             now: Monotonic time.
             wall: Unix time.
@@ -238,23 +258,27 @@ class FrontEndRequests(abc.ABC):
 
     def _compare(
         self, states: Mapping[str, Any]
-    ) -> tuple[list[Item], list[Request], dict[str, Any]]:
+    ) -> tuple[list[Item], list[Request], dict[int, tuple[str, Any]]]:
         """Return the items of all records, and find the requests of which some were dropped.
 
         Returns:
-            The items; the requests whose end was dropped, which are forgotten; the states of those
-            whose beginning was.
+            The items; the requests whose end was dropped, which are forgotten; names and states of
+            those whose beginning was, by number.
         """
         # The event loop goes on: only what was so before the waiting records is no longer to come.
-        known, before, items = list(self._requests), dict(states), []
+        known, numbered, before, items = list(self._requests), [*self.numbers], dict(states), []
         while self.records:
             items += self.items()
-        ended = [name for name in known if name not in before and name in self._requests]
-        begun = {name: state for name, state in before.items() if name not in self._requests}
+        for name in numbered:
+            if name not in before:
+                self.numbers.pop(name, None)
+        current = {self.number(name): (name, state) for name, state in before.items()}
+        ended = [number for number in known if number not in current and number in self._requests]
+        begun = {number: one for number, one in current.items() if number not in self._requests}
         return (
             items,
-            [self._requests.pop(name) for name in ended],
-            {name: state for name, state in begun.items() if name in states},
+            [self._requests.pop(number) for number in ended],
+            {number: one for number, one in begun.items() if one[0] in states},
         )
 
 
@@ -272,15 +296,15 @@ class FrontEndLatencyItems(FrontEndRequests):
         if found is None:
             found = self._latencies = FrontEndLatencies(wall, [], [], [])
         for special in outputs.special:
-            request = self._requests.get(special.name)
+            request = self._requests.get(special.number or 0)
             if request is None:
                 # vLLM ignores outputs after a client has left.
                 continue
             follow(request, special)
             if special.is_first:
                 found.time_to_first_tokens.append(wall - request.arrival)
-        for name, _ in outputs.ended:
-            request = self._requests.pop(name, None)
+        for number, _ in outputs.ended:
+            request = self._requests.pop(number, None)
             if request is not None:
                 waited = (request.scheduled or 0.0) - (request.queued or 0.0)
                 found.e2e_latencies.append(wall - request.arrival)
@@ -294,10 +318,10 @@ class FrontEndLatencyItems(FrontEndRequests):
             step = VllmStep(engine, time.monotonic(), time.time(), front_end=found)
             self._items += split(step)
 
-    def left(self, names: Iterable[tuple[str, int]], reason: int, now: float, wall: float) -> None:  # noqa: ARG002 - see the base
+    def left(self, requests: Iterable[tuple[int, int]], *_when: float) -> None:
         """Forget requests whose clients have left: they have no latencies."""
-        for name, _ in names:
-            self._requests.pop(name, None)
+        for number, _ in requests:
+            self._requests.pop(number, None)
 
     def skip(self) -> None:
         """Forget the latencies of the step."""

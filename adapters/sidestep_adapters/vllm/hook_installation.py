@@ -185,13 +185,17 @@ def _check_release(front_end: Any) -> None:
         output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
     )
     taken: list[Outputs] = []
-    recorder: Any = SimpleNamespace(record=lambda *args, **_: taken.append(args[1]), outputs=None)
+    recorder: Any = SimpleNamespace(
+        record=lambda *args, **_: taken.append(args[1]),
+        outputs=None,
+        numbers={"a": 1, "b": 2},
+        takes_outputs=True,
+    )
     hook = OutputHook(
         stand_in, [0], recorder, lambda _: None, sends_identity=False, nan_check=False
     )
     hook._hand_over(1.0, *hook._take([output]), ["b"])
-    names, tokens, special, ended = taken[0][3:]
-    if (names, tokens, ended) != (["a"], [1], [("b", STOP)]) or special[0].events != [
-        (QUEUED, 1.0)
-    ]:
+    numbers, tokens, special, ended = taken[0][3:]
+    events = [(QUEUED, 1.0)]
+    if (numbers, tokens, ended) != ([1], (), [(2, STOP)]) or special[0].events != events:
         raise AttributeError("its outputs are others")

@@ -1,7 +1,7 @@
 """A hook that keeps vLLM's front end from building statistics on its event loop, in mode ``instead``.
 
 vLLM builds them for its own metrics: one look at each output of each request. The hook switches that
-off, as ``--disable-log-stats`` does, and hands ids, counts and times of the outputs to the publisher's
+off, as ``--disable-log-stats`` does, and hands numbers, counts and times of the outputs to the publisher's
 thread, which makes the same statistics of them (see ``front_end_requests``). No text, no token and no
 probability is kept. Whatever the hook cannot be sure of leaves vLLM as it is.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -25,7 +24,6 @@ from sidestep_adapters.vllm.front_end_requests import (
 )
 
 LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
-_get_name = attrgetter("request_id")
 _monotonic, _wall = time.monotonic, time.time
 
 
@@ -58,6 +56,8 @@ class OutputHook:
         self._client = weakref.ref(front_end.engine_core)
         self._index = {number: index for index, number in enumerate(engines)}
         self._requests = requests
+        self._numbers = requests.numbers
+        self._takes_outputs = requests.takes_outputs
         self._record = requests.record
         self._fail = fail
         self._sends_identity = sends_identity
@@ -119,8 +119,8 @@ class OutputHook:
 
     def _take(
         self, outputs: Sequence[Any]
-    ) -> tuple[list[str], list[int], list[tuple[Any, Any, int, bool]]]:
-        """Return names and numbers of tokens of outputs, and those that have more.
+    ) -> tuple[Sequence[int | None], Sequence[int], list[tuple[Any, Any, int, bool]]]:
+        """Return the numbers of outputs' requests, their tokens, and the outputs that have more.
 
         The latter come with their states, with the tokens of their prompts, and with whether they are
         the first of these. The original changes that, and the lists of tokens. This is the only place
@@ -128,8 +128,15 @@ class OutputHook:
         """
         if self._received is None:
             self._received = _wall(), _monotonic()
-        names = [*map(_get_name, outputs)]
-        tokens = [len(output.new_token_ids) for output in outputs]
+        numbers: Sequence[int | None] = ()
+        tokens: Sequence[int] = ()
+        if self._takes_outputs:
+            # Names would keep memory from being used again while they wait for the thread.
+            number = self._numbers.get
+            # Comprehensions read a struct's attribute in half the time of an attrgetter.
+            numbers = [number(output.request_id) for output in outputs]
+            if [output for output in outputs if len(output.new_token_ids) != 1]:
+                tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
             special = [o for o in outputs if o.events or o.finish_reason is not None or _nans(o)]
         else:
@@ -140,13 +147,13 @@ class OutputHook:
             # vLLM ignores outputs after a client has left.
             prompt = (0, False) if state is None else (state.prompt_len, state.is_prefilling)
             found.append((output, state, *prompt))
-        return names, tokens, found
+        return numbers, tokens, found
 
     def _hand_over(
         self,
         stamp: float,
-        names: list[str],
-        tokens: list[int],
+        numbers: Sequence[int | None],
+        tokens: Sequence[int],
         special: list[tuple[Any, Any, int, bool]],
         stopped: Iterable[str],
     ) -> None:
@@ -162,8 +169,13 @@ class OutputHook:
                 ended.append((name, _final_reason(int(reason), state)))
         # A session that the engine has ended is among them, too: its own reason comes first.
         ended += [(name, STOP) for name in stopped]
-        outputs = Outputs(stamp, *self._received, names, tokens, events, ended)
-        self._record(self._requests.outputs, outputs, size=len(names))
+        numbered = [
+            (number, reason)
+            for name, reason in ended
+            if (number := self._numbers.pop(name, None)) is not None
+        ]
+        outputs = Outputs(stamp, *self._received, numbers, tokens, events, numbered)
+        self._record(self._requests.outputs, outputs, size=len(numbers) or 1)
 
     def _special(self, output: Any, prompt_tokens: int, *, is_first: bool) -> Special:
         prompt = None
@@ -175,7 +187,8 @@ class OutputHook:
         if is_first:
             self._prompt_tokens += prompt_tokens
         is_corrupted = self._nan_check and _nans(output) > 0
-        return Special(output.request_id, events, is_first, prompt_tokens, prompt, is_corrupted)
+        number = self._numbers.get(output.request_id)
+        return Special(number, events, is_first, prompt_tokens, prompt, is_corrupted)
 
     def _around_add(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def add_request(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +206,7 @@ class OutputHook:
         state = self._states.get(name)
         if state is None:
             # A session whose user sends no more input, and which has answered all of it.
-            self._record(self._requests.left, [(name, -1)], STOP, _monotonic(), _wall())
+            self._leave([(name, -1)], STOP)
             return
         parent, client = state.parent_req, None
         if self._sends_identity:
@@ -201,6 +214,7 @@ class OutputHook:
             priority = getattr(request, "priority", 0)
             client = shown, request.cache_salt, getattr(request, "trace_headers", None), priority
         added = Added(
+            self._requests.number(name),
             name,
             request.arrival_time,
             state.prompt_len,
@@ -217,13 +231,21 @@ class OutputHook:
             aborted = original(*args, **kwargs)
             try:
                 if aborted:
-                    names = [(name, self._engine_of(name)) for name in aborted]
-                    self._record(self._requests.left, names, ABORT, _monotonic(), _wall())
+                    self._leave([(name, self._engine_of(name)) for name in aborted], ABORT)
             except Exception:  # noqa: BLE001 - an exception here leaves the request in the engine
                 self._lose("an abort could not be recorded")
             return aborted
 
         return abort_requests
+
+    def _leave(self, names: Iterable[tuple[str, int]], reason: int) -> None:
+        """Record requests that have left, with the indexes of their engines."""
+        numbered = [
+            (number, engine)
+            for name, engine in names
+            if (number := self._numbers.pop(name, None)) is not None
+        ]
+        self._record(self._requests.left, numbered, reason, _monotonic(), _wall())
 
     def _engine_of(self, name: str) -> int:
         """Return the index of a request's engine; -1 if it is unknown."""

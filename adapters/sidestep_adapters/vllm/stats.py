@@ -73,19 +73,25 @@ FIELDS = Fields(
 )
 """If a field appeared between two releases that were compared, the later one stands here."""
 
-LISTS = (
-    ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
-    ("iteration", "time_to_first_tokens_iter", MAX_OBSERVATIONS),
-    ("iteration", "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
-    ("iteration", "n_params_iter", MAX_OBSERVATIONS),
-    ("iteration", "finished_requests", MAX_STRUCTS),
-    ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
-    ("front_end", "time_to_first_tokens", MAX_OBSERVATIONS),
-    ("front_end", "e2e_latencies", MAX_OBSERVATIONS),
-    ("front_end", "queue_times", MAX_OBSERVATIONS),
-)
+LISTS = {
+    "iteration": {
+        "inter_token_latencies_iter": MAX_OBSERVATIONS,
+        "time_to_first_tokens_iter": MAX_OBSERVATIONS,
+        "max_num_generation_tokens_iter": MAX_OBSERVATIONS,
+        "n_params_iter": MAX_OBSERVATIONS,
+        "finished_requests": MAX_STRUCTS,
+    },
+    "scheduler": {"kv_cache_eviction_events": MAX_STRUCTS},
+    "front_end": {
+        "time_to_first_tokens": MAX_OBSERVATIONS,
+        "e2e_latencies": MAX_OBSERVATIONS,
+        "queue_times": MAX_OBSERVATIONS,
+    },
+}
 """Lists of a step that may exceed an item's limits; ``split`` divides them among several items."""
-_LIST_NAMES = frozenset(name for _, name, _ in LISTS)
+_LIST_NAMES = frozenset(name for lists in LISTS.values() for name in lists)
+CHECKED = 64
+"""Of so many first records, and of every so many later, all fields are looked for."""
 _monotonic = time.monotonic
 
 
@@ -124,6 +130,7 @@ class VllmTap:
         self._last_stats: dict[int, tuple[float, SchedulerStats]] = {}
         self._info_items: dict[tuple[int, str], Samples] = {}
         self._fields: FieldCheck | None = None
+        self._records = 0
         if missing is not None:
             self._fields = FieldCheck("vllm", FIELDS, missing, partial(is_owned, role))
 
@@ -185,7 +192,9 @@ class VllmTap:
     ) -> list[VllmStep]:
         """Return the items of a record; runs in the publisher thread."""
         state, output, cache = _rebuild(scheduler), _rebuild(iteration), _rebuild(mm_cache)
-        if self._fields is not None:
+        self._records += 1
+        is_checked = self._records <= CHECKED or not self._records % CHECKED
+        if is_checked and self._fields is not None:
             self._fields.check(scheduler=state, iteration=output, mm_cache=cache)
         latencies = None
         if self._role == "front_end":
@@ -314,16 +323,19 @@ def _rebuild(captured: Captured | None) -> Any:
 def split(step: VllmStep) -> list[VllmStep]:
     """Return ``step`` as items within the wire's limits; all but the first have observations only."""
     steps = [step]
-    for part, name, limit in LISTS:
+    for part, lists in LISTS.items():
         owner = getattr(step, part)
-        values = () if owner is None else getattr(owner, name)
-        for start in range(limit, len(values), limit):
-            rest = VllmStep(step.engine, step.stamp, step.wall, more=True)
-            rest.scheduler, rest.iteration = SchedulerStats(), IterationStats()
-            if step.front_end is not None:
-                rest.front_end = FrontEndLatencies(step.front_end.iteration_timestamp)
-            setattr(getattr(rest, part), name, values[start : start + limit])
-            steps.append(rest)
-        if len(values) > limit:
-            setattr(owner, name, values[:limit])
+        if owner is None:
+            continue
+        for name, limit in lists.items():
+            values = getattr(owner, name)
+            for start in range(limit, len(values), limit):
+                rest = VllmStep(step.engine, step.stamp, step.wall, more=True)
+                rest.scheduler, rest.iteration = SchedulerStats(), IterationStats()
+                if step.front_end is not None:
+                    rest.front_end = FrontEndLatencies(step.front_end.iteration_timestamp)
+                setattr(getattr(rest, part), name, values[start : start + limit])
+                steps.append(rest)
+            if len(values) > limit:
+                setattr(owner, name, values[:limit])
     return steps

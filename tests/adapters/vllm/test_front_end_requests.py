@@ -222,7 +222,7 @@ def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None
     if not tapped:
         assert page["vllm:request_prompt_tokens_sum"] == page["vllm:prompt_tokens_total"] == 9
         assert page["vllm:inter_token_latency_seconds_count"] == (1 if short else 2)
-    assert len(front.requests._requests) == 0
+    assert len(front.requests._requests) == len(front.requests.numbers) == 0
 
 
 def test_a_session_whose_user_sends_no_more(clock: Clock) -> None:
@@ -312,7 +312,8 @@ def test_latencies_of_a_step(clock: Clock) -> None:
         FrontEndLatencies(wall - 1, [2.0, 2.0], []),
         FrontEndLatencies(wall, [], [3.0], [0.5]),
     ]
-    assert list(front.requests._requests) == ["a"]
+    assert list(front.requests._requests) == [1]
+    assert front.requests.numbers == {"a": 1}
 
 
 @pytest.mark.parametrize("tapped", [False, True])
@@ -329,7 +330,8 @@ def test_nothing_is_left_of_requests_whose_end_was_dropped(
     front.receive(output("b", reason=FinishReason.STOP))
     items = front.requests.resync(front.hook.states)
 
-    assert list(front.requests._requests) == ["c", "new"]
+    assert list(front.requests._requests) == [3, 4]
+    assert front.requests.numbers == {"c": 3, "new": 4}
     if tapped:
         assert [item.front_end.e2e_latencies for item in items] == [[2.0]]
         return
@@ -360,7 +362,7 @@ def test_a_step_whose_end_was_dropped(clock: Clock, monkeypatch: pytest.MonkeyPa
     front.receive(output("new"), engine=0)
     assert [(i.engine, i.events[0].outputs[0].requests) for i in front.items()] == [
         (1, [2]),
-        (0, [4]),
+        (0, [3]),
     ]
     front.requests.clear()
     assert (front.requests.items(), front.requests.current_state()) == ([], [])
@@ -375,7 +377,9 @@ def test_a_request_whose_beginning_was_dropped(
     front.add("a")
     monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 9)
     front.items()
+    front.requests.numbers["lost"] = 9
     front.requests.resync(front.hook.states)
+    assert front.requests.numbers == {"a": 1}
     front.llm.abort("a")
 
     assert finished(front.events()) == [(1, ABORT, 0)]
