@@ -273,8 +273,7 @@ class RequestTracker:
         self._identify(request, event)
         request.queued = event.stamp
         request.arrival = event.arrival or None
-        request.prompt_tokens = event.prompt_tokens
-        self.requests.move(event.request, request, WAITING)
+        self.requests.move(event.request, request, WAITING, event.prompt_tokens)
 
     def _identify(self, request: Request, event: Queued | Alive) -> None:
         request.identity = event.identity
