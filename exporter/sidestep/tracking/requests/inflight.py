@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -45,6 +45,8 @@ class RequestCapacity:
 
 UNKNOWN = -1
 """State of a request whose start is unknown."""
+WAITS = (WAITING, PREEMPTED)
+"""States of a request that is not in the batch."""
 MICROS = 1_000_000
 """Held blocks are whole numbers of microseconds, since a sum of floats depends on their order."""
 MAX_PAUSES = 8
@@ -64,6 +66,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
         waits: Its tokens that count as waiting.
+        unfilled: Its tokens that count as not computed yet, before its next output.
         queued: Time of its entry into the queue.
         scheduled: Time of the SCHEDULED event that ends its queueing.
         preempted: Time of its preemption, until it is scheduled again.
@@ -116,6 +119,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     max_tokens: int | None = None
     held_since: float | None = None
     held_tokens: int = 0
+    unfilled: int = 0
     parts: RequestParts | None = None
 
     def join_batch(self, now: float) -> None:
@@ -150,6 +154,9 @@ class InFlight:
         live: The requests, in the order of their first events.
         prefilling: Numbers of requests without an output since they entered the batch.
         preempted: Preempted requests that wait, and the times of their preemption.
+        waiting_tokens: Tokens of the requests that wait, with those generated before a preemption.
+        waiting_prompt_tokens: Tokens of their prompts.
+        prefill_tokens: Tokens that are not computed yet, of requests that wait or are in prefill.
         adapters: Number of requests by LoRA adapter and state, ``running`` or ``waiting``.
         limited: Requests whose adapter became ``__other__`` since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since this was last
@@ -166,7 +173,7 @@ class InFlight:
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
         self.preempted: dict[int, float] = {}
-        self.waiting_tokens = 0
+        self.waiting_tokens = self.waiting_prompt_tokens = self.prefill_tokens = 0
         self.adapters: dict[tuple[str, str], int] = {}
         self.limited = 0
         self.untracked: Counter[str] = Counter()
@@ -204,6 +211,11 @@ class InFlight:
         if request.state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
         self.waiting_tokens += request.waits
+        if request.state in WAITS:
+            self.waiting_prompt_tokens += request.prompt_tokens
+            # Snapshots of earlier releases do not have it.
+            request.unfilled = request.waits
+        self.prefill_tokens += request.unfilled
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, 1)
 
@@ -217,17 +229,52 @@ class InFlight:
         self.limited += 1
         return OTHER
 
-    def move(self, number: int, request: Request, state: int) -> None:
-        """Change the state of ``request``, and update all counts."""
+    def move(
+        self, number: int, request: Request, state: int, prompt_tokens: int | None = None
+    ) -> None:
+        """Change the state of ``request``, and the tokens of its prompt if given; update all counts."""
         self._uncount(number, request)
         request.state = state
-        if state in (WAITING, PREEMPTED):
+        if prompt_tokens is not None:
+            request.prompt_tokens = prompt_tokens
+        if state in WAITS:
             request.waits = request.prompt_tokens + request.tokens
             self.waiting_tokens += request.waits
+            self.waiting_prompt_tokens += request.prompt_tokens
+            self._leave_unfilled(request, request.waits)
         if state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
         if request.adapter:
             self._count_adapter(request, 1)
+
+    def begin_prefill(self, number: int, request: Request) -> None:
+        """Note that a request has joined the batch: what it has waited with is still to be computed."""
+        waited = request.waits
+        self.move(number, request, RUNNING)
+        self.prefilling.add(number)
+        self._leave_unfilled(request, waited)
+
+    def fill(self, number: int, computed: int) -> None:
+        """Note that a step has computed tokens of a request in prefill."""
+        request = self.live[number]
+        self._leave_unfilled(request, max(request.unfilled - computed, 0))
+
+    def end_prefill(self, numbers: Iterable[int]) -> list[Request]:
+        """Note that requests had output, so that nothing of their prompts is left to compute.
+
+        Returns:
+            Those of them that were in prefill.
+        """
+        ended = self.prefilling.intersection(numbers)
+        self.prefilling -= ended
+        found = [self.live[number] for number in ended]
+        for request in found:
+            self._leave_unfilled(request, 0)
+        return found
+
+    def _leave_unfilled(self, request: Request, tokens: int) -> None:
+        self.prefill_tokens += tokens - request.unfilled
+        request.unfilled = tokens
 
     def remove(self, number: int) -> Request | None:
         """Remove a request that ended from all counts; return None if it is unknown."""
@@ -322,6 +369,9 @@ class InFlight:
     def _uncount(self, number: int, request: Request) -> None:
         self.waiting_tokens -= request.waits
         request.waits = 0
+        if request.state in WAITS:
+            self.waiting_prompt_tokens -= request.prompt_tokens
+        self._leave_unfilled(request, 0)
         self.preempted.pop(number, None)
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, -1)

@@ -11,6 +11,7 @@ import msgspec
 from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.limits import LimitState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
 
@@ -32,6 +33,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     front_ends: FrontEndState | None = None
     processes: int = 1
     sources: dict[int, int] = {}
+    limits: LimitState | None = None
     times: EngineTimes | None = None
 
 
@@ -88,6 +90,7 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         tracker.ended.reports.state(),
         tracker.processes,
         tracker.sources,
+        tracker.limits.state(),
         tracker.parts.times,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
@@ -134,6 +137,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     tracker.samples.interrupted_until = state.interrupted_until
     if state.front_ends is not None:
         tracker.ended.reports.restore(state.front_ends)
+    if state.limits is not None:
+        tracker.limits.restore(state.limits)
     if state.times is not None:
         tracker.parts.times = state.times
 

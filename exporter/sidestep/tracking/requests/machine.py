@@ -29,6 +29,7 @@ from sidestep.tracking.requests.ended_requests import CountParts, EndedRequests
 from sidestep.tracking.requests.endings import abort, complete, count_ended, ended, is_aborted
 from sidestep.tracking.requests.front_end import Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
+from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
@@ -60,6 +61,7 @@ class RequestTracker:
         sources: Identifies each of them, by its number.
         ended: The requests that have ended.
         parts: Divides the requests' time.
+        limits: Times of the limits on what the engine admits.
         traces: Trace contexts of requests whose latencies front ends report.
         block_size: Tokens of a KV block; 0: unknown.
 
@@ -94,6 +96,7 @@ class RequestTracker:
             self.settings.latency,
             notes_gaps=sink is not None,
         )
+        self.limits = LimitTimes()
         self.traces = Traces()
         self._sink = sink
         self.block_size = 0
@@ -117,6 +120,9 @@ class RequestTracker:
         for event in item.events:
             self._apply_event(event)
             self._expire(event.stamp)
+            self.limits.update(event.stamp, out, is_busy=bool(self.requests.live))
+        if not item.events:
+            self.limits.advance(item.stamp, out)
         self.samples.advance(item.known_until)
         self._expire(item.stamp)
         self._count_unknown_groups()
@@ -165,6 +171,7 @@ class RequestTracker:
         """Drop the requests of a process, or of all processes, and ``more`` that are not tracked."""
         self.outputs.last_step = None
         self.parts.interrupt()
+        self.limits.restart()
         self.ended.reports.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)
@@ -225,6 +232,7 @@ class RequestTracker:
     def _apply_event(self, event: Event) -> None:
         match event:
             case Iteration():
+                self.limits.observe(event, self._out)
                 self.outputs.observe(event, self._out)
             case Queued():
                 self._queued(event)
@@ -259,8 +267,7 @@ class RequestTracker:
             self.parts.discard(request.parts)
         request.parts = self.parts.queue(event.stamp)
         request.arrival = event.arrival or None
-        request.prompt_tokens = event.prompt_tokens
-        self.requests.move(event.request, request, WAITING)
+        self.requests.move(event.request, request, WAITING, event.prompt_tokens)
 
     def _identify(self, request: Request, event: Queued | Alive) -> None:
         request.identity = event.identity
@@ -282,8 +289,7 @@ class RequestTracker:
             self.parts.join_batch(request.parts, event.stamp)
         if request.fresh and (request.scheduled is None or self.settings.scheduled == "last"):
             request.scheduled = event.stamp
-        self.requests.move(event.request, request, RUNNING)
-        self.requests.prefilling.add(event.request)
+        self.requests.begin_prefill(event.request, request)
 
     def _resume(self, request: Request, now: float) -> None:
         """End a preemption, because the request is scheduled again or has ended."""

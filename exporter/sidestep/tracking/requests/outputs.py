@@ -62,13 +62,9 @@ class OutputTracker:
 
     def _end_prefill(self, output: Output) -> None:
         """Note the first outputs of requests since they have joined the batch."""
-        live, prefilling = self._requests.live, self._requests.prefilling
-        ended = prefilling.intersection(output.requests)
-        prefilling -= ended
-        for number in ended:
-            parts = live[number].parts
-            if parts is not None:
-                self._parts.output(parts, output.stamp)
+        for request in self._requests.end_prefill(output.requests):
+            if request.parts is not None:
+                self._parts.output(request.parts, output.stamp)
 
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:
         """Observe a step with the state of its requests before its output; skip one without a batch."""
@@ -81,10 +77,12 @@ class OutputTracker:
         prefilling = self._requests.prefilling
         prefill = prefilling.intersection(batch) if prefilling else ()
         total = sum(tokens) if tokens else len(batch)
-        prefilled = len(prefill)
-        if tokens and prefill:
-            pairs = zip(batch, tokens, strict=True)
-            prefilled = sum(count for number, count in pairs if number in prefill)
+        prefilled = 0
+        if prefill:
+            for number, count in zip(batch, tokens or repeat(1, len(batch)), strict=True):
+                if number in prefill:
+                    prefilled += count
+                    self._requests.fill(number, count)
         shape = IterationShape(
             duration=out.between(event.started, event.stamp),
             interval=interval,
