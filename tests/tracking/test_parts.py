@@ -112,7 +112,7 @@ def end(number: int, stamp: float) -> Finished:
 cuts = st.lists(st.integers(0, 150), max_size=6)
 
 
-@given(turns, st.booleans(), st.booleans(), cuts, cuts)
+@given(turns, st.booleans(), st.booleans(), cuts, st.lists(st.integers(1, 6), max_size=4))
 def test_parts_are_those_of_the_simulation(
     chosen: list[Turn], is_pipelined: bool, has_limits: bool, at: list[int], restarts: list[int]
 ) -> None:
