@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
+from sidestep.tracking.requests.parts import RequestParts
 
 FULL_SHARES = 2
 """Engines that may each track the full number of requests at once."""
@@ -85,6 +86,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         pauses: Time and length of its first preemptions, where records are made.
         held_since: Time since which it is in the batch; None: it is not in the batch.
         held_tokens: Its tokens at that time.
+        parts: Where its time has gone since it was queued; None: its beginning is unknown.
     """
 
     since: float
@@ -118,6 +120,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     held_since: float | None = None
     held_tokens: int = 0
     unfilled: int = 0
+    parts: RequestParts | None = None
 
     def join_batch(self, now: float) -> None:
         """Note that the request holds its tokens' blocks from now on."""
@@ -256,11 +259,18 @@ class InFlight:
         request = self.live[number]
         self._leave_unfilled(request, max(request.unfilled - computed, 0))
 
-    def end_prefill(self, numbers: Iterable[int]) -> None:
-        """Note that requests had output, so that nothing of their prompts is left to compute."""
-        for number in self.prefilling.intersection(numbers):
-            self.prefilling.discard(number)
-            self._leave_unfilled(self.live[number], 0)
+    def end_prefill(self, numbers: Iterable[int]) -> list[Request]:
+        """Note that requests had output, so that nothing of their prompts is left to compute.
+
+        Returns:
+            Those of them that were in prefill.
+        """
+        ended = self.prefilling.intersection(numbers)
+        self.prefilling -= ended
+        found = [self.live[number] for number in ended]
+        for request in found:
+            self._leave_unfilled(request, 0)
+        return found
 
     def _leave_unfilled(self, request: Request, tokens: int) -> None:
         self.prefill_tokens += tokens - request.unfilled

@@ -37,6 +37,7 @@ class EndedRequest(msgspec.Struct, gc=False):
         wall: Unix time of its end; None: unknown.
         refused: Reason why it was rejected.
         e2e: Seconds from its arrival to its end, as a front end has reported them.
+        parts: Its e2e latency in parts by ``parts.KEYS``, which sum to it, without those of 0; None: unknown.
     """
 
     number: int
@@ -51,6 +52,13 @@ class EndedRequest(msgspec.Struct, gc=False):
     max_tokens: int | None = None
     refused: str = ""
     e2e: float | None = None
+    parts: dict[str, float] | None = None
+
+    @property
+    def core_e2e(self) -> float | None:
+        """Seconds from its arrival to its end in the core; None: unknown."""
+        arrival = None if self.request is None else self.request.arrival
+        return None if arrival is None or self.wall is None else self.wall - arrival
 
 
 class TenantCounts(msgspec.Struct, gc=False):
