@@ -12,6 +12,7 @@ from sidestep.catalog.prices import Prices
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
+from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
@@ -42,12 +43,14 @@ class Tracking:
         sampling: Settings of KV block tracking; see ``Registry.sample_blocks``.
         lookups: Settings of lookup tracking.
         request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
+        keeps_timeline: Whether engines have a ``Timeline``.
     """
 
     requests: RequestSettings = dataclasses.field(default_factory=RequestSettings)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     lookups: LookupSettings = dataclasses.field(default_factory=LookupSettings)
     request_sink: Callable[[Engine], RequestSink] | None = None
+    keeps_timeline: bool = False
 
 
 class Accounting:
@@ -106,12 +109,16 @@ class Registry(ExposedEngines):
         self.sample_groups = SampleGroups()
 
     def expire(self, now: float) -> None:
-        """Pass on requests that have waited too long for a front end; then expire silent engines."""
+        """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
         for engine in [*self.engines.values()]:
             requests = engine.part(Trackers).requests
             if requests is not None and requests.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
+        found = [engine.find_part(Timeline) for engine in self.engines.values()]
+        timelines = [timeline for timeline in found if timeline is not None]
+        for timeline in timelines:
+            timeline.trim(self.wall() - SECONDS, len(timelines))
 
     def release_requests(self) -> None:
         """Pass on all requests that wait for a front end, because the exporter ends."""

@@ -82,7 +82,10 @@ class RequestTracker:
         self.sources: dict[int, int] = {}
         self.front_ends = FrontEndReports()
         self.outputs = OutputTracker(
-            self.requests, self.front_ends, self.settings.latency, notes_gaps=sink is not None
+            self.requests,
+            self.front_ends,
+            self.settings.latency,
+            notes_gaps=sink is not None and sink.needs_gaps,
         )
         self.traces = Traces()
         self.sink = sink
