@@ -35,6 +35,7 @@ class EndedRequest(msgspec.Struct, gc=False):
         wall: Unix time of its end; None: unknown.
         refused: Reason why it was rejected.
         e2e: Seconds from its arrival to its end, as a front end has reported them.
+        parts: Its e2e latency in parts by ``parts.KEYS``, which sum to it, without those of 0; None: unknown.
     """
 
     number: int
@@ -49,6 +50,7 @@ class EndedRequest(msgspec.Struct, gc=False):
     max_tokens: int | None = None
     refused: str = ""
     e2e: float | None = None
+    parts: dict[str, float] | None = None
 
 
 class TenantCounts(msgspec.Struct, gc=False):

@@ -1,0 +1,326 @@
+"""Where the time of an engine's requests went, which limit bound, and what the data say to change.
+
+A cause is named only if enough requests have ended, and it takes a material share of their time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from sidestep.catalog.tuning import CAUSES, Cause
+from sidestep_tools.formatting import duration, share
+from sidestep_tools.why.timeline import (
+    FRONT_END_IN,
+    QUEUE,
+    EngineTimeline,
+    Record,
+    Step,
+    parts_of,
+    steps_of,
+)
+
+MIN_REQUESTS = 20
+"""Requests from which on shares mean something."""
+MIN_SECONDS = 0.1
+"""Least time that a cause takes of one request in twenty to be named."""
+MIN_E2E, MIN_TTFT = 0.1, 0.25
+"""Least share of all requests' time, or of their time to first token, that a cause takes to be named."""
+OF_TOP = 1 / 3
+"""Share of the largest cause's time below which others are not named: they may be its consequences."""
+MIN_POINTS = 0.01
+"""Least rise of the hit ratio by twice the cache that is worth a word."""
+MAX_GAP = 1.0
+"""Seconds between two steps from which on the engine was idle, if nobody waited."""
+FIRST = (FRONT_END_IN, QUEUE, "prefill")
+"""Beginnings of the names of parts before the first token."""
+NO_LIMIT = "none"
+PRESENT, TWICE = 1.0, 2.0
+"""Sizes of the cache, as multiples of the present one."""
+TINY = 1e-9
+
+
+class CurvePoint(msgspec.Struct, frozen=True):
+    """A point of ``/api/v1/kv/curve``: the hit ratio of a cache that is ``capacity`` times as large."""
+
+    capacity: float
+    hit_ratio: float
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency of requests, and the shares of its parts, the largest first."""
+
+    p50: float
+    p95: float
+    parts: dict[str, float]
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause that the data support.
+
+    Attributes:
+        cause: Its name in docs/tuning.md.
+        seconds: The time of requests that it took.
+        e2e_share: That as a share of all of their time.
+        ttft_share: Its share of the time to first tokens; 0 if it comes later.
+        change: What to change in this engine.
+        unless: When not to.
+        evidence: Numbers for it.
+    """
+
+    cause: str
+    seconds: float
+    e2e_share: float
+    ttft_share: float
+    meaning: str
+    change: str
+    unless: str
+    evidence: list[str]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to say about one engine.
+
+    Attributes:
+        problem: Why it needs attention, as the live page says; empty: it needs none.
+        seconds: Length of the time in which these requests ended, or steps.
+        limits: Share of the busy time by limit, the largest first; empty: unknown.
+        causes: The largest first; empty: nothing binds, or too little is known.
+        unseen: What cannot be seen, and why.
+    """
+
+    id: str
+    engine: str
+    model: str
+    state: str | None
+    problem: str
+    requests: int
+    steps: int
+    seconds: float
+    ttft: Latency | None
+    e2e: Latency | None
+    limits: dict[str, float]
+    causes: list[Named]
+    unseen: list[str]
+
+
+def report(
+    engine: EngineTimeline,
+    limits: Sequence[str],
+    curve: Sequence[CurvePoint] = (),
+    problem: str = "",
+) -> Report:
+    """Return what the timeline of an engine says.
+
+    Args:
+        engine: Its steps and requests.
+        limits: Names of limits.
+        curve: Its hit ratio by size of the cache; empty: unknown.
+        problem: Why it needs attention, as the live page says; empty: it needs none.
+    """
+    steps = [*steps_of(engine, limits)]
+    divided = [(record, parts) for record in engine.requests if (parts := parts_of(record))]
+    binding = limit_shares(steps)
+    firsts = [
+        {name: each for name, each in parts.items() if name.startswith(FIRST)}
+        for record, parts in divided
+        if record.ttft_seconds is not None
+    ]
+    alls = [parts for _, parts in divided]
+    material = _material(alls, firsts) if len(divided) >= MIN_REQUESTS else ()
+    return Report(
+        id=engine.id,
+        engine=engine.engine,
+        model=engine.model,
+        state=engine.state,
+        problem=problem,
+        requests=len(engine.requests),
+        steps=len(engine.steps.end),
+        seconds=_span(engine),
+        ttft=_latency([r.ttft_seconds for r in engine.requests], firsts),
+        e2e=_latency([r.e2e_seconds for r in engine.requests], alls),
+        limits=binding,
+        causes=[
+            _named(found, engine.dialect, _evidence(found.cause, steps, binding, curve))
+            for found in material
+        ],
+        unseen=[*_unseen(engine, binding, divided)],
+    )
+
+
+def limit_shares(steps: Sequence[Step]) -> dict[str, float]:
+    """Return the share of busy time in which each limit held, the largest first; empty if none is known.
+
+    A limit holds from the start of its step to that of the next one.
+    """
+    seconds: Counter[str] = Counter()
+    for step, after in pairwise(steps):
+        length = max(after.start - step.start, 0.0)
+        if step.limit in ("", NO_LIMIT):
+            length = min(length, step.end - step.start + MAX_GAP)
+        seconds[step.limit] += length
+    if steps:
+        seconds[steps[-1].limit] += steps[-1].end - steps[-1].start
+    del seconds[""]
+    return _shares(seconds)
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    ordered = sorted(seconds.items(), key=lambda each: -each[1])
+    return {name: each / total for name, each in ordered if each > 0.0}
+
+
+def _latency(
+    latencies: Sequence[float | None], parts: Sequence[Mapping[str, float]]
+) -> Latency | None:
+    known = sorted(seconds for seconds in latencies if seconds is not None)
+    if not known:
+        return None
+    return Latency(p50=quantile(known, 0.5), p95=quantile(known, 0.95), parts=_shares(_sum(parts)))
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Return the quantile of ascending numbers, one of which it is."""
+    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each)
+    return total
+
+
+def _span(engine: EngineTimeline) -> float:
+    ends = [record.time.timestamp() for record in engine.requests] + engine.steps.end
+    return max(ends) - min(ends) if ends else 0.0
+
+
+class _Material(NamedTuple):
+    """A cause that takes a material share of the requests' time."""
+
+    cause: Cause
+    seconds: float
+    e2e_share: float
+    ttft_share: float
+
+
+def _material(
+    alls: Sequence[Mapping[str, float]], firsts: Sequence[Mapping[str, float]]
+) -> Iterator[_Material]:
+    """Yield the causes that take a material share of the requests' time, the largest first.
+
+    Args:
+        alls: The parts of each request.
+        firsts: Those before its first token.
+    """
+    total, first = _sum(alls), _sum(firsts)
+    taken = {cause: _taken(cause, total) for cause in CAUSES}
+    waited = {cause: _taken(cause, first) for cause in CAUSES}
+    for cause in sorted(CAUSES, key=lambda each: -taken[each]):
+        e2e = taken[cause] / max(sum(total.values()), TINY)
+        ttft = waited[cause] / max(sum(first.values()), TINY)
+        each_took = sorted(_taken(cause, parts) for parts in alls)
+        is_large = e2e >= MIN_E2E and taken[cause] >= OF_TOP * max(taken.values())
+        is_first = ttft >= MIN_TTFT and waited[cause] >= OF_TOP * max(waited.values())
+        if (is_large or is_first) and quantile(each_took, 0.95) >= MIN_SECONDS:
+            yield _Material(cause, taken[cause], e2e, ttft)
+
+
+def _named(found: _Material, dialect: str, evidence: Iterable[str]) -> Named:
+    cause = found.cause
+    change = next((each.text for each in cause.changes if each.dialect == dialect), "")
+    return Named(
+        cause=cause.name,
+        seconds=found.seconds,
+        e2e_share=found.e2e_share,
+        ttft_share=found.ttft_share,
+        meaning=cause.meaning,
+        change=f"{change}. {cause.otherwise}" if change else cause.otherwise,
+        unless=cause.unless,
+        evidence=[*evidence],
+    )
+
+
+def _taken(cause: Cause, parts: Mapping[str, float]) -> float:
+    return sum(parts.get(part, 0.0) for part in cause.parts)
+
+
+def _evidence(
+    cause: Cause,
+    steps: Sequence[Step],
+    binding: Mapping[str, float],
+    curve: Sequence[CurvePoint],
+) -> Iterator[str]:
+    """Yield numbers that support or limit what to change."""
+    if cause.name in binding:
+        yield f"the limit {cause.name} held {share(binding[cause.name])} of the time"
+    match cause.name:
+        case "kv_blocks":
+            yield from _of_twice_the_cache(curve)
+        case "slots":
+            yield from _of_larger_batches(steps)
+        case "tokens":
+            sizes = sorted(s.prefill_tokens + s.decode_tokens for s in steps if s.prefill_requests)
+            if sizes:
+                yield f"a step with prefill has up to {quantile(sizes, 0.95):,} tokens"
+        case "interference":
+            yield from _of_prefill(steps)
+
+
+def _of_twice_the_cache(curve: Sequence[CurvePoint]) -> Iterator[str]:
+    ratios = {point.capacity: point.hit_ratio for point in curve}
+    if PRESENT in ratios and TWICE in ratios:
+        rise = ratios[TWICE] - ratios[PRESENT]
+        if rise >= MIN_POINTS:
+            yield f"at twice the cache the hit ratio rises by {100 * rise:.0f} points to {share(ratios[TWICE])}"
+        else:
+            yield "twice the cache raises the hit ratio by less than a point: it gives room, no hits"
+
+
+def _of_larger_batches(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield how much longer steps of larger batches are, from the decode steps of two sizes."""
+    decodes = sorted((s.size, s.end - s.start) for s in steps if not s.prefill_requests)
+    if not decodes:
+        return
+    most = decodes[-1][0]
+    large = sorted(seconds for size, seconds in decodes if size > 0.75 * most)
+    small = sorted(seconds for size, seconds in decodes if size <= most / 2)
+    yield f"the batch has up to {most} requests"
+    if len(small) >= MIN_REQUESTS and len(large) >= MIN_REQUESTS:
+        yield (
+            f"a step with over {0.75 * most:.0f} takes {duration(quantile(large, 0.5))},"
+            f" with at most {most // 2} {duration(quantile(small, 0.5))}"
+        )
+
+
+def _of_prefill(steps: Sequence[Step]) -> Iterator[str]:
+    both = [
+        sorted(s.end - s.start for s in steps if bool(s.prefill_requests) is has_prefill)
+        for has_prefill in (True, False)
+    ]
+    if all(both):
+        longer, plain = (duration(quantile(each, 0.5)) for each in both)
+        yield f"a step with prefill takes {longer} (median), without {plain}"
+
+
+def _unseen(
+    engine: EngineTimeline,
+    binding: Mapping[str, float],
+    divided: Sequence[tuple[Record, Mapping[str, float]]],
+) -> Iterator[str]:
+    if not engine.requests:
+        yield "no request has ended"
+    elif len(divided) < MIN_REQUESTS:
+        yield f"the time of only {len(divided)} requests is known, too few to name a cause"
+    if not engine.steps.end:
+        yield "no steps: its core has no tap (docs/vllm-core.md), so limits are unknown"
+    elif not binding:
+        yield "the limits of its steps: its sender does not say them"
+    if divided and all(record.parts is None for record, _ in divided):
+        yield "parts of its requests but for their intervals: no interference, no limit of the queue"
