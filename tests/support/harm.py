@@ -256,6 +256,8 @@ def _check_engine(engine: Engine) -> None:
         assert requests.prefilling <= requests.live.keys()
         assert requests.preempted.keys() <= requests.live.keys()
         assert requests.waiting_tokens == sum(r.waits for r in requests.live.values())
+        assert requests.prefill_tokens == sum(r.unfilled for r in requests.live.values())
+        assert 0 <= requests.waiting_prompt_tokens <= requests.waiting_tokens
         assert sum(requests.adapters.values()) <= len(requests.live)
 
 

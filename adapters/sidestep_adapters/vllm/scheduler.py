@@ -26,10 +26,11 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
 from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
-from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap, is_paused
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -66,6 +67,7 @@ class _Core:
             lookups=self._lookups(scheduler),
         )
         self.requests = SchedulerTap(self._push, self._fail, events)
+        self.limits = LimitReader(scheduler)
         self.stats = VllmTap(
             self._push,
             self._fail,
@@ -210,6 +212,19 @@ class _Tapped(Base):  # type: ignore[misc]
         super().add_request(request)
         if self._core is not None and not known:
             self._core.requests.queued(request)
+            if is_paused(self):
+                # No step follows that would say so.
+                self._core.requests.limited(PAUSED)
+
+    def set_pause_state(self, *args: Any, **kwargs: Any) -> None:
+        """Pause or resume; a paused scheduler is not called, so that no step has its limit."""
+        if self._core is None:
+            super().set_pause_state(*args, **kwargs)
+            return
+        before = is_paused(self)
+        super().set_pause_state(*args, **kwargs)
+        if is_paused(self) != before:
+            self._core.requests.limited(NONE if before else PAUSED)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule the next batch."""
@@ -217,9 +232,13 @@ class _Tapped(Base):  # type: ignore[misc]
         if core is None:
             return super().schedule(*args, **kwargs)
         core.flush_blocks()
+        core.limits.started()
         started = core.requests.scheduling_since = time.monotonic()
         output = super().schedule(*args, **kwargs)
-        core.requests.scheduled(output, self.requests, started)
+        # Its only argument, in newer releases, asks to leave prefills to a later step.
+        is_throttled = any(args) or any(kwargs.values())
+        limit = core.limits.read(self, output, is_throttled=is_throttled)
+        core.requests.scheduled(output, self.requests, started, limit)
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -252,11 +271,13 @@ class _Tapped(Base):  # type: ignore[misc]
     def _preempt_request(self, request: Any, timestamp: float, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, timestamp, *args, **kwargs)
         if self._core is not None:
+            self._core.limits.preempted(request)
             self._core.requests.preempted(request.request_id, timestamp)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)
         if self._core is not None:
+            self._core.limits.left(request)
             self._core.requests.freed(request)
         return result
 

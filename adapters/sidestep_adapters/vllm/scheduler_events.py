@@ -49,6 +49,9 @@ _get_name = attrgetter("request_id")
 Taken = tuple[list[str], list[int], list[tuple[str, Any]]]
 """Of outputs: names, numbers of tokens, and of first outputs the name and what is known of the prompt."""
 
+OpenStep = tuple[Any, float | None, int | None]
+"""A step that has begun: its batch, when its scheduling began, and the limit; None: unknown."""
+
 
 class SchedulerEvents:
     """Converter of one scheduler's recorded events to items.
@@ -235,21 +238,20 @@ class SchedulerEvents:
 
     def iteration(
         self,
-        started: float | None,
+        opened: OpenStep,
         stamp: float,
         wall: float,
-        batch: Any,
         clients: Sequence[tuple[float, Sequence[str], Sequence[int], Sequence[tuple[str, Any]]]],
     ) -> Iteration:
         """Return the event of a step.
 
         Args:
-            started: When its scheduling began; None: unknown.
+            opened: Its batch, when the scheduling of that began, and the limit that held afterwards.
             stamp: When it ended.
             wall: Unix time of that.
-            batch: What the scheduler has scheduled.
             clients: The timestamp of each API server's outputs, and what ``taken`` has read of them.
         """
+        batch, started, limit = opened
         outputs: list[Output] = []
         prompts: list[Prompt] = []
         names: list[str] = []
@@ -263,13 +265,17 @@ class SchedulerEvents:
             self.steps.add(started, stamp, computed, has_output=bool(outputs))
         stamp = outputs[0].stamp if outputs else stamp
         step = Iteration(started if started is not None else stamp, stamp, wall, outputs)
-        step.prompts = prompts
+        step.prompts, step.limit = prompts, limit
         self._batch(step, names, batch.num_scheduled_tokens, computed)
         cached = batch.scheduled_cached_reqs
         step.kv_tokens = sum(cached.num_computed_tokens) + sum(
             new.num_computed_tokens for new in batch.scheduled_new_reqs
         )
         return step
+
+    def limited(self, stamp: float, wall: float, limit: int) -> Iteration:
+        """Return the event of a limit without a step: no request is computed, and none had output."""
+        return Iteration(stamp, stamp, wall, limit=limit)
 
     def _output(self, stamp: float, names: Sequence[str], tokens: Sequence[int]) -> Output:
         requests = [*map(self._numbers.get, names)]

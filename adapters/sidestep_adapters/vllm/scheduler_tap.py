@@ -19,7 +19,7 @@ from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
-from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
+from sidestep_adapters.vllm.scheduler_events import DeferredEvent, OpenStep, SchedulerEvents
 
 LONG_STEP = 0.05
 """Seconds after which the start of a step is sent before its end."""
@@ -72,7 +72,7 @@ class SchedulerTap:
         self.thread: int | None = None
         self._flushed_at = 0.0
         self._closed_session = ""
-        self._started: deque[tuple[Any, float]] = deque(maxlen=64)
+        self._started: deque[tuple[Any, float, int | None]] = deque(maxlen=64)
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
 
@@ -94,10 +94,17 @@ class SchedulerTap:
         """Record a preempted request."""
         self._deferred_events.append((self.events.preempted, (request_id, stamp)))
 
-    def scheduled(self, output: Any, requests: Mapping[str, Any], started: float) -> None:
-        """Record a batch; requests that are new in it have a fresh event."""
+    def limited(self, limit: int) -> None:
+        """Record a limit that holds from now on, although no step is scheduled; push it."""
+        self._deferred_events.append((self.events.limited, (_monotonic(), _wall(), limit)))
+        self._flush()
+
+    def scheduled(
+        self, output: Any, requests: Mapping[str, Any], started: float, limit: int | None = None
+    ) -> None:
+        """Record a batch and its limit; requests that are new in it have a fresh event."""
         try:
-            self._started.append((output, started))
+            self._started.append((output, started, limit))
             self.scheduling_since = 0.0
             deferred = self._deferred_events
             has_lookups = self.events.lookups is not None
@@ -150,10 +157,8 @@ class SchedulerTap:
             if batch.num_scheduled_tokens:
                 # Set while the step is open, so that no reader finds the end of an earlier step.
                 self.ended_at = ended
-            started = self._started_at(batch)
-            self._deferred_events.append(
-                (self.events.iteration, (started, ended, _wall(), batch, found))
-            )
+            opened = self._opened(batch)
+            self._deferred_events.append((self.events.iteration, (opened, ended, _wall(), found)))
             if self._ended_in_update:
                 self._deferred_events += self._ended_in_update
                 self._ended_in_update.clear()
@@ -161,20 +166,20 @@ class SchedulerTap:
         except Exception:  # noqa: BLE001 - as above
             self._fail("a step could not be recorded")
 
-    def _started_at(self, batch: Any) -> float | None:
-        """Return when the scheduling of ``batch`` began; batches come back in order."""
+    def _opened(self, batch: Any) -> OpenStep:
+        """Return the step of ``batch``; batches come back in order."""
         while self._started:
-            scheduled, started = self._started.popleft()
-            if scheduled is batch:
-                return started
-        return None
+            opened = self._started.popleft()
+            if opened[0] is batch:
+                return opened
+        return batch, None, None
 
     def open_step(self) -> tuple[float, int] | None:
         """Return when the oldest open step began, and its tokens; in the publisher thread.
 
         A batch without tokens is no step.
         """
-        for batch, started in list(self._started):
+        for batch, started, _ in list(self._started):
             if batch.num_scheduled_tokens:
                 return started, batch.total_num_scheduled_tokens
         return None
@@ -266,13 +271,13 @@ class SchedulerProgress:
             steps.computed,
             longest,
             longest_tokens,
-            PAUSED if _is_paused(scheduler) else "",
+            PAUSED if is_paused(scheduler) else "",
             blocked=lambda: sum(_state(request) in BLOCKED for request in _requests(scheduler)),
             request_tokens=lambda: sum(request.num_tokens for request in _requests(scheduler)),
         )
 
 
-def _is_paused(scheduler: Any) -> bool:
+def is_paused(scheduler: Any) -> bool:
     """Return whether the scheduler is paused and has nothing left to finish."""
     state = int(getattr(scheduler, "pause_state", 0))
     return state >= PAUSED_ALL or (state > 0 and not scheduler.running)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 from sidestep.catalog.prices import PARTS, PRICED
-from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row
+from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
+from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.kv_blocks.lookups import REASONS
 
 # The tables are laid out by hand: name above text, two lines a row.
@@ -36,6 +37,57 @@ def saturation(
               " takes for the part of a step that costs the same whatever the batch."),
         built("sidestep_shortest_step_timestamp_seconds", Computed("shortest_step_time"),
               "Unix time at which sidestep_shortest_step_seconds was measured."),
+    )
+
+
+def step_limits(
+    seconds: Source,
+    steps: Source,
+    shared: tuple[str, ...] = ENGINE_LABELS,
+    *,
+    unit_divisor: int = 1,
+    mirrored: bool = False,
+    feature: str = "",
+) -> tuple[Row, ...]:
+    """Return the rows of the limits on what an engine admits, which come from ``seconds`` and ``steps``."""
+    built = functools.partial(counter, own=("limit",), shared=shared, closed=LIMITS,
+                              mirrored=mirrored, feature=feature)
+    return (
+        built("sidestep_step_limit_seconds_total", seconds,
+              "Time in which the engine had unfinished requests, by what kept the next waiting"
+              " request from the batch: none, no request waited; slots, the batch had its most"
+              " requests (max_num_seqs, max_running_requests); tokens, the step had its most tokens"
+              " (max_num_batched_tokens, max_prefill_tokens, chunked_prefill_size); kv_blocks, the"
+              " KV cache was full; lora, the batch had its most adapters (max_loras,"
+              " max_loras_per_batch); grammar, kv_transfer, encoder: it waited for its compiled"
+              " grammar, for KV from elsewhere, or for the multimodal encoder; paused, by an"
+              " operator; deferred, for any other reason. A limit holds from the scheduling of a"
+              " step to that of the next; idle time counts nowhere.", unit_divisor=unit_divisor),
+        built("sidestep_steps_total", steps,
+              "Steps with at least one request, by what kept the next waiting request from the"
+              " batch when the step was scheduled; sidestep_step_limit_seconds_total has the"
+              " limits."),
+    )
+
+
+def backlog(
+    prompt: Source,
+    prefill: Source,
+    shared: tuple[str, ...] = ENGINE_LABELS,
+    *,
+    mirrored: bool = False,
+    feature: str = "",
+) -> tuple[Row, ...]:
+    """Return the rows of the tokens that are still to be prefilled."""
+    built = functools.partial(gauge, shared=shared, mirrored=mirrored, feature=feature)
+    return (
+        built("sidestep_waiting_prompt_tokens", prompt,
+              "Prompt tokens of the requests that wait for a place in the batch, also of preempted"
+              " ones. What a cache has of them is included."),
+        built("sidestep_unfinished_prefill_tokens", prefill,
+              "Tokens that are still to be prefilled: those of waiting requests, with what a"
+              " preempted one has generated, and of requests in the batch what no step has computed"
+              " yet. What a cache has of a prompt is included until its prefill ends."),
     )
 
 

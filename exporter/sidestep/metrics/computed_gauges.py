@@ -67,6 +67,8 @@ COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "whatif_hit_ratio_per_gib": _of(Trackers, "lookups", "summary", "per_gib"),
     "whatif_sufficient_blocks": _of(Trackers, "lookups", "summary", "sufficient"),
     "kv_working_set_blocks": _of(Trackers, "lookups", "summary", "working_set"),
+    "waiting_prompt_tokens": _of(Trackers, "requests", "requests", "waiting_prompt_tokens"),
+    "unfinished_prefill_tokens": _of(Trackers, "requests", "requests", "prefill_tokens"),
     "kv_tracked_blocks": _of(Trackers, "blocks", "tracked"),
 }
 """Functions by the name in ``catalog.row.Computed``; ``SetGauges`` has the others."""

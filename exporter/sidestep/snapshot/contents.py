@@ -28,6 +28,7 @@ from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight
+from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
@@ -104,11 +105,14 @@ CONTENTS = (
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",
         "outputs": "TrackerState.step", "front_ends": "TrackerState.front_ends",
         "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
+        "limits": "TrackerState.limits",
     }, "settings traces sink block_size _now _max_expired _out"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",
-    }, "capacity max_age preempted waiting_tokens adapters limited untracked _shared_capacity _check_at"),
+    }, "capacity max_age preempted waiting_tokens waiting_prompt_tokens prefill_tokens adapters limited untracked"
+        " _shared_capacity _check_at"),
     Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps _requests _front_ends _latency"),
+    Held(LimitTimes, _same("LimitState", "limit since busy"), ""),
     Held(FrontEndReports, _same("FrontEndState", "sent received ends held"), "expected _since"),
     Held(EngineSamples, _same("TrackerState", "known_until interrupted_until") | {"observed": "GroupState"},
         "unknown _sample_groups _deployment _peers _open _closed"),

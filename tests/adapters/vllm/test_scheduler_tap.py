@@ -369,14 +369,15 @@ def test_a_step_is_timed_by_its_own_batch() -> None:
     bench.ask("a")
     lost, kept = bench.schedule(a=1), bench.schedule(a=1)
     started = 1.5
-    for number, (batch, at) in enumerate(list(bench.tap._started)):
-        bench.tap._started[number] = (batch, at + number)
+    for number, (batch, at, _) in enumerate(list(bench.tap._started)):
+        bench.tap._started[number] = (batch, at + number, number)
     bench.update(kept, {"a": 1})
     bench.update(lost, {"a": 1})
 
     first, second = bench.of(Iteration)
 
     assert (started + 1, second.stamp) == (first.started, second.started)
+    assert (1, None) == (first.limit, second.limit)
 
 
 TRACE = f"00-{'a' * 32}-{'b' * 16}-01"

@@ -87,7 +87,7 @@ class EventHandlers(Handlers):
         *(f"kv_block_{name}" for name in BLOCK_HANDLERS), *BLOCK_COUNTERS.values(),
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
-        "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
+        "step_limit_seconds", "steps_by_limit", "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -102,6 +102,8 @@ class EventHandlers(Handlers):
         self._states = handled["requests_by_state"].slots
         self._longest = layout.handler_slot("longest_preemption")
         self._refused = handled["refused_requests"]
+        self._limit_seconds = handled["step_limit_seconds"]
+        self._limit_steps = handled["steps_by_limit"]
         self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
@@ -145,6 +147,10 @@ class EventHandlers(Handlers):
         increase(engine, self._omitted, outcomes.omitted)
         for reason, count in outcomes.refused.items():
             self.registry.add(engine, self._refused, reason, count)
+        for limit, micros in outcomes.limit_micros.items():
+            self.registry.add(engine, self._limit_seconds, limit, micros)
+        for limit, count in outcomes.limit_steps.items():
+            self.registry.add(engine, self._limit_steps, limit, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
         if self.registry.accounting.is_on and self.tenants is not None:

@@ -14,9 +14,11 @@ from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
+    backlog,
     cost,
     goodput,
     saturation,
+    step_limits,
     tenants,
 )
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
@@ -141,7 +143,11 @@ TAPPED: tuple[Row, ...] = (
     histogram("sidestep_aborted_request_duration_seconds", "aborted[].seconds",
               "Time from an aborted request's entry into the queue to its abort.",
               buckets="request_latency", feature=REQUEST_EVENTS),
+    *backlog(Computed("waiting_prompt_tokens"), Computed("unfinished_prefill_tokens"),
+             feature=ENGINE_CORE),
     # Engine steps.
+    *step_limits(Handler("step_limit_seconds"), Handler("steps_by_limit"), unit_divisor=MICROS,
+                 feature=ENGINE_CORE),
     _histogram("sidestep_iteration_interval_seconds", "steps[].interval",
                "Time from the output of one iteration to the output of the next, including idle"
                " time.", buckets="iteration_duration"),

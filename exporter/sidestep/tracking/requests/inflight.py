@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -63,6 +63,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
         waits: Its tokens that count as waiting.
+        prompt_waits: Those of its prompt.
+        unfilled: Its tokens that count as not computed yet, before its next output.
         queued: Time of its entry into the queue.
         scheduled: Time of the SCHEDULED event that ends its queueing.
         preempted: Time of its preemption, until it is scheduled again.
@@ -114,6 +116,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     max_tokens: int | None = None
     held_since: float | None = None
     held_tokens: int = 0
+    prompt_waits: int = 0
+    unfilled: int = 0
 
     def join_batch(self, now: float) -> None:
         """Note that the request holds its tokens' blocks from now on."""
@@ -147,6 +151,9 @@ class InFlight:
         live: The requests, in the order of their first events.
         prefilling: Numbers of requests without an output since they entered the batch.
         preempted: Preempted requests that wait, and the times of their preemption.
+        waiting_tokens: Tokens of the requests that wait, with those generated before a preemption.
+        waiting_prompt_tokens: Tokens of their prompts.
+        prefill_tokens: Tokens that are not computed yet, of requests that wait or are in prefill.
         adapters: Number of requests by LoRA adapter and state, ``running`` or ``waiting``.
         limited: Requests whose adapter became ``__other__`` since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since this was last
@@ -163,7 +170,7 @@ class InFlight:
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
         self.preempted: dict[int, float] = {}
-        self.waiting_tokens = 0
+        self.waiting_tokens = self.waiting_prompt_tokens = self.prefill_tokens = 0
         self.adapters: dict[tuple[str, str], int] = {}
         self.limited = 0
         self.untracked: Counter[str] = Counter()
@@ -201,6 +208,8 @@ class InFlight:
         if request.state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
         self.waiting_tokens += request.waits
+        self.waiting_prompt_tokens += request.prompt_waits
+        self.prefill_tokens += request.unfilled
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, 1)
 
@@ -220,11 +229,36 @@ class InFlight:
         request.state = state
         if state in (WAITING, PREEMPTED):
             request.waits = request.prompt_tokens + request.tokens
+            request.prompt_waits = request.prompt_tokens
             self.waiting_tokens += request.waits
+            self.waiting_prompt_tokens += request.prompt_waits
+            self._leave_unfilled(request, request.waits)
         if state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
         if request.adapter:
             self._count_adapter(request, 1)
+
+    def begin_prefill(self, number: int, request: Request) -> None:
+        """Note that a request has joined the batch: what it has waited with is still to be computed."""
+        waited = request.waits
+        self.move(number, request, RUNNING)
+        self.prefilling.add(number)
+        self._leave_unfilled(request, waited)
+
+    def fill(self, number: int, computed: int) -> None:
+        """Note that a step has computed tokens of a request in prefill."""
+        request = self.live[number]
+        self._leave_unfilled(request, max(request.unfilled - computed, 0))
+
+    def end_prefill(self, numbers: Iterable[int]) -> None:
+        """Note that requests had output, so that nothing of their prompts is left to compute."""
+        for number in self.prefilling.intersection(numbers):
+            self.prefilling.discard(number)
+            self._leave_unfilled(self.live[number], 0)
+
+    def _leave_unfilled(self, request: Request, tokens: int) -> None:
+        self.prefill_tokens += tokens - request.unfilled
+        request.unfilled = tokens
 
     def remove(self, number: int) -> Request | None:
         """Remove a request that ended from all counts; return None if it is unknown."""
@@ -318,7 +352,9 @@ class InFlight:
 
     def _uncount(self, number: int, request: Request) -> None:
         self.waiting_tokens -= request.waits
-        request.waits = 0
+        self.waiting_prompt_tokens -= request.prompt_waits
+        request.waits = request.prompt_waits = 0
+        self._leave_unfilled(request, 0)
         self.preempted.pop(number, None)
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, -1)

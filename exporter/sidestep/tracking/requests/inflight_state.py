@@ -10,6 +10,7 @@ import msgspec
 
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.limits import LimitState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
 
@@ -31,6 +32,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     front_ends: FrontEndState | None = None
     processes: int = 1
     sources: dict[int, int] = {}
+    limits: LimitState | None = None
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -86,6 +88,7 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         tracker.front_ends.state(),
         tracker.processes,
         tracker.sources,
+        tracker.limits.state(),
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -129,6 +132,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     tracker.samples.interrupted_until = state.interrupted_until
     if state.front_ends is not None:
         tracker.front_ends.restore(state.front_ends)
+    if state.limits is not None:
+        tracker.limits.restore(state.limits)
 
 
 def sort_preempted(tracker: RequestTracker) -> None:

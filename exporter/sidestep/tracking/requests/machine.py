@@ -28,6 +28,7 @@ from sidestep.protocol.request_events import (
 from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
 from sidestep.tracking.requests.front_end import FrontEndReports, Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
+from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
@@ -57,6 +58,7 @@ class RequestTracker:
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
         front_ends: Reports of the engine's front ends.
+        limits: Times of the limits on what the engine admits.
         traces: Trace contexts of requests whose latencies front ends report.
         sink: Receiver of the requests that end; None: they are not needed.
         block_size: Tokens of a KV block; 0: unknown.
@@ -87,6 +89,7 @@ class RequestTracker:
             self.settings.latency,
             notes_gaps=sink is not None and sink.needs_gaps,
         )
+        self.limits = LimitTimes()
         self.traces = Traces()
         self.sink = sink
         self.block_size = 0
@@ -110,6 +113,9 @@ class RequestTracker:
         for event in item.events:
             self._apply_event(event)
             self._expire(event.stamp)
+            self.limits.update(event.stamp, out, is_busy=bool(self.requests.live))
+        if not item.events:
+            self.limits.advance(item.stamp, out)
         self.samples.advance(item.known_until)
         self._expire(item.stamp)
         self._count_unknown_groups()
@@ -179,6 +185,7 @@ class RequestTracker:
     def _drop(self, reason: str, more: int, process: int | None) -> None:
         """Drop the requests of a process, or of all processes, and ``more`` that are not tracked."""
         self.outputs.last_step = None
+        self.limits.restart()
         self.front_ends.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)
@@ -237,6 +244,7 @@ class RequestTracker:
     def _apply_event(self, event: Event) -> None:
         match event:
             case Iteration():
+                self.limits.observe(event, self._out)
                 self.outputs.observe(event, self._out)
             case Queued():
                 self._queued(event)
@@ -289,8 +297,7 @@ class RequestTracker:
         request.join_batch(event.stamp)
         if request.fresh and (request.scheduled is None or self.settings.scheduled == "last"):
             request.scheduled = event.stamp
-        self.requests.move(event.request, request, RUNNING)
-        self.requests.prefilling.add(event.request)
+        self.requests.begin_prefill(event.request, request)
 
     def _resume(self, request: Request, now: float) -> None:
         """End a preemption, because the request is scheduled again or has ended."""

@@ -154,6 +154,8 @@ class Outcomes(msgspec.Struct):
         traced: Observations among these that have a trace context; the longest inter-token latency of
             each request.
         held_micros: KV blocks times microseconds in the batch, of requests that left the batch.
+        limit_micros: Microseconds by the limit that kept the next waiting request from the batch.
+        limit_steps: Steps by the same.
     """
 
     iteration: IterationStats
@@ -170,6 +172,8 @@ class Outcomes(msgspec.Struct):
     tenants: dict[str, TenantCounts] = {}
     traced: list[TracedLatency] = []
     held_micros: int = 0
+    limit_micros: dict[str, int] = {}
+    limit_steps: dict[str, int] = {}
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""

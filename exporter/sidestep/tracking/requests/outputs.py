@@ -49,7 +49,7 @@ class OutputTracker:
             generated += sum(output.tokens) if output.tokens else len(output.requests)
             self._observe_output(output, event.wall, out)
             if prefilling:
-                prefilling.difference_update(output.requests)
+                self._requests.end_prefill(output.requests)
         out.iteration.num_generation_tokens += generated
         if event.is_slice:
             out.slice_tokens += prompted + generated
@@ -66,10 +66,12 @@ class OutputTracker:
         prefilling = self._requests.prefilling
         prefill = prefilling.intersection(batch) if prefilling else ()
         total = sum(tokens) if tokens else len(batch)
-        prefilled = len(prefill)
-        if tokens and prefill:
-            pairs = zip(batch, tokens, strict=True)
-            prefilled = sum(count for number, count in pairs if number in prefill)
+        prefilled = 0
+        if prefill:
+            for number, count in zip(batch, tokens or repeat(1, len(batch)), strict=True):
+                if number in prefill:
+                    prefilled += count
+                    self._requests.fill(number, count)
         shape = IterationShape(
             duration=out.between(event.started, event.stamp),
             interval=interval,

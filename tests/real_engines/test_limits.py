@@ -1,0 +1,152 @@
+"""The limit that binds a step in real engines: each limit is forced, and the page names it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from exporters import until
+from real_engines.comparison import (
+    Page,
+    assert_nothing_refused,
+    labels_of,
+    parse,
+    settled_alone,
+    value,
+)
+from real_engines.load import Answer, Ask, Client
+from real_engines.processes import ExporterProcess
+from real_engines.sites import TAP, VllmSite
+from real_engines.tiny_model import make_adapter
+from sidestep.protocol.request_events import LIMITS
+
+pytestmark = pytest.mark.engine
+
+SECONDS, STEPS = "sidestep_step_limit_seconds", "sidestep_steps"
+RIGHT = 0.95
+"""Least share of the waiting time that has the forced limit."""
+ADAPTERS = ("lora-a", "lora-b", "lora-c")
+PAUSE = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A limit, the flags that force it, and the requests that meet it.
+
+    Attributes:
+        prompt: Tokens of each prompt.
+        tokens: Tokens that each request asks for.
+        models: Names that the requests ask for in turn.
+    """
+
+    limit: str
+    flags: str
+    prompt: int
+    tokens: int
+    requests: int = 24
+    models: tuple[str, ...] = ("tiny",)
+
+
+CASES = (
+    Case("slots", "--max-num-seqs 2", 30, 60),
+    Case("kv_blocks", "--num-gpu-blocks-override 24 --max-model-len 512", 200, 120),
+    Case("tokens", "--max-num-batched-tokens 64 --max-num-seqs 64", 600, 2),
+    Case("lora", "--enable-lora --max-loras 1 --max-lora-rank 8", 30, 60, models=ADAPTERS),
+)
+
+
+def times(page: Page) -> dict[str, float]:
+    """Return the seconds by limit."""
+    return {limit: value(page, SECONDS, limit=limit) for limit in LIMITS}
+
+
+def share(found: Mapping[str, float], limit: str) -> float:
+    """Return the share of the waiting time in which ``limit`` held."""
+    waiting = sum(seconds for name, seconds in found.items() if name != "none")
+    return found[limit] / waiting if waiting else 0.0
+
+
+async def idle_page(exporter: ExporterProcess, answers: list[Answer]) -> Page:
+    """Return the page once it has all answers' ends."""
+    return await settled_alone(
+        exporter, lambda page: value(page, "vllm:request_success") >= len(answers)
+    )
+
+
+@pytest.mark.parametrize("scheduling", ["--async-scheduling", "--no-async-scheduling"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.limit)
+async def test_a_forced_limit_is_named(
+    case: Case, scheduling: str, vllm: VllmSite, tmp_path: Path
+) -> None:
+    """For the whole time in which requests wait; one request alone has no limit, and idle time none."""
+    modules = [f"{name}={make_adapter(tmp_path / name)}" for name in ADAPTERS]
+    lora = ["--lora-modules", *modules] if case.models == ADAPTERS else []
+    server = vllm.server([*shlex.split(case.flags), *TAP, scheduling, *lora])
+    async with vllm.with_exporter(server) as exporter:
+        async with Client(server.base) as client:
+            alone = [await client.ask(Ask(client.text(20), 20, model=case.models[0]))]
+            first = times(await idle_page(exporter, alone))
+            asks = [
+                Ask(client.text(case.prompt), case.tokens, model=name)
+                for name in case.models * (case.requests // len(case.models))
+            ]
+            began = time.monotonic()
+            answers = await client.ask_all(asks)
+            took = time.monotonic() - began
+            page = await idle_page(exporter, [*alone, *answers])
+        before = times(page)
+        await asyncio.sleep(2 * PAUSE)
+        after = parse(await exporter.page())
+    found = {limit: seconds - first[limit] for limit, seconds in before.items()}
+    print(  # noqa: T201
+        f"\n{case.limit} {scheduling}: {share(found, case.limit):.1%} of the waiting time,"
+        f" {sum(found.values()):.2f} of {took:.2f} s busy:",
+        {limit: round(seconds, 3) for limit, seconds in found.items() if seconds},
+    )
+
+    assert all(answer.status == 200 for answer in answers)
+    assert {"none"} == {limit for limit, seconds in first.items() if seconds}
+    assert share(found, case.limit) >= RIGHT
+    # Nearly all of the time, and never more: the front end and the client take the rest.
+    assert 0.8 * took <= sum(found.values()) <= took
+    assert before == times(after)
+    assert [*LIMITS] == sorted(
+        {labels["limit"] for labels in labels_of(after, STEPS)} & {*LIMITS}, key=LIMITS.index
+    )
+    assert value(after, "sidestep_waiting_prompt_tokens") == 0
+    assert value(after, "sidestep_unfinished_prefill_tokens") == 0
+    assert_nothing_refused(after)
+
+
+async def test_a_pause_is_named_while_it_lasts(vllm: VllmSite) -> None:
+    """Requests that arrive at a paused engine wait for it, and it runs no step."""
+    server = vllm.server(TAP, {"VLLM_SERVER_DEV_MODE": "1"})
+    async with vllm.with_exporter(server) as exporter, Client(server.base) as client:
+        await client.ask(Ask(client.text(20), 20))
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{server.base}/pause") as answer:
+                assert answer.status == 200
+            asks = [Ask(client.text(20), 20) for _ in range(3)]
+            asking = asyncio.create_task(client.ask_all(asks))
+
+            async def has_waited() -> bool:
+                page = parse(await exporter.page())
+                waits = value(page, "sidestep_waiting_prompt_tokens")
+                return times(page)["paused"] > PAUSE and waits >= 3 * 20
+
+            await until(has_waited, 60, "a pause on the page")
+            async with session.post(f"{server.base}/resume") as answer:
+                assert answer.status == 200
+        await asking
+        found = times(
+            await settled_alone(exporter, lambda p: value(p, "vllm:request_success") >= 4)
+        )
+
+    assert share(found, "paused") >= RIGHT
