@@ -143,7 +143,7 @@ class SlowEngine:
         batch: dict[int, int] = {}
         left = load.budget
         for each in self._running:
-            tokens = min(each.missing or 1, left)
+            tokens = min(each.missing, left)
             if tokens:
                 batch[each.number] = tokens
                 left -= tokens
@@ -157,7 +157,7 @@ class SlowEngine:
             batch[each.number] = min(each.missing, left)
             left -= batch[each.number]
             yield Scheduled(each.number, started)
-        fresh = [each for each in self._running if each.missing]
+        fresh = [each for each in self._running if each.missing > 1 or not each.generated]
         prefilled = sum(batch.get(each.number, 0) for each in fresh)
         self._now += 0.01 + 0.0002 * len(batch) + load.per_token * prefilled
         yield from self._end(started, batch, limit)
@@ -188,7 +188,6 @@ class SlowEngine:
                 if not each.generated:
                     prompts.append(Prompt(each.number, each.prompt))
                 each.generated += 1
-                each.computed = each.prompt + each.generated - 1
                 served.append(each)
         stamp = self._now
         yield Iteration(

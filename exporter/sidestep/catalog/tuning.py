@@ -118,7 +118,7 @@ CAUSES = (
     ),
     Cause("queue", ("queue.unknown",),
         "Requests wait in the queue, and the engine does not say which limit binds.",
-        (), "Install the tap, which says it: docs/vllm-core.md.", "requests wait for a moment only.",
+        (), "Install this release's tap in the engine, which says it: docs/vllm-core.md.", "requests wait for a moment only.",
         "sidestep_step_limit_seconds_total exists with the tap.",
     ),
     Cause("interference", ("interference",),

@@ -9,6 +9,7 @@ from sidestep_tools.why.analysis import Latency, Report
 from sidestep_tools.why.timeline import EngineTimeline, Record, phases_of, preemptions_of
 
 MAX_PARTS = 4
+MAX_CAUSES = 2
 LEAST = 0.005
 """Share of a part, or of a limit, below which it has no word."""
 BAR = 30
@@ -17,7 +18,7 @@ BAR = 30
 
 def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]:
     """Yield the lines of a report on one engine, and one on all ``others``."""
-    state = report.problem or ("" if report.state in (None, "ok") else report.state)
+    state = report.problem or ("" if report.state in (None, "ok", "starting") else report.state)
     state = f", {state}" if state else ""
     model = f" ({report.model})" if report.model else ""
     yield (
@@ -29,7 +30,7 @@ def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]
             yield _latency_line(name, latency)
     if report.limits:
         yield f"limits of admission, by time: {_shares(report.limits)}"
-    for cause in report.causes:
+    for cause in report.causes[:MAX_CAUSES]:
         evidence = "; ".join(
             [f"{share(cause.e2e_share)} of e2e, {share(cause.ttft_share)} of TTFT", *cause.evidence]
         )
