@@ -112,6 +112,14 @@ def test_the_spans_of_a_request() -> None:
         "sidestep.inter_token_latency.max": 1.25,
         "sidestep.preemptions": 1,
         "sidestep.preempted_time": 0.5,
+        "sidestep.part.front_end_in": 0.25,
+        "sidestep.part.queue.unknown": 0.25,
+        "sidestep.part.prefill": 0.01,
+        "sidestep.part.prefill_gap": 0.49,
+        "sidestep.part.decode": 0.51,
+        "sidestep.part.preempted": 0.5,
+        "sidestep.part.recompute": 0.25,
+        "sidestep.part.stalled": 0.24,
     }
 
 

@@ -12,6 +12,7 @@ from sidestep.catalog.prices import Prices
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
+from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
@@ -112,7 +113,7 @@ class Registry(ExposedEngines):
         """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
         for engine in [*self.engines.values()]:
             requests = engine.part(Trackers).requests
-            if requests is not None and requests.release_overdue(now):
+            if requests is not None and requests.ended.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
         found = [engine.find_part(Timeline) for engine in self.engines.values()]
@@ -125,7 +126,7 @@ class Registry(ExposedEngines):
         for engine in self.engines.values():
             requests = engine.part(Trackers).requests
             if requests is not None:
-                requests.release_held()
+                requests.ended.release()
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""
@@ -141,7 +142,11 @@ class Registry(ExposedEngines):
             deployment = engine.id.rpartition("/")[0]
             sink = self.sink_of(engine)
             trackers.requests = RequestTracker(
-                self.tracking.requests, self.sample_groups, deployment, sink
+                self.tracking.requests,
+                self.sample_groups,
+                deployment,
+                sink,
+                part_counter(engine),
             )
         return trackers.requests
 

@@ -58,6 +58,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         extra_tokens: Output tokens beyond one a step: accepted drafts of speculative decoding.
         max_tokens: Limit on output tokens.
         objectives: Whether it met each objective of ``--slo`` that can be decided.
+        parts: ``e2e_seconds`` in parts that sum to it; see ``tracking.requests.parts.KEYS``.
     """
 
     key: str
@@ -94,6 +95,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra_tokens: int
     max_tokens: int | None
     objectives: dict[str, bool]
+    parts: dict[str, float] | None = None
 
 
 def output_tokens(ended: EndedRequest) -> int:
@@ -150,6 +152,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         extra_tokens=request.extra_tokens,
         max_tokens=request.max_tokens if ended.max_tokens is None else ended.max_tokens,
         objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
+        parts=None if ended.parts is None else _rounded_parts(ended.parts),
     )
 
 
@@ -233,6 +236,18 @@ def _mean_itl(request: Request) -> float | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, DIGITS)
+
+
+def _rounded_parts(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts that are not 0 when their ends are rounded, so that they sum to the rounded total."""
+    found: dict[str, float] = {}
+    total = end = 0.0
+    for key, seconds in parts.items():
+        begin, total = end, total + seconds
+        end = round(total, DIGITS)
+        if end > begin:
+            found[key] = round(end - begin, DIGITS)
+    return found
 
 
 def _utc(time: float) -> datetime:

@@ -26,12 +26,14 @@ from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.requests.ended_requests import EndedRequests
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight
 from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
+from sidestep.tracking.requests.parts import PartsTracker
 
 
 class Held(NamedTuple):
@@ -103,15 +105,17 @@ CONTENTS = (
     Held(Accounted, {}, "counters"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",
-        "outputs": "TrackerState.step", "front_ends": "TrackerState.front_ends",
+        "outputs": "TrackerState.step", "ended": "TrackerState.front_ends", "parts": "TrackerState.times",
         "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
         "limits": "TrackerState.limits",
-    }, "settings traces sink block_size _now _max_expired _out"),
+    }, "settings traces block_size _sink _now _max_expired _out"),
+    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count_parts"),
+    Held(PartsTracker, {"times": "TrackerState.times"}, "_undivided"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",
     }, "capacity max_age preempted waiting_tokens waiting_prompt_tokens prefill_tokens adapters limited untracked"
         " _shared_capacity _check_at"),
-    Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps _requests _front_ends _latency"),
+    Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps _requests _front_ends _parts _latency"),
     Held(LimitTimes, _same("LimitState", "limit since busy"), ""),
     Held(FrontEndReports, _same("FrontEndState", "sent received ends held"), "expected _since"),
     Held(EngineSamples, _same("TrackerState", "known_until interrupted_until") | {"observed": "GroupState"},

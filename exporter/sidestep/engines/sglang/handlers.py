@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import ClassVar
 
 from sidestep.catalog.dialect import AvailabilityCounts
@@ -21,13 +22,15 @@ from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.self_described import Samples
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import EndedRequest, TenantCounts
+from sidestep.tracking.requests.outcomes import EndedRequest, RequestSink, TenantCounts
+from sidestep.tracking.requests.parts import FRONT_END_IN, QUEUE_UNKNOWN
 
 TOTAL = ("",)
 """The key for a queue's requests of all priorities."""
@@ -123,9 +126,7 @@ class SglangHandlers(Handlers):
             if tenant:
                 _count(tenants[tenant], each, request)
             if each.recorded:
-                self.registry.add(engine, self._ended, each.reason, 1)
-                if sink is not None:
-                    sink.end(_ended(each, item.source, request))
+                self._end(engine, sink, _ended(each, item.source, request))
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
@@ -135,6 +136,15 @@ class SglangHandlers(Handlers):
             self.registry.add(engine, self._ended, OTHER, item.unseen)
             if sink is not None:
                 sink.lose(item.unseen)
+
+    def _end(self, engine: Engine, sink: RequestSink | None, ended: EndedRequest) -> None:
+        """Count a request, and pass it on."""
+        self.registry.add(engine, self._ended, ended.reason, 1)
+        count_parts = part_counter(engine)
+        if ended.parts and count_parts is not None:
+            count_parts(ended.parts)
+        if sink is not None:
+            sink.end(ended)
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that ended while their events were folded."""
@@ -202,7 +212,31 @@ def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
         each.retractions,
         each.max_tokens,
         each.refused,
+        parts=_parts(each),
     )
+
+
+def _parts(each: SglangRequest) -> dict[str, float] | None:
+    """Return the parts of a request's latency that a tokenizer knows; None if they are out of order.
+
+    A request that never got as far as a stage was in the one before until its end. The queue's limit,
+    other requests' prefill and the recomputation after a retraction are unknown.
+    """
+    reached = [each.created, each.queued, each.scheduled, each.first]
+    stages = [stage for stage in reached if stage is not None]
+    if None in reached[: len(stages)]:
+        return None
+    times = [*stages, each.ended]
+    if times != sorted(times):
+        return None
+    names = (FRONT_END_IN, QUEUE_UNKNOWN, "prefill", "decode")
+    found = {n: after - before for n, (before, after) in zip(names, pairwise(times), strict=False)}
+    # The scheduler retracts requests that decode.
+    preempted = min(each.preempted_seconds, found.get("decode", 0.0))
+    if preempted:
+        found["decode"] -= preempted
+        found["preempted"] = preempted
+    return {name: seconds for name, seconds in found.items() if seconds > 0.0}
 
 
 def _count(counts: TenantCounts, each: SglangRequest, request: Request) -> None:

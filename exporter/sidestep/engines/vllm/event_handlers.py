@@ -20,6 +20,7 @@ from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import COST, Registry
+from sidestep.metrics.request_parts import REQUEST_PARTS
 from sidestep.metrics.timeline import Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
@@ -87,7 +88,8 @@ class EventHandlers(Handlers):
         *(f"kv_block_{name}" for name in BLOCK_HANDLERS), *BLOCK_COUNTERS.values(),
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
-        "step_limit_seconds", "steps_by_limit", "untracked_requests", COST, *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
+        "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, COST,
+        *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -133,9 +135,10 @@ class EventHandlers(Handlers):
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
-        tracker.front_ends.expected = bool(engine.feeds.front_ends)
+        reports = tracker.ended.reports
+        reports.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
-        if tracker.front_ends.expected:
+        if reports.expected:
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
         if outcomes.steps and self.registry.tracking.keeps_timeline:
@@ -231,13 +234,13 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        live, reports = tracker.requests.live, tracker.front_ends
+        live, reports = tracker.requests.live, tracker.ended.reports
         self._observe_hops(engine, [reports.first_token(at - ttft, at, live) for ttft in waited])
         ended, queues = latencies.e2e_latencies, latencies.queue_times
         for e2e, queue in zip(
             ended, queues if len(queues) == len(ended) else repeat(None), strict=False
         ):
-            tracker.end_reported(at - e2e, at, queue)
+            tracker.ended.end_reported(at - e2e, at, queue)
 
     def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
         histogram = engine.histogram(self._hop)

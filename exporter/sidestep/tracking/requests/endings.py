@@ -69,6 +69,16 @@ def count_ended(counts: TenantCounts, event: Finished, request: Request, *, abor
         counts.compute_seconds += max(request.last - request.scheduled, 0.0)
 
 
+def is_aborted(event: Finished) -> bool:
+    """Return whether a request was aborted, other than for a stop string.
+
+    A front end ends a request in the same way for a stop string that it has found and for a client that
+    has disconnected. An abort after output of a request with stop strings counts as the first.
+    """
+    has_stopped = event.stop_strings and event.generation_tokens > 0
+    return event.reason == ABORT and not has_stopped
+
+
 def ended(event: Finished, source: int, request: Request | None, *, aborted: bool) -> EndedRequest:
     """Return the request with its finish reason; ``aborted`` is False for a found stop string."""
     reason = "unknown"

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
+from sidestep.tracking.requests.parts import RequestParts
 
 FULL_SHARES = 2
 """Engines that may each track the full number of requests at once."""
@@ -84,6 +85,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         pauses: Time and length of its first preemptions, where records are made.
         held_since: Time since which it is in the batch; None: it is not in the batch.
         held_tokens: Its tokens at that time.
+        parts: Where its time has gone since it was queued; None: its beginning is unknown.
     """
 
     since: float
@@ -118,6 +120,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     held_tokens: int = 0
     prompt_waits: int = 0
     unfilled: int = 0
+    parts: RequestParts | None = None
 
     def join_batch(self, now: float) -> None:
         """Note that the request holds its tokens' blocks from now on."""

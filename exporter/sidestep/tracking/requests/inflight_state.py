@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.limits import LimitState
@@ -33,6 +34,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     processes: int = 1
     sources: dict[int, int] = {}
     limits: LimitState | None = None
+    times: EngineTimes | None = None
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
@@ -85,10 +87,11 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         requests.cut_off,
         tracker.samples.known_until,
         tracker.samples.interrupted_until,
-        tracker.front_ends.state(),
+        tracker.ended.reports.state(),
         tracker.processes,
         tracker.sources,
         tracker.limits.state(),
+        tracker.parts.times,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
@@ -121,6 +124,8 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     if isinstance(state, RequestsState):
         for number, request in zip(state.numbers, state.requests, strict=True):
             requests.restore(number, request)
+            if request.parts is not None:
+                tracker.parts.restore(request.parts)
         return
     first = {} if state.source is None else {0: state.source}
     tracker.processes, tracker.sources = state.processes, state.sources or first
@@ -131,9 +136,11 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     tracker.samples.known_until = state.known_until
     tracker.samples.interrupted_until = state.interrupted_until
     if state.front_ends is not None:
-        tracker.front_ends.restore(state.front_ends)
+        tracker.ended.reports.restore(state.front_ends)
     if state.limits is not None:
         tracker.limits.restore(state.limits)
+    if state.times is not None:
+        tracker.parts.times = state.times
 
 
 def sort_preempted(tracker: RequestTracker) -> None:

@@ -25,13 +25,15 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.endings import ABORT, abort, complete, count_ended, ended
-from sidestep.tracking.requests.front_end import FrontEndReports, Traces
+from sidestep.tracking.requests.ended_requests import CountParts, EndedRequests
+from sidestep.tracking.requests.endings import abort, complete, count_ended, ended, is_aborted
+from sidestep.tracking.requests.front_end import Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
+from sidestep.tracking.requests.parts import PartsTracker
 from sidestep.tracking.requests.settings import RequestSettings
 
 MAX_EXPIRED = 4096
@@ -57,14 +59,16 @@ class RequestTracker:
         samples: The groups of parallel samples to which they belong.
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
-        front_ends: Reports of the engine's front ends.
+        ended: The requests that have ended.
         limits: Times of the limits on what the engine admits.
+        parts: Divides the requests' time.
         traces: Trace contexts of requests whose latencies front ends report.
-        sink: Receiver of the requests that end; None: they are not needed.
         block_size: Tokens of a KV block; 0: unknown.
 
     Args:
         deployment: Name that the engines share which may have samples of the same request.
+        sink: Receiver of the requests that end; None: they are not needed.
+        count_parts: Receiver of the parts of each request that ends.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class RequestTracker:
         sample_groups: SampleGroups | None = None,
         deployment: str = "",
         sink: RequestSink | None = None,
+        count_parts: CountParts | None = None,
     ) -> None:
         self.settings = settings or RequestSettings()
         sample_groups = sample_groups or SampleGroups()
@@ -82,16 +87,18 @@ class RequestTracker:
         self.samples = EngineSamples(sample_groups, deployment)
         self.processes = 1
         self.sources: dict[int, int] = {}
-        self.front_ends = FrontEndReports()
+        self.ended = EndedRequests(sink, count_parts)
+        self.parts = PartsTracker()
         self.outputs = OutputTracker(
             self.requests,
-            self.front_ends,
+            self.ended.reports,
+            self.parts,
             self.settings.latency,
             notes_gaps=sink is not None and sink.needs_gaps,
         )
         self.limits = LimitTimes()
         self.traces = Traces()
-        self.sink = sink
+        self._sink = sink
         self.block_size = 0
         self._now = 0.0
         self._max_expired = MAX_EXPIRED
@@ -144,39 +151,17 @@ class RequestTracker:
     def _lose(self, process: int | None, unseen: int | None = None) -> None:
         """Drop the requests of a process, or of all processes: no later event continues them."""
         if unseen is None:
-            self.release_held()
+            self.ended.release()
             for number, request in self.requests.live.items():
                 if process is None or number % self.processes == process:
-                    self._end(number, request, "engine_died")
-        elif self.sink is not None:
-            self.sink.lose(unseen)
+                    self._end_unseen(number, request, "engine_died")
+        elif self._sink is not None:
+            self._sink.lose(unseen)
         self._drop("restart", 0, process)
 
-    def end_reported(self, arrival: float, at: float, queue: float | None) -> None:
-        """Apply the end of a request that a front end has seen; ``queue`` is its time in the queue."""
-        if self.sink is not None:
-            self._pass_on(self.front_ends.end_reported(arrival, at, queue))
-
-    def release_overdue(self, now: float) -> bool:
-        """Pass on requests for which no front end will report more; return whether there were any."""
-        overdue = list(self.front_ends.overdue(now))
-        self._pass_on(*overdue)
-        return bool(overdue)
-
-    def release_held(self) -> None:
-        """Pass on all requests that wait for front ends."""
-        self._pass_on(*self.front_ends.release())
-
-    def _pass_on(self, *ended: EndedRequest | None) -> None:
-        for one in ended:
-            if one is not None and self.sink is not None:
-                self.sink.end(one)
-
-    def _end(self, number: int, request: Request | None, reason: str) -> None:
-        """Pass on a request that ended without an event."""
-        if self.sink is not None:
-            source = self._source(number)
-            self.sink.end(EndedRequest(number, source, request, reason, self._now))
+    def _end_unseen(self, number: int, request: Request, reason: str) -> None:
+        if self._sink is not None:
+            self._sink.end(EndedRequest(number, self._source(number), request, reason, self._now))
 
     def _source(self, number: int) -> int:
         """Return what identifies the process that has numbered a request."""
@@ -186,7 +171,8 @@ class RequestTracker:
         """Drop the requests of a process, or of all processes, and ``more`` that are not tracked."""
         self.outputs.last_step = None
         self.limits.restart()
-        self.front_ends.skip()
+        self.parts.interrupt()
+        self.ended.reports.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)
         if process is None or self.processes == 1:
@@ -228,7 +214,7 @@ class RequestTracker:
         """Drop all requests, since no stream sends their events any more; return the same as ``skip``."""
         if self.sources:
             self._lose(None)
-        self.release_held()
+        self.ended.release()
         self.samples.close()
         self.requests.close()
         return self._take_untracked()
@@ -238,7 +224,9 @@ class RequestTracker:
         self.samples.expire(now)
         for number, request in self.requests.expire(now, self._max_expired):
             self._max_expired -= 1
-            self._end(number, request, "expired")
+            if request.parts is not None:
+                self.parts.discard(request.parts)
+            self._end_unseen(number, request, "expired")
             self._leave(request, now, 0.0, aborted=True)
 
     def _apply_event(self, event: Event) -> None:
@@ -275,6 +263,9 @@ class RequestTracker:
         request.fresh = True
         self._identify(request, event)
         request.queued = event.stamp
+        if request.parts is not None:
+            self.parts.discard(request.parts)
+        request.parts = self.parts.queue(event.stamp)
         request.arrival = event.arrival or None
         request.prompt_tokens = event.prompt_tokens
         self.requests.move(event.request, request, WAITING)
@@ -285,8 +276,8 @@ class RequestTracker:
         if event.identity is not None and event.identity.trace:
             self.outputs.notes_gaps = True
             self.traces.add(event.arrival, event.identity.trace)
-        if self.sink is not None:
-            request.tenant = self.sink.tenant(event.identity, request.adapter)
+        if self._sink is not None:
+            request.tenant = self._sink.tenant(event.identity, request.adapter)
 
     def _scheduled(self, event: Scheduled) -> None:
         request = self.requests.find_or_track(event.request, event.stamp)
@@ -295,6 +286,8 @@ class RequestTracker:
         self._resume(request, event.stamp)
         self._leave_batch(request, event.stamp)
         request.join_batch(event.stamp)
+        if request.parts is not None:
+            self.parts.join_batch(request.parts, event.stamp)
         if request.fresh and (request.scheduled is None or self.settings.scheduled == "last"):
             request.scheduled = event.stamp
         self.requests.begin_prefill(event.request, request)
@@ -306,7 +299,7 @@ class RequestTracker:
             self._out.preempted_seconds.append(waited)
             request.preempted_seconds += waited
             if (
-                self.sink is not None
+                self._sink is not None
                 and request.preempted is not None
                 and len(request.pauses) < MAX_PAUSES
             ):
@@ -326,6 +319,8 @@ class RequestTracker:
         if request is not None:
             request.preempted = event.stamp
             request.preemptions += 1
+            if request.parts is not None:
+                self.parts.preempt(request.parts, event.stamp)
             self._leave_batch(request, event.stamp)
             self.requests.move(event.request, request, PREEMPTED)
 
@@ -346,10 +341,7 @@ class RequestTracker:
         if event.refused:
             refused = self._out.refused
             refused[event.refused] = refused.get(event.refused, 0) + 1
-        # A front end ends a request in the same way for a stop string that it has found and for a client
-        # that has disconnected. An abort after output of a request with stop strings counts as the first.
-        has_stopped = event.stop_strings and event.generation_tokens > 0
-        aborted = event.reason == ABORT and not has_stopped
+        aborted = is_aborted(event)
         request = self.requests.remove(event.request)
         if request is not None:
             self._resume(request, event.stamp)
@@ -364,9 +356,10 @@ class RequestTracker:
             complete(event, request, self._out)
         if request is not None and request.tenant:
             count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
-        if self.sink is not None:
-            found = ended(event, self._source(event.request), request, aborted=aborted)
-            self._pass_on(self.front_ends.end(found) if self.front_ends.expected else found)
+        found = ended(event, self._source(event.request), request, aborted=aborted)
+        if request is not None and request.parts is not None:
+            found.parts = self.parts.finish(request.parts, event.stamp, found.core_e2e)
+        self.ended.end(found)
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)
 

@@ -52,6 +52,12 @@ class EndedRequest(msgspec.Struct, gc=False):
     e2e: float | None = None
     parts: dict[str, float] | None = None
 
+    @property
+    def core_e2e(self) -> float | None:
+        """Seconds from its arrival to its end in the core; None: unknown."""
+        arrival = None if self.request is None else self.request.arrival
+        return None if arrival is None or self.wall is None else self.wall - arrival
+
 
 class TenantCounts(msgspec.Struct, gc=False):
     """Counts of the requests of one tenant.

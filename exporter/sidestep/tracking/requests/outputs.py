@@ -10,6 +10,7 @@ from sidestep.protocol.request_events import Iteration, Output, Prompt
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight
 from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
+from sidestep.tracking.requests.parts import PartsTracker
 
 RUN_FROM = 12
 """Number of equal latencies from which on they are one run."""
@@ -20,6 +21,7 @@ class OutputTracker:
 
     Args:
         front_ends: Reports of front ends, which may know a first output already.
+        parts: Divides the requests' time.
 
     Attributes:
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
@@ -29,6 +31,7 @@ class OutputTracker:
         self,
         requests: InFlight,
         front_ends: FrontEndReports,
+        parts: PartsTracker,
         latency: Literal["output", "token"],
         *,
         notes_gaps: bool,
@@ -37,6 +40,7 @@ class OutputTracker:
         self.notes_gaps = notes_gaps
         self._requests = requests
         self._front_ends = front_ends
+        self._parts = parts
         self._latency = latency
 
     def observe(self, event: Iteration, out: Outcomes) -> None:
@@ -49,15 +53,25 @@ class OutputTracker:
             generated += sum(output.tokens) if output.tokens else len(output.requests)
             self._observe_output(output, event.wall, out)
             if prefilling:
-                self._requests.end_prefill(output.requests)
+                self._end_prefill(output)
         out.iteration.num_generation_tokens += generated
         if event.is_slice:
             out.slice_tokens += prompted + generated
         elif event.outputs:
             out.iteration_tokens.append(prompted + generated)
 
+    def _end_prefill(self, output: Output) -> None:
+        """Note the first outputs of requests since they have joined the batch."""
+        live = self._requests.live
+        for number in self._requests.prefilling.intersection(output.requests):
+            parts = live[number].parts
+            if parts is not None:
+                self._parts.output(parts, output.stamp)
+        self._requests.end_prefill(output.requests)
+
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:
         """Observe a step with the state of its requests before its output; skip one without a batch."""
+        self._parts.schedule(event.started, event.limit)
         batch, tokens = event.batch
         if not batch:
             return
@@ -85,6 +99,14 @@ class OutputTracker:
             limit=event.limit,
         )
         out.steps.append(shape)
+        decoding = shape.decode_requests
+        begin = self._parts.times.step(
+            event.started, event.stamp, decoding, has_prefill=bool(prefill)
+        )
+        for number in prefill:
+            parts = self._requests.live[number].parts
+            if parts is not None:
+                self._parts.compute(parts, begin, event.stamp)
 
     def _count_prompt(self, prompt: Prompt, stamp: float, out: Outcomes) -> int:
         """Count a prompt at its first output; return the tokens that were computed for it."""

@@ -1,0 +1,245 @@
+"""Division of each request's e2e latency into parts: where its time went.
+
+A request keeps the engine's running sums as they were when its state last changed, so a change costs the
+same however long the request has been in it, and an output of a request that decodes costs nothing. What
+no sum explains belongs to the state itself. So the parts always sum to the latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+
+import msgspec
+
+from sidestep.protocol.request_events import LIMITS
+from sidestep.tracking.requests.engine_times import EngineTimes
+
+FRONT_END_IN, QUEUE, FRONT_END_OUT = "front_end_in", "queue", "front_end_out"
+QUEUE_UNKNOWN = "queue.unknown"
+"""Time in the queue during which the engine's limit is unknown."""
+COMPUTED = (
+    "prefill",
+    "prefill_gap",
+    "decode",
+    "interference",
+    "preempted",
+    "recompute",
+    "stalled",
+)
+"""Parts between the queue and the last output."""
+KEYS: Mapping[str, tuple[str, str]] = {
+    FRONT_END_IN: (FRONT_END_IN, ""),
+    **{f"{QUEUE}.{limit}": (QUEUE, limit) for limit in (*LIMITS, "unknown")},
+    **{part: (part, "") for part in COMPUTED},
+    FRONT_END_OUT: (FRONT_END_OUT, ""),
+}
+"""Part and limit by the key in a request's parts, in the order of a request's life."""
+_QUEUE_KEYS = [f"{QUEUE}.{limit}" for limit in LIMITS]
+_FROM_END = ("decode", *reversed(KEYS))
+
+QUEUED, PREFILL, DECODE, PREEMPTED, RECOMPUTE = range(5)
+
+
+class RequestParts(msgspec.Struct, array_like=True, gc=False):
+    """Where a request's time has gone until its state last changed; a wire struct like ``Request``.
+
+    Attributes:
+        queued: Time of its entry into the queue.
+        since: Time of the latest change.
+        state: ``QUEUED``, ``PREFILL``, ``DECODE``, ``PREEMPTED`` or ``RECOMPUTE``.
+        entered: Time of each limit when it entered the queue; None: not known yet.
+        left: Time at which it left the queue; None: not yet.
+        queue: Its time in the queue by limit; None: not known yet.
+        stalled_before: The engine's stalled time when this state began; None: no step yet.
+        interference_before: The engine's interference when this state began.
+    """
+
+    queued: float
+    since: float
+    state: int = QUEUED
+    entered: tuple[float, ...] | None = None
+    left: float | None = None
+    queue: tuple[float, ...] | None = None
+    stalled_before: float | None = None
+    interference_before: float = 0.0
+    prefill: float = 0.0
+    prefill_gap: float = 0.0
+    decode: float = 0.0
+    interference: float = 0.0
+    preempted: float = 0.0
+    recompute: float = 0.0
+    stalled: float = 0.0
+
+
+class PartsTracker:
+    """Divides the time of the requests of one engine.
+
+    A stamp that is before the latest change counts as that change, so no part is negative.
+    """
+
+    def __init__(self) -> None:
+        self.times = EngineTimes()
+        self._undivided: dict[int, RequestParts] = {}
+        """Requests whose entry into the queue, or exit, is later than all limits that are known, by ``id``."""
+
+    def interrupt(self) -> None:
+        """Forget the latest step, since the requests' process has restarted or dropped events."""
+        self.times.interrupt()
+        self._undivided.clear()
+
+    def restore(self, parts: RequestParts) -> None:
+        """Continue with a request of a snapshot."""
+        if not self._divide(parts, -math.inf):
+            self._undivided[id(parts)] = parts
+
+    def queue(self, stamp: float) -> RequestParts:
+        """Return the parts of a request that enters the queue."""
+        parts = RequestParts(stamp, stamp)
+        self._undivided[id(parts)] = parts
+        return parts
+
+    def discard(self, parts: RequestParts) -> None:
+        """Stop dividing the time of a request."""
+        self._undivided.pop(id(parts), None)
+
+    def join_batch(self, parts: RequestParts, stamp: float) -> None:
+        """Note that a request joins the batch, for the first time or again."""
+        if parts.state in (QUEUED, PREEMPTED):
+            self._close(parts, stamp)
+            parts.stalled_before = None
+        if parts.state == QUEUED:
+            parts.left, parts.state = parts.since, PREFILL
+            self._undivided[id(parts)] = parts
+        elif parts.state == PREEMPTED:
+            parts.state = RECOMPUTE
+
+    def preempt(self, parts: RequestParts, stamp: float) -> None:
+        """Note that a request leaves the batch and will return."""
+        if parts.state not in (QUEUED, PREEMPTED):
+            self._close(parts, stamp)
+            parts.state = PREEMPTED
+
+    def output(self, parts: RequestParts, stamp: float) -> None:
+        """Note a request's first output since it has joined the batch."""
+        if parts.state in (PREFILL, RECOMPUTE):
+            self._close(parts, stamp)
+            parts.state = DECODE
+            parts.stalled_before = self.times.stalled
+            parts.interference_before = self.times.interference
+
+    def compute(self, parts: RequestParts, begin: float, end: float) -> None:
+        """Add a step with tokens of a request that has had no output since it has joined the batch."""
+        if parts.stalled_before is None:
+            parts.stalled_before = self.times.stalled
+        if parts.state == PREFILL:
+            parts.prefill += max(end - max(begin, parts.since), 0.0)
+
+    def schedule(self, started: float, limit: int | None) -> None:
+        """Note the limit that holds from the start of a step's scheduling; None: unknown."""
+        if self._undivided:
+            is_known = limit is not None or self.times.limit is not None
+            until = started if is_known else math.inf
+            self._undivided = {
+                key: parts
+                for key, parts in self._undivided.items()
+                if not self._divide(parts, until)
+            }
+        self.times.schedule(started, limit)
+
+    def _divide(self, parts: RequestParts, until: float) -> bool:
+        """Divide a request's time in the queue by limit, as far as it is before ``until``.
+
+        Returns:
+            Whether nothing of it is left to divide for now.
+        """
+        limits_at = self.times.limits_at
+        if parts.entered is None and parts.queued <= until:
+            parts.entered = limits_at(parts.queued)
+        if parts.entered is None or parts.left is None:
+            return parts.entered is not None
+        if parts.queue is None and parts.left <= until:
+            pairs = zip_longest(limits_at(parts.left), parts.entered, fillvalue=0.0)
+            parts.queue = tuple(later - earlier for later, earlier in pairs)
+        return parts.queue is not None
+
+    def finish(
+        self, parts: RequestParts, stamp: float, e2e: float | None
+    ) -> dict[str, float] | None:
+        """Return the parts of a request that ends, without those of 0, in the order of its life.
+
+        Args:
+            parts: The parts until now.
+            stamp: When it ends.
+            e2e: Seconds from its arrival until then; None: unknown, and so are its parts.
+        """
+        self._close(parts, stamp)
+        if parts.left is None:
+            parts.left = parts.since
+        self._divide(parts, math.inf)
+        self.discard(parts)
+        if e2e is None or e2e < 0.0:
+            return None
+        queue = parts.queue or ()
+        before = e2e - (parts.since - parts.queued)
+        waited = parts.left - parts.queued
+        seconds = {
+            FRONT_END_IN: before,
+            **dict(zip(_QUEUE_KEYS, queue, strict=False)),
+            QUEUE_UNKNOWN: waited - sum(queue),
+            **{part: getattr(parts, part) for part in COMPUTED},
+        }
+        found = {key: each for key, each in seconds.items() if each > 0.0}
+        if before < 0.0:
+            # The clocks of front end and engine differ: its arrival comes after the entry into the queue.
+            _cut(found, -before, KEYS)
+        return found
+
+    def _close(self, parts: RequestParts, stamp: float) -> None:
+        """Add the time since the latest change."""
+        elapsed = max(stamp - parts.since, 0.0)
+        parts.since = max(stamp, parts.since)
+        if parts.state == PREEMPTED:
+            parts.preempted += elapsed
+        if parts.state in (QUEUED, PREEMPTED):
+            return
+        times, before = self.times, parts.stalled_before
+        if parts.state == PREFILL:
+            if before is None and times.ended is None:
+                # No step has a batch: its sender does not know which steps had its prompt.
+                parts.prefill = elapsed
+            parts.prefill = min(parts.prefill, elapsed)
+            elapsed -= parts.prefill
+        stalled = 0.0 if before is None else min(times.stalled - before, elapsed)
+        parts.stalled += stalled
+        elapsed -= stalled
+        if parts.state == PREFILL:
+            parts.prefill_gap += elapsed
+        elif parts.state == RECOMPUTE:
+            parts.recompute += elapsed
+        else:
+            extra = min(times.interference - parts.interference_before, elapsed)
+            parts.interference += extra
+            parts.decode += elapsed - extra
+
+
+def add_front_end(parts: dict[str, float], seconds: float) -> None:
+    """Add the time from the engine's end of a request to its front end's.
+
+    It is negative if the front end has ended the request before, at a stop string that only it finds.
+    """
+    if seconds > 0.0:
+        parts[FRONT_END_OUT] = seconds
+    elif seconds < 0.0:
+        _cut(parts, -seconds, _FROM_END)
+
+
+def _cut(parts: dict[str, float], seconds: float, order: Iterable[str]) -> None:
+    """Take ``seconds`` from the parts, one after the other."""
+    for key in order:
+        known = parts.get(key, 0.0)
+        if known > seconds:
+            parts[key] = known - seconds
+            return
+        seconds -= parts.pop(key, 0.0)

@@ -1,0 +1,317 @@
+"""A simulated engine whose steps, waits and preemptions are known, and where its requests' time went."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from random import Random
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from schedulers import ABORT, WALL
+from sidestep.protocol.request_events import (
+    LIMITS,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+
+LENGTH = 1
+SLOTS = 3
+"""Most requests of a batch."""
+BEFORE_OUTPUT = 2e-5
+"""Seconds by which an engine notes the end of a request before the output of its last step."""
+STALL = 3.0
+
+
+class Turn(NamedTuple):
+    """One turn of the engine: what has happened before its step, and how long the step takes."""
+
+    arrivals: int
+    chunks: int
+    tokens: int
+    aborted: int
+    preempted: int
+    limit: int
+    gap: float
+    seconds: float
+
+
+turns = st.lists(
+    st.builds(
+        Turn,
+        st.integers(0, 2),
+        st.integers(1, 3),
+        st.integers(1, 4),
+        st.integers(0, 12),
+        st.integers(0, 6),
+        st.integers(1, len(LIMITS) - 1),
+        st.sampled_from([0.001, 0.001, 0.002, 0.02, STALL]),
+        st.floats(0.005, 0.1),
+    ),
+    max_size=20,
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Simulated:
+    """A request and all times of its life, by the engine's clock; ``arrival`` is a Unix time."""
+
+    number: int
+    arrival: float
+    queued: float
+    chunks: int
+    tokens: int
+    joined: list[float] = dataclasses.field(default_factory=list)
+    left: list[float] = dataclasses.field(default_factory=list)
+    outputs: list[float] = dataclasses.field(default_factory=list)
+    ended: float = 0.0
+    is_aborted: bool = False
+    missing: int = 0
+    """Chunks that are to be computed before its next output."""
+
+    @property
+    def e2e(self) -> float:
+        """Its end-to-end latency."""
+        return WALL + self.ended - self.arrival
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """A step; it ends later than it is made."""
+
+    started: float
+    limit: int
+    batch: list[Simulated]
+    served: list[Simulated]
+    ended: float = 0.0
+
+
+class Simulation:
+    """An engine that schedules a step after, or with ``is_pipelined`` before, the end of the one before."""
+
+    def __init__(self, *, is_pipelined: bool = False, has_limits: bool = True) -> None:
+        self.events: list[Event] = []
+        self.requests: list[Simulated] = []
+        self.steps: list[Step] = []
+        self.waiting: list[Simulated] = []
+        self.running: list[Simulated] = []
+        self.now = 1000.0
+        self._is_pipelined = is_pipelined
+        self._has_limits = has_limits
+        self._open: list[Step] = []
+        self._turns = 0
+
+    def run(self, chosen: Sequence[Turn]) -> list[Event]:
+        """Run all turns, then until all requests have ended; return the events."""
+        for turn in chosen:
+            self.turn(turn)
+        while self.waiting or self.running or self._open:
+            self.turn(Turn(0, 1, 1, 99, 99, 1, 0.001, 0.01))
+        return self.events
+
+    def turn(self, turn: Turn) -> None:
+        """Let requests arrive and end, then schedule a step and end the oldest one."""
+        for _ in range(turn.arrivals):
+            self.now += 0.0003
+            self._ask(turn)
+        alive = [*self.waiting, *self.running]
+        if turn.aborted < len(alive):
+            self.now += 0.0002
+            self._end(alive[turn.aborted], self.now, ABORT)
+        self.now += turn.gap
+        step = self._schedule(turn)
+        if step.batch:
+            self._open.append(step)
+        if len(self._open) > self._is_pipelined or not step.batch:
+            self.now += turn.seconds
+            for each in self._open[:1]:
+                self._open.remove(each)
+                self._finish(each)
+
+    def _ask(self, turn: Turn) -> None:
+        number = len(self.requests) + 1
+        request = Simulated(number, WALL + self.now - 0.004, self.now, turn.chunks, turn.tokens)
+        self.requests.append(request)
+        self.waiting.append(request)
+        self.events.append(Queued(number, self.now, request.arrival, 10 * turn.chunks))
+
+    def _schedule(self, turn: Turn) -> Step:
+        now = self.now
+        if turn.preempted < len(self.running):
+            request = self.running.pop(turn.preempted)
+            request.left.append(now)
+            self.waiting.insert(0, request)
+            self.events.append(Preempted(request.number, now))
+        elif self.waiting and len(self.running) < SLOTS:
+            request = self.waiting.pop(0)
+            request.joined.append(now)
+            request.missing = request.chunks
+            self.running.append(request)
+            self.events.append(Scheduled(request.number, now))
+        # Now and then the prompt of a request gets no tokens.
+        self._turns += 1
+        batch = [r for r in self.running if not r.missing or (r.number + self._turns) % 3]
+        for request in batch:
+            request.missing = max(request.missing - 1, 0)
+        step = Step(
+            now, turn.limit if self.waiting else 0, batch, [r for r in batch if not r.missing]
+        )
+        if batch:
+            self.steps.append(step)
+        return step
+
+    def _finish(self, step: Step) -> None:
+        now = step.ended = self.now
+        served = [request for request in step.served if request in self.running]
+        prompts = [Prompt(each.number, 10, 0) for each in served if not each.outputs]
+        for request in served:
+            request.outputs.append(now)
+        numbers = [request.number for request in served]
+        self.events.append(
+            Iteration(
+                step.started,
+                now,
+                WALL + now,
+                [Output(now, numbers)] if served else [],
+                [request.number for request in step.batch],
+                [1 if request in step.served else 10 for request in step.batch],
+                prompts=prompts,
+                limit=step.limit if self._has_limits else None,
+            )
+        )
+        for request in served:
+            if len(request.outputs) >= request.tokens:
+                self._end(request, now - BEFORE_OUTPUT, LENGTH)
+
+    def _end(self, request: Simulated, stamp: float, reason: int) -> None:
+        (self.running if request in self.running else self.waiting).remove(request)
+        request.ended, request.is_aborted = stamp, reason == ABORT
+        done = len(request.outputs)
+        self.events.append(Finished(request.number, stamp, WALL + stamp, reason, 10, done))
+
+    def queue(self, request: Simulated) -> dict[str, float]:
+        """Return how long each limit held while a request was in the queue, from the steps' times."""
+        until = request.joined[0] if request.joined else request.ended
+        edges = [*(step.started for step in self.steps), float("inf")]
+        found: Counter[str] = Counter()
+        for step, (since, later) in zip(self.steps, pairwise(edges), strict=True):
+            found[LIMITS[step.limit]] += max(min(later, until) - max(since, request.queued), 0.0)
+        found["unknown"] = until - request.queued - found.total()
+        return {limit: seconds for limit, seconds in found.items() if seconds > 1e-6}
+
+    def preempted(self, request: Simulated) -> float:
+        """Return how long a request was out of the batch after preemptions."""
+        back = [*request.joined[1:], request.ended]
+        return sum(until - since for since, until in zip(request.left, back, strict=False))
+
+    def prefill(self, request: Simulated) -> float:
+        """Return the time of the steps with a request's prompt until its first output."""
+        first = min(request.outputs, default=request.ended)
+        total, before = 0.0, 0.0
+        for step in self.steps:
+            begin = max(step.started, before)
+            if request in step.batch and step.ended <= first:
+                total += step.ended - max(begin, request.joined[0])
+            before = step.ended
+        return total
+
+
+def front_ends(simulation: Simulation, count: int) -> Iterator[RequestEvents]:
+    """Yield the items of ``count`` front ends with the same requests, an item a step.
+
+    A front end learns of its requests with their outputs, and only of those that have any.
+    """
+    known: dict[int, list[Event]] = {}
+
+    def own(request: int) -> int:
+        return request * count + request % count
+
+    for event in simulation.events:
+        if isinstance(event, Iteration):
+            for front in range(count):
+                served = [
+                    n for output in event.outputs for n in output.requests if n % count == front
+                ]
+                if not served:
+                    continue
+                events = [one for number in served for one in known.pop(number, [])]
+                output = Output(event.stamp, [own(number) for number in served])
+                prompts = [
+                    Prompt(own(p.request), p.computed) for p in event.prompts if p.request in served
+                ]
+                step = Iteration(
+                    event.stamp, event.stamp, event.wall, [output], [], prompts=prompts
+                )
+                step.is_slice = front > 0
+                yield _item(front, count, event.stamp, [*events, step])
+        elif isinstance(event, Finished):
+            waiting = [one for one in known.pop(event.request, []) if isinstance(one, Queued)]
+            front = event.request % count
+            ended = Finished(own(event.request), event.stamp, event.wall, event.reason)
+            yield _item(front, count, event.stamp, [*waiting, ended])
+        elif isinstance(event, Queued):
+            queued = Queued(own(event.request), event.stamp, event.arrival, event.prompt_tokens)
+            known[event.request] = [queued]
+        elif isinstance(event, Scheduled | Preempted):
+            made = type(event)(own(event.request), event.stamp)
+            known.setdefault(event.request, []).append(made)
+
+
+def _item(front: int, count: int, stamp: float, events: list[Event]) -> RequestEvents:
+    return RequestEvents(0, stamp, 7 + front, events, process=front, processes=count)
+
+
+CHUNK = 2048
+"""Most tokens of one prompt in a step."""
+
+
+def mixed_batches(*, is_pipelined: bool) -> tuple[list[Event], dict[int, float]]:
+    """Return events of a run, and by request the time that others' prompts took from its decode.
+
+    A step takes a time by its batch and the age of the run, with noise, and more for every token of a
+    prompt. With ``is_pipelined`` a step is scheduled before the one before it ends.
+    """
+    random = Random(3)
+    missing: dict[int, int] = {}
+    prompts: dict[int, int] = {}
+    lost: Counter[int] = Counter()
+    events: list[Event] = []
+    now = 1000.0
+    for at in range(4000):
+        if random.random() < 0.05 and len(missing) < 60:
+            number = len(lost) + 1
+            lost[number], missing[number] = 0, random.randrange(50, 400)
+            prompts[number] = random.randrange(500, 6000)
+            events += [Queued(number, now, WALL + now - 0.001, 10), Scheduled(number, now)]
+        if not missing:
+            continue
+        chunks = {number: min(left, CHUNK) for number, left in prompts.items()}
+        extra = 20e-6 * sum(chunks.values())
+        decoding = missing.keys() - chunks.keys()
+        usual = (0.008 + 0.0001 * len(decoding) + 1e-6 * at) * random.uniform(0.9, 1.1)
+        started = now - 0.002 * is_pipelined
+        now += (usual if decoding else 0.0) + extra
+        for number in decoding:
+            lost[number] += extra
+        served = [number for number in missing if prompts.get(number, 0) <= CHUNK]
+        tokens = [chunks.get(number, 1) for number in missing]
+        output = [Output(now, served)]
+        events.append(Iteration(started, now, WALL + now, output, list(missing), tokens))
+        prompts = {number: left - CHUNK for number, left in prompts.items() if left > CHUNK}
+        for number in served:
+            missing[number] -= 1
+            if not missing[number]:
+                del missing[number]
+                events.append(Finished(number, now, WALL + now, LENGTH))
+        now += 0.0 if is_pipelined else 0.0005
+    return events, dict(lost)
