@@ -57,9 +57,8 @@ def test_vllm_has_the_settings() -> None:
 def sglang_fields(tree: ast.Module) -> Iterator[str]:
     """Yield the fields of the server's arguments that the command line has."""
     for node in ast.walk(tree):
-        is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if is_field and "no_cli=True" not in ast.unparse(node.annotation):
-            yield node.target.id
+        if isinstance(node, ast.AnnAssign) and "no_cli=True" not in ast.unparse(node.annotation):
+            yield ast.unparse(node.target)
 
 
 def test_sglang_has_the_settings() -> None:

@@ -16,7 +16,6 @@ from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.timeline import SECONDS, KeptRequest, StepColumns, Timeline
-from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.protocol.request_events import LIMITS
 from sidestep.requests.record import DIGITS, RequestRecord, make_record
 
@@ -49,7 +48,6 @@ class EngineTimeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         id: Its identity.
         engine: What people call it.
-        has_tap: Whether its core reports steps, by the tap.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
         requests: Records of the requests that ended, as in ``--requests.log``.
@@ -59,7 +57,6 @@ class EngineTimeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     engine: str
     model: str
     dialect: str
-    has_tap: bool
     state: str | None
     reason: str | None
     steps: Steps
@@ -122,7 +119,7 @@ class Timelines:
             engine,
             None if health is None else health.state.value,
             None if health is None or health.reason is None else health.reason.value,
-            StepColumns(*(column[first:] for column in timeline.steps)),
+            StepColumns._make(column[first:] for column in timeline.steps),
             [kept for kept in timeline.requests if kept.received >= since],
         )
 
@@ -143,7 +140,6 @@ def _engine(copy: _Copy) -> EngineTimeline:
         engine=engine.name,
         model=engine.labels.get("model_name", ""),
         dialect=engine.layout.dialect,
-        has_tap=ENGINE_CORE in engine.description.features,
         state=copy.state,
         reason=copy.reason,
         steps=Steps(

@@ -58,7 +58,7 @@ class Timeline(Part):
     """The steps and requests of one engine of the last ``SECONDS``, fewer if there are too many."""
 
     def __init__(self) -> None:
-        self.steps = StepColumns(*(array(code) for code in "IdfHIHIb"))
+        self.steps = StepColumns._make(array(code) for code in "IdfHIHIb")
         self.requests: deque[KeptRequest] = deque()
 
     def add_steps(self, steps: Iterable[IterationShape], now: float) -> None:
@@ -74,8 +74,8 @@ class Timeline(Part):
             prefill_tokens.append(min(step.prefill_tokens, _MOST))
             decodes.append(step.decode_requests)
             decode_tokens.append(min(step.decode_tokens, _MOST))
-            is_known = step.limit is not None and step.limit < len(LIMITS)
-            limits.append(step.limit if is_known else UNKNOWN_LIMIT)
+            limit = UNKNOWN_LIMIT if step.limit is None else step.limit
+            limits.append(limit if limit < len(LIMITS) else UNKNOWN_LIMIT)
         if len(end) > MAX_STEPS:
             # Room for many, since all columns move.
             self._drop_steps(len(end) - MAX_STEPS * 7 // 8)

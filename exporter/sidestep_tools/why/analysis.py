@@ -5,7 +5,7 @@ A cause is named only if enough requests have ended, and it takes a material sha
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -157,7 +157,7 @@ def limit_shares(steps: Sequence[Step]) -> dict[str, float]:
 
     A limit holds from the start of its step to that of the next one.
     """
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for step, after in pairwise(steps):
         length = max(after.start - step.start, 0.0)
         if step.limit in ("", NO_LIMIT):
@@ -165,7 +165,7 @@ def limit_shares(steps: Sequence[Step]) -> dict[str, float]:
         seconds[step.limit] += length
     if steps:
         seconds[steps[-1].limit] += steps[-1].end - steps[-1].start
-    del seconds[""]
+    seconds.pop("", None)
     return _shares(seconds)
 
 
@@ -190,9 +190,10 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def _sum(parts: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     for each in parts:
-        total.update(each)
+        for name, seconds in each.items():
+            total[name] += seconds
     return total
 
 
@@ -319,8 +320,8 @@ def _unseen(
     elif len(divided) < MIN_REQUESTS:
         yield f"the time of only {len(divided)} requests is known, too few to name a cause"
     if not engine.steps.end:
-        yield "no steps: its core has no tap (docs/vllm-core.md), so limits are unknown"
+        yield "its steps, so limits by time are unknown: they need the tap (docs/vllm-core.md)"
     elif not binding:
-        yield "the limits of its steps: its sender does not say them"
+        yield "the limits of its steps, which its sender does not say"
     if divided and all(record.parts is None for record, _ in divided):
         yield "parts of its requests but for their intervals: no interference, no limit of the queue"

@@ -12,6 +12,8 @@ import aiohttp
 import msgspec
 
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.sglang.handlers import ended_request
+from sidestep.engines.sglang.wire import SglangRequests
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import EngineInfo
@@ -163,7 +165,7 @@ class _Recorded:
         try:
             item = DIALECTS.decode(raw)
             info = self._infos.get(stream, {}).get(getattr(item, "engine", -1))
-            if isinstance(item, RequestEvents) and info is not None:
+            if isinstance(item, RequestEvents | SglangRequests) and info is not None:
                 if info.id not in self._engines:
                     self._engines[info.id] = _Engine(info)
                 self._engines[info.id].apply(item)
@@ -174,8 +176,8 @@ class _Recorded:
         """Return what was recorded."""
         if not self._engines:
             raise ConfigError(
-                f"{self._path}: the recording has no request events: only engines with the tap, or with"
-                " the plugin's events, send them"
+                f"{self._path}: the recording has no requests: vLLM needs the tap or the plugin's"
+                " events, SGLang the plugin"
             )
         return Timeline(engines=[engine.timeline for engine in self._engines.values()])
 
@@ -196,12 +198,15 @@ class _Engine:
             engine=labels.get("engine", info.id),
             model=labels.get("model_name", ""),
             dialect=info.dialect,
-            has_tap=True,
         )
         self._tracker = RequestTracker(sink=self)
 
-    def apply(self, item: RequestEvents) -> None:
-        """Apply request events."""
+    def apply(self, item: RequestEvents | SglangRequests) -> None:
+        """Apply request events, or requests that ended."""
+        if isinstance(item, SglangRequests):
+            for each in item.ended:
+                self.end(ended_request(each, item.source))
+            return
         columns = self.timeline.steps
         for step in self._tracker.apply(item).steps:
             _append(columns, step)

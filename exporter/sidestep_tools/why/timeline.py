@@ -71,7 +71,6 @@ class EngineTimeline(msgspec.Struct, kw_only=True):
     engine: str = ""
     model: str = ""
     dialect: str = ""
-    has_tap: bool = False
     state: str | None = None
     reason: str | None = None
     steps: Steps = msgspec.field(default_factory=Steps)
@@ -143,7 +142,7 @@ def _between(start: datetime | None, end: datetime | None) -> float:
     return 0.0 if start is None or end is None else max((end - start).total_seconds(), 0.0)
 
 
-class Phase(NamedTuple):
+class Phase(msgspec.Struct, frozen=True):
     """A stretch of a request, in whole microseconds since 1970, with the parts that it has."""
 
     name: str
