@@ -3,10 +3,13 @@
 Between two scrapes of sidestep each engine sends a step, so that most of the page has changed;
 the cost of ingest is measured without scrapes, and subtracted. The peer is
 ``prometheus_client.start_http_server`` with the same families, labels and values.
+
+The event loop's delay is what a small request waits while another process scrapes every second.
 """
 
 from __future__ import annotations
 
+import http.client
 import signal
 import statistics
 import sys
@@ -17,6 +20,7 @@ from prometheus_client import disable_created_metrics, start_http_server
 
 from benchmarks.flow import SETTLE, flowing
 from benchmarks.process import ExporterProcess
+from benchmarks.scraper import scraping
 from benchmarks.summary.pages import client_registry, fleet
 from benchmarks.summary.rows import Figure, Row, Topic
 
@@ -28,6 +32,10 @@ WAIT = f"{OF}, until it has arrived"
 LONGEST = 150
 """Milliseconds that a scrape may wait."""
 CPU = f"{OF}, CPU of the process"
+DELAY = f"a small request beside scrapes, {ENGINES} engines, p99"
+LOST = f"items lost or dropped meanwhile, {ENGINES} engines"
+PAUSE = 0.005
+"""Seconds between two small requests."""
 SERVER = ("-m", "benchmarks.summary.scrape_http")
 
 
@@ -47,7 +55,15 @@ def measure(quick: bool) -> Mapping[str, Figure]:
         # The first page is the most expensive: nothing is cached yet.
         scraped(exporter, 1)
         our_cpu, our_wait = scraped(exporter, count, rest)
+        with scraping(f"{exporter.url}/metrics", INTERVAL):
+            delay = delayed(exporter.url, count * INTERVAL)
+        totals = exporter.totals
+    lost = sum(
+        totals[name] for name in ("sidestep_lost_items_total", "sidestep_folded_items_total")
+    )
     return {
+        DELAY: Figure(delay * 1e3),
+        LOST: Figure(lost),
         WAIT: Figure(our_wait * 1e3, their_wait * 1e3),
         CPU: Figure(our_cpu * 1e3, their_cpu * 1e3),
     }
@@ -66,6 +82,21 @@ def scraped(process: ExporterProcess, count: int, rest: float = 0.0) -> tuple[fl
     return cpu / count, statistics.median(spent)
 
 
+def delayed(url: str, seconds: float) -> float:
+    """Return the 99th percentile of seconds that small requests take."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    spent: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        asked = time.perf_counter()
+        connection.request("GET", "/-/healthy")
+        connection.getresponse().read()
+        spent.append(time.perf_counter() - asked)
+        time.sleep(PAUSE)
+    connection.close()
+    return statistics.quantiles(spent, n=100)[-1]
+
+
 def main() -> None:
     """Run the peer: serve where ``--web.listen-address`` says until SIGTERM."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -77,7 +108,12 @@ def main() -> None:
 
 HTTP = Topic(
     "A scrape: as Prometheus sees it",
-    (Row(WAIT, "ms", PEER, limit=LONGEST), Row(CPU, "ms", PEER)),
+    (
+        Row(WAIT, "ms", PEER, limit=LONGEST),
+        Row(CPU, "ms", PEER),
+        Row(DELAY, "ms", limit=15),
+        Row(LOST, "items", limit=0),
+    ),
     measure,
 )
 

@@ -35,6 +35,7 @@ from sidestep.protocol.messages import (
     Heartbeat,
     Hello,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.rows import BY_NAME
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.web_client.access import Access
@@ -217,6 +218,18 @@ async def test_an_engine_with_more_to_do_than_it_can(start: Start) -> None:
         await peer.send(batch(1, VllmStep(0, 1.0, 1.0, full)))
         finding = await found(exporter, "SD141")
     assert finding["text"] == "is full: 7 requests wait, KV cache 99% in use"
+
+
+async def test_an_engine_that_builds_statistics(start: Start) -> None:
+    """The finding has the API server and the reason; one whose value is 0 has none."""
+    values = [Sample(["api0", ""], 0.0), Sample(["api1", "--otlp-traces-endpoint needs them"], 1.0)]
+    name, labels = "sidestep_engine_process_builds_statistics", ["process", "reason"]
+    family = Family(name, "gauge", labels, samples=values)
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        await peer.send(batch(1, Samples(0, 1.0, [family])))
+        finding = await found(exporter, "SD143")
+    assert finding["text"] == "api1: --otlp-traces-endpoint needs them"
 
 
 async def test_a_scraped_target_is_down(start: Start) -> None:

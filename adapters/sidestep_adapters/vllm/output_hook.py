@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -25,7 +24,6 @@ from sidestep_adapters.vllm.front_end_requests import (
 )
 
 LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
-_get_name, _get_tokens = attrgetter("request_id"), attrgetter("new_token_ids")
 _monotonic, _wall = time.monotonic, time.time
 
 
@@ -134,10 +132,11 @@ class OutputHook:
         tokens: Sequence[int] = ()
         if self._takes_outputs:
             # Names would keep memory from being used again while they wait for the thread.
-            numbers = [*map(self._numbers.get, map(_get_name, outputs))]
-            tokens = [*map(len, map(_get_tokens, outputs))]
-            if tokens.count(1) == len(tokens):
-                tokens = ()
+            number = self._numbers.get
+            # Comprehensions read a struct's attribute in half the time of an attrgetter.
+            numbers = [number(output.request_id) for output in outputs]
+            if [output for output in outputs if len(output.new_token_ids) != 1]:
+                tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
             special = [o for o in outputs if o.events or o.finish_reason is not None or _nans(o)]
         else:

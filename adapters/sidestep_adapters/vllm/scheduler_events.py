@@ -9,7 +9,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, cast
 
 from sidestep.protocol.cache_lookups import AGAIN, COUNTED, NOT_LOOKED_UP, CacheLookups
@@ -44,7 +43,6 @@ _STATES = {"RUNNING": RUNNING, "PREEMPTED": PREEMPTED}
 """vLLM's names of states; a request in any other waits."""
 STOP = FINISH_REASONS.index("stop")
 _monotonic = time.monotonic
-_get_name = attrgetter("request_id")
 
 Taken = tuple[list[str], list[int], list[tuple[str, Any]]]
 """Of outputs: names, numbers of tokens, and of first outputs the name and what is known of the prompt."""
@@ -224,7 +222,7 @@ class SchedulerEvents:
 
         Outputs that wait for the publisher thread would cost the step more, in garbage collection.
         """
-        names = [*map(_get_name, outputs)]
+        names = [output.request_id for output in outputs]
         tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
             self._corrupted.update(o.request_id for o in outputs if o.num_nans_in_logits)

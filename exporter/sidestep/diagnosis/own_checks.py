@@ -82,6 +82,7 @@ PROBLEMS: Mapping[Attention, Code] = {
     "outlier": codes.OUTLIER,
     "contested": codes.CONTESTED,
 }
+BUILDS_STATISTICS = "sidestep_engine_process_builds_statistics"
 Counts = dict[tuple[str, Labels], float]
 
 
@@ -190,6 +191,10 @@ class OwnChecks:
                     f"engine {engine.id}",
                     f"{_release(engine)} has no {', '.join(engine.description.renamed_fields)}",
                 )
+            statistics = engine.open_families.get(BUILDS_STATISTICS)
+            for key, value in statistics.children.items() if statistics is not None else ():
+                if value:
+                    yield codes.BUILDS_STATISTICS.on(f"engine {engine.id}", ": ".join(key))
             if engine.labels.get(ORIGIN):
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"

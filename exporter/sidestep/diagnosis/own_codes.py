@@ -56,6 +56,15 @@ OUTLIER = Code(
     "The engine's p95 of TTFT or ITL in the last minute is three times the median of its replicas or more.",
     "Compare its device, its neighbours and its share of the load with those of the other replicas.",
 )
+BUILDS_STATISTICS = Code(
+    "SD143",
+    "info",
+    "vLLM builds its statistics on the event loop",
+    "The plugin replaces vLLM's metrics, but cannot keep its API server from building statistics for each"
+    " output. All metrics are right; the event loop spends more time on them.",
+    "Remove the option that the finding names if you do not need it, or install a release of sidestep that"
+    " knows this release of vLLM; see vllm.md.",
+)
 SAME_LABELS = Code(
     "SD105",
     "info",
