@@ -81,9 +81,17 @@ KNOWN = {
 """Saturation ratios; the third pod is starting and has none."""
 
 
-def query(name: str) -> str:
-    """Return the query of KEDA's only trigger."""
-    (trigger,) = resources(text(name))[0]["spec"]["triggers"]
+BACKLOG = {
+    f'sidestep_unfinished_prefill_tokens{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': "500+0x4"
+    for pod in "abc"
+    for engine in "01"
+}
+"""Tokens to prefill of the same pods."""
+
+
+def query(name: str, number: int = 0) -> str:
+    """Return the query of one of KEDA's triggers."""
+    trigger = resources(text(name))[0]["spec"]["triggers"][number]
     assert trigger["metadata"]["ignoreNullValues"] == "false"
     found: str = trigger["metadata"]["query"]
     return found
@@ -106,6 +114,9 @@ def test_autoscaler_queries_give_one_value(tmp_path: Path) -> None:
 
     assert_query(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 36.0})
     assert_query(tmp_path, IN_FLIGHT, adapted("inference_requests_in_flight"), each)
+    tokens = dict.fromkeys(each, 1000.0)
+    assert_query(tmp_path, BACKLOG, query("keda-saturation.yaml", 1), {"{}": 3000.0})
+    assert_query(tmp_path, BACKLOG, adapted("inference_unfinished_prefill_tokens"), tokens)
 
 
 @needs_promtool

@@ -19,6 +19,7 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.request_events import (
+    LIMITS,
     Alive,
     Finished,
     Iteration,
@@ -119,6 +120,33 @@ def test_requests_cut_off_by_folding_are_counted_once() -> None:
     tracker = engine.part(Trackers).requests
     assert tracker is not None
     assert tracker.requests.live == {}
+
+
+def test_time_by_limit_that_is_folded_counts() -> None:
+    """Lost is only the time from the steps at both ends of the folded part to the next ones."""
+    slots, blocks = LIMITS.index("slots"), LIMITS.index("kv_blocks")
+
+    def step(second: int, limit: int) -> bytes:
+        output = [Output(second + 0.5, [1])]
+        return events(Iteration(second, second + 0.5, second + 0.5, output, limit=limit))
+
+    fed = Fed()
+    fed.send_hello("s", [ENGINE])
+    fed.items("s", [events(Queued(1, 1.0)), *(step(second, slots) for second in range(2, 6))])
+    fed.fold("s", [step(second, blocks) for second in range(6, 12)])
+    fed.items("s", [events(Alive(1, 12.0, 2)), *(step(second, slots) for second in range(12, 15))])
+
+    def found(name: str) -> dict[str, float]:
+        values = {
+            line.partition('limit="')[2].partition('"')[0]: float(line.rpartition(" ")[2])
+            for line in lines(fed.page)
+            if line.startswith(name)
+        }
+        return {limit: value for limit, value in values.items() if value}
+
+    # The folded part knows its request from its first output on.
+    assert {"slots": 3.0 + 2.0, "kv_blocks": 4.5} == found("sidestep_step_limit_seconds_total")
+    assert {"slots": 7.0, "kv_blocks": 6.0} == found("sidestep_steps_total")
 
 
 def test_a_gauge_yields_to_a_newer_one_only() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
-from sidestep.catalog.row import Alias, Handler, Row
+from sidestep.catalog.row import Alias, Handler, Row, Sampled
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.sglang import legacy_rows, request_rows
@@ -20,8 +20,11 @@ from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, Sglan
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
     REFUSED_OBSERVATIONS,
+    backlog,
     lookups,
     saturation,
+    step_limits,
+    uncached_backlog,
 )
 from sidestep.errors import WireError
 
@@ -30,6 +33,8 @@ ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 SATURATION = {row.name for row in saturation()}
 LOOKUPS = {row.name for row in lookups()}
+LIMITS = {row.name for row in step_limits(Sampled(), Sampled())}
+BACKLOG = {row.name for row in (*backlog(Sampled(), Sampled()), uncached_backlog(()))}
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
 
 BY_HAND = {
@@ -55,6 +60,8 @@ def test_every_family_of_the_engine_has_a_row() -> None:
         MAX_RUNNING_REQUESTS,
         *SATURATION,
         *LOOKUPS,
+        *LIMITS,
+        *BACKLOG,
         objectives.SLO_REQUESTS,
         objectives.SLO_UNDECIDED,
         *(row.name for row in request_rows.REQUESTS),

@@ -22,6 +22,7 @@ from sidestep.protocol.block_events import (
 )
 from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.request_events import (
+    LIMITS,
     Event,
     Finished,
     Iteration,
@@ -85,6 +86,27 @@ def test_a_steps_requests_and_tokens_are_observed(bench: Bench) -> None:
     assert sample(bench, "sidestep_iteration_decode_tokens") == (3, 1.0)
     assert sample(bench, "sidestep_iteration_kv_tokens") == (3, 17.0)
     assert sample(bench, "sidestep_iteration_waiting_tokens") == (3, 90.0)
+
+
+def test_time_and_steps_are_counted_by_limit(bench: Bench) -> None:
+    """Also by those that have not held, and the backlog is of the last event."""
+    first, second = step(2.0, 1, limit=LIMITS.index("slots")), step(5.0, limit=0)
+    bench.apply(
+        events(
+            Queued(1, 1.0, 100.0, 8), Queued(2, 1.0, 100.0, 30), Scheduled(1, 1.5), first, second
+        )
+    )
+
+    assert bench.values("sidestep_step_limit_seconds_total") == {
+        (limit,): 3.0 if limit == "slots" else 0 for limit in LIMITS
+    }
+    assert bench.values("sidestep_steps_total") == {
+        (limit,): int(limit == "slots") for limit in LIMITS
+    }
+    page = render(bench.registry).decode()
+    assert 'sidestep_step_limit_seconds_total{engine="0",limit="slots",model_name="m"} 3' in page
+    assert 'sidestep_waiting_prompt_tokens{engine="0",model_name="m"} 30' in page
+    assert 'sidestep_unfinished_prefill_tokens{engine="0",model_name="m"} 30' in page
 
 
 def test_requests_are_counted_by_state(bench: Bench) -> None:

@@ -26,6 +26,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep.protocol.request_events import LIMITS, Finished, Iteration, Queued, RequestEvents
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
 from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
@@ -95,6 +96,29 @@ def test_the_line_covers_the_interval(bench: Bench) -> None:
         " deferred 3, preemptions 1, KV cache 25.0%, prefix cache hits 40.0%,"
         " drafts accepted 40.0%"
     )
+
+
+def test_the_line_ends_with_the_limit_that_binds(bench: Bench) -> None:
+    """By its share of the interval's busy time, not of all time; a limit that holds briefly has no place."""
+    bench.apply(busy())
+    log = Log(bench.registry)
+
+    def run(*limits: str) -> str:
+        start = log.now
+        events = [Queued(1, start), *(
+            Iteration(start + at, start + at + 0.5, start, limit=LIMITS.index(limit))
+            for at, limit in enumerate(limits)
+        )]  # fmt: skip
+        bench.apply(
+            RequestEvents(0, start, 1, [*events, Finished(1, start + len(limits) - 0.5, 0.0, 0)])
+        )
+        (line,) = log.lines()
+        return line[1].text().rpartition(", ")[2]
+
+    assert "limit kv_blocks 67%" == run("slots", "slots", *["kv_blocks"] * 6, "none", "none")
+    assert "limit slots 32%" == run(*["slots"] * 3, *["none"] * 7)
+    assert "limit" not in run(*["none"] * 10)
+    assert "limit" not in run("slots", *["none"] * 14)
 
 
 @pytest.mark.parametrize("count", [1, 2])

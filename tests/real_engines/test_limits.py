@@ -21,9 +21,9 @@ from real_engines.comparison import (
     settled_alone,
     value,
 )
-from real_engines.load import Answer, Ask, Client
-from real_engines.processes import ExporterProcess
-from real_engines.sites import TAP, VllmSite
+from real_engines.load import Ask, Client
+from real_engines.processes import ExporterProcess, Server
+from real_engines.sites import TAP, SglangSite, Site, VllmSite
 from real_engines.tiny_model import make_adapter
 from sidestep.protocol.request_events import LIMITS
 
@@ -61,6 +61,12 @@ CASES = (
     Case("lora", "--enable-lora --max-loras 1 --max-lora-rank 8", 30, 60, models=ADAPTERS),
 )
 
+SGLANG_CASES = (
+    Case("slots", "--max-running-requests 2", 30, 60),
+    Case("kv_blocks", "--max-total-tokens 700", 100, 100),
+    Case("tokens", "--chunked-prefill-size 64", 600, 2),
+)
+
 
 def times(page: Page) -> dict[str, float]:
     """Return the seconds by limit."""
@@ -73,11 +79,61 @@ def share(found: Mapping[str, float], limit: str) -> float:
     return found[limit] / waiting if waiting else 0.0
 
 
-async def idle_page(exporter: ExporterProcess, answers: list[Answer]) -> Page:
-    """Return the page once it has all answers' ends."""
-    return await settled_alone(
-        exporter, lambda page: value(page, "vllm:request_success") >= len(answers)
+async def measure(
+    site: Site, server: Server, case: Case
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Return the seconds by limit of one request alone, and of all requests, and how long these took."""
+
+    async def idle_page(exporter: ExporterProcess, ended: float) -> Page:
+        return await settled_alone(exporter, lambda page: value(page, site.finished) >= ended)
+
+    async with site.with_exporter(server) as exporter:
+        async with Client(server.base) as client:
+            # SGLang has had a request to warm up.
+            start = parse(await exporter.page())
+            first, ended = times(start), value(start, site.finished)
+            alone = await client.ask(Ask(client.text(20), 20, model=case.models[0]))
+            await idle_page(exporter, ended + 1)
+            # A scheduler of SGLang's is read once a second.
+            await asyncio.sleep(PAUSE)
+            second = times(parse(await exporter.page()))
+            asks = [
+                Ask(client.text(case.prompt), case.tokens, model=name)
+                for name in case.models * (case.requests // len(case.models))
+            ]
+            began = time.monotonic()
+            answers = await client.ask_all(asks)
+            took = time.monotonic() - began
+            await idle_page(exporter, ended + 1 + len(answers))
+        await asyncio.sleep(PAUSE)
+        idle = parse(await exporter.page())
+        await asyncio.sleep(2 * PAUSE)
+        after = parse(await exporter.page())
+    assert all(answer.status == 200 for answer in (alone, *answers))
+    assert times(idle) == times(after)
+    assert {*LIMITS} == {labels["limit"] for labels in labels_of(after, STEPS)} & {*LIMITS}
+    assert value(after, "sidestep_waiting_prompt_tokens") == 0
+    assert value(after, "sidestep_unfinished_prefill_tokens") == 0
+    assert_nothing_refused(after)
+    alone_found = {limit: second[limit] - first[limit] for limit in LIMITS}
+    found = {limit: seconds - second[limit] for limit, seconds in times(after).items()}
+    return alone_found, found, took
+
+
+def check(
+    case: Case, run: str, found: dict[str, float], alone: dict[str, float], took: float
+) -> None:
+    """Print what was measured, and compare it with the forced limit."""
+    print(  # noqa: T201
+        f"\n{case.limit} {run}: {share(found, case.limit):.1%} of the waiting time,"
+        f" {sum(found.values()):.2f} of {took:.2f} s busy:",
+        {limit: round(seconds, 3) for limit, seconds in found.items() if seconds},
     )
+
+    assert {"none"} == {limit for limit, seconds in alone.items() if seconds}
+    assert share(found, case.limit) >= RIGHT
+    # Nearly all of the time, and never more: the front end and the client take the rest.
+    assert 0.8 * took <= sum(found.values()) <= took
 
 
 @pytest.mark.parametrize("scheduling", ["--async-scheduling", "--no-async-scheduling"])
@@ -89,40 +145,17 @@ async def test_a_forced_limit_is_named(
     modules = [f"{name}={make_adapter(tmp_path / name)}" for name in ADAPTERS]
     lora = ["--lora-modules", *modules] if case.models == ADAPTERS else []
     server = vllm.server([*shlex.split(case.flags), *TAP, scheduling, *lora])
-    async with vllm.with_exporter(server) as exporter:
-        async with Client(server.base) as client:
-            alone = [await client.ask(Ask(client.text(20), 20, model=case.models[0]))]
-            first = times(await idle_page(exporter, alone))
-            asks = [
-                Ask(client.text(case.prompt), case.tokens, model=name)
-                for name in case.models * (case.requests // len(case.models))
-            ]
-            began = time.monotonic()
-            answers = await client.ask_all(asks)
-            took = time.monotonic() - began
-            page = await idle_page(exporter, [*alone, *answers])
-        before = times(page)
-        await asyncio.sleep(2 * PAUSE)
-        after = parse(await exporter.page())
-    found = {limit: seconds - first[limit] for limit, seconds in before.items()}
-    print(  # noqa: T201
-        f"\n{case.limit} {scheduling}: {share(found, case.limit):.1%} of the waiting time,"
-        f" {sum(found.values()):.2f} of {took:.2f} s busy:",
-        {limit: round(seconds, 3) for limit, seconds in found.items() if seconds},
-    )
+    alone, found, took = await measure(vllm, server, case)
 
-    assert all(answer.status == 200 for answer in answers)
-    assert {"none"} == {limit for limit, seconds in first.items() if seconds}
-    assert share(found, case.limit) >= RIGHT
-    # Nearly all of the time, and never more: the front end and the client take the rest.
-    assert 0.8 * took <= sum(found.values()) <= took
-    assert before == times(after)
-    assert [*LIMITS] == sorted(
-        {labels["limit"] for labels in labels_of(after, STEPS)} & {*LIMITS}, key=LIMITS.index
-    )
-    assert value(after, "sidestep_waiting_prompt_tokens") == 0
-    assert value(after, "sidestep_unfinished_prefill_tokens") == 0
-    assert_nothing_refused(after)
+    check(case, scheduling, found, alone, took)
+
+
+@pytest.mark.parametrize("case", SGLANG_CASES, ids=lambda case: case.limit)
+async def test_a_forced_limit_of_sglang_is_named(case: Case, sglang: SglangSite) -> None:
+    """As of vLLM, from what its scheduler has made of the first request that waits."""
+    alone, found, took = await measure(sglang, sglang.server(shlex.split(case.flags)), case)
+
+    check(case, "SGLang", found, alone, took)
 
 
 async def test_a_pause_is_named_while_it_lasts(vllm: VllmSite) -> None:
@@ -130,7 +163,9 @@ async def test_a_pause_is_named_while_it_lasts(vllm: VllmSite) -> None:
     server = vllm.server(TAP, {"VLLM_SERVER_DEV_MODE": "1"})
     async with vllm.with_exporter(server) as exporter, Client(server.base) as client:
         await client.ask(Ask(client.text(20), 20))
-        async with aiohttp.ClientSession() as session:
+        # The server closes a connection that waits.
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
             async with session.post(f"{server.base}/pause") as answer:
                 assert answer.status == 200
             asks = [Ask(client.text(20), 20) for _ in range(3)]

@@ -79,6 +79,10 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.append(request)
 
+    def set_pause_state(self, pause_state: int) -> None:
+        """Pause or resume."""
+        self.pause_state = pause_state
+
     def schedule(self) -> Any:
         """Return the next batch: all of a prompt, then one token at a time."""
         self.allocate_slots()

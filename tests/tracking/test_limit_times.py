@@ -211,7 +211,7 @@ def test_an_unknown_limit_changes_nothing() -> None:
 def test_a_pause_is_counted_while_it_lasts() -> None:
     """No step ends it; a step that was scheduled before it does not end it either."""
     tracker = RequestTracker()
-    events = [queued(1, 1.0), step(1.0, 1.5, NONE, 1), step(3.0, 3.0, PAUSED)]
+    events: list[Event] = [queued(1, 1.0), step(1.0, 1.5, NONE, 1), step(3.0, 3.0, PAUSED)]
     found, _ = sums([
         tracker.apply(item(events)),
         tracker.apply(item([], 10.0)),
@@ -227,8 +227,12 @@ def test_a_pause_is_counted_while_it_lasts() -> None:
 def test_another_process_begins_anew() -> None:
     """What lies between the last step of the one and the first of the other is unknown."""
     tracker = RequestTracker()
-    first = [queued(1, 1.0), step(1.0, 2.0, SLOTS, 1), step(2.0, 3.0, SLOTS, 1)]
-    second = [queued(1, 100.0), step(101.0, 102.0, NONE, 1), step(103.0, 104.0, NONE, 1)]
+    first: list[Event] = [queued(1, 1.0), step(1.0, 2.0, SLOTS, 1), step(2.0, 3.0, SLOTS, 1)]
+    second: list[Event] = [
+        queued(1, 100.0),
+        step(101.0, 102.0, NONE, 1),
+        step(103.0, 104.0, NONE, 1),
+    ]
 
     found, _ = sums([tracker.apply(item(first)), tracker.apply(item(second, source=2))])
 

@@ -26,6 +26,7 @@ from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import SET, MetricStub
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS
@@ -56,6 +57,7 @@ class Process:
 
     Attributes:
         publisher: None before ``start``.
+        limits: Recorder of the limits of this process's scheduler.
         lookups: Recorder of the lookups of a scheduler whose replica's other ranks do not have one.
         sources: Sources of recorded calls whose current state a restarted exporter needs.
         readers: Functions that record values which SGLang does not report. They run about once a
@@ -69,6 +71,7 @@ class Process:
         self.beside = beside
         self.deferred = DeferredMetrics()
         self.publisher: Publisher | None = None
+        self.limits: LimitRecorder | None = None
         self.lookups: LookupRecorder | None = None
         self._endpoint = endpoint
         self._namespace = namespace

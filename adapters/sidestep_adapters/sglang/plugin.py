@@ -74,7 +74,7 @@ def _register() -> None:
     HookRegistry.register(
         f"{OBSERVABILITY}cpu_monitor.start_cpu_monitor_thread", _after_cpu_monitor_start
     )
-    for target, hook in LOOKUPS.items():
+    for target, hook in {**LOOKUPS, **LIMITS}.items():
         if _is_module(target.rpartition(".")[0].rpartition(".")[0]):
             HookRegistry.register(target, hook)
     for reporter in REPORTERS:
@@ -167,6 +167,53 @@ LOOKUPS = {
     "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _after_clear,
 }
 """Hooks for lookups in the radix cache, by the method that they follow."""
+
+
+def _after_choice(plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    """Note what keeps waiting requests from the batch that the scheduler has chosen."""
+    _note_limit("chosen", plan, scheduler)
+
+
+def _after_consideration(result: Any, *_: Any, **__: Any) -> None:
+    """Note what became of a request that the scheduler has considered."""
+    _note_limit("considered", result)
+
+
+def _after_adapter(fits: Any, *_: Any, **__: Any) -> None:
+    """Note whether a request's adapter fits into the batch."""
+    _note_limit("considered_adapter", fits)
+
+
+def _after_pause(_result: Any, *_: Any, **__: Any) -> None:
+    """Note that the scheduler is paused."""
+    _note_limit("paused", True)
+
+
+def _after_resumption(_result: Any, *_: Any, **__: Any) -> None:
+    """Note that the scheduler goes on."""
+    _note_limit("paused", False)
+
+
+def _note_limit(name: str, *arguments: Any) -> None:
+    own = process()
+    if own is None or own.limits is None:
+        return
+    try:
+        getattr(own.limits, name)(*arguments)
+    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
+        own.limits = None
+        own.deferred.fail("a limit could not be noted; no more are")
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+LIMITS = {
+    f"{_SCHEDULER}get_next_batch_to_run": _after_choice,
+    f"{_SCHEDULER}can_schedule_lora_req": _after_adapter,
+    f"{_SCHEDULER}pause_generation": _after_pause,
+    f"{_SCHEDULER}continue_generation": _after_resumption,
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _after_consideration,
+}
+"""Hooks for limits, by the method that they follow."""
 
 
 def _after_iteration(_result: Any, reporter: Any, *_: Any, **__: Any) -> None:

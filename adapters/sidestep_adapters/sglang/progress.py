@@ -262,17 +262,17 @@ def _unfinished(scheduler: Any) -> int:
     requests.append(getattr(scheduler, "chunked_req", None))
     admitted = {id(each) for each in requests if each is not None and not each.finished()}
     waiting = getattr(scheduler, "waiting_queue", ())
-    return len(admitted) + len(waiting) + len(_grammars(scheduler))
+    return len(admitted) + len(waiting) + len(waiting_for_grammars(scheduler))
 
 
 def _blocked(scheduler: Any) -> int:
     """Return how many requests wait for a grammar, or may wait for cached blocks from a storage."""
     stored = getattr(scheduler, "enable_hicache_storage", False)
     waiting = len(getattr(scheduler, "waiting_queue", ())) if stored else 0
-    return waiting + len(_grammars(scheduler))
+    return waiting + len(waiting_for_grammars(scheduler))
 
 
-def _grammars(scheduler: Any) -> Any:
+def waiting_for_grammars(scheduler: Any) -> Any:
     """Return the requests whose grammar is being compiled."""
     return getattr(getattr(scheduler, "grammar_manager", scheduler), "grammar_queue", ())
 

@@ -24,6 +24,7 @@ from sidestep_adapters.publisher.environment import (
 )
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
+from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.outputs import Latencies
@@ -141,6 +142,9 @@ class SchedulerTap:
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
         _report_progress(process, collector, "scheduler")
+        process.limits = limits = LimitRecorder(process.deferred, engine)
+        process.sources += limits.gauges
+        process.readers.append(limits)
         # The ranks of a replica see the same requests.
         if _is_first_rank(collector.labels):
             process.lookups = LookupRecorder(process.deferred, engine, lambda: process.publisher)

@@ -135,7 +135,7 @@ class LimitReader:
         sessions = getattr(scheduler, "num_waiting_for_streaming_input", 0)
         if others <= sessions or (self._has_connector and not self._count(scheduler) > sessions):
             return NONE
-        state = getattr(scheduler, "_pause_state", 0)
+        state = getattr(scheduler, "pause_state", 0)
         if state and (state >= PAUSED_ALL or scheduler.waiting):
             return PAUSED
         if self._has_preempted:

@@ -115,6 +115,14 @@ class _Core:
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("block events could not be pushed")
 
+    def is_paused(self, scheduler: Any) -> bool:
+        """Return whether the scheduler is paused and has nothing left to finish."""
+        try:
+            return is_paused(scheduler)
+        except Exception:  # noqa: BLE001 - an exception here kills the engine
+            self._fail("the scheduler's pause could not be read")
+            return False
+
     def record(self, stats: Any) -> None:
         """Push scheduler stats; stats made during a step follow the events of that step."""
         if self.requests.is_updating:
@@ -212,7 +220,7 @@ class _Tapped(Base):  # type: ignore[misc]
         super().add_request(request)
         if self._core is not None and not known:
             self._core.requests.queued(request)
-            if is_paused(self):
+            if self._core.is_paused(self):
                 # No step follows that would say so.
                 self._core.requests.limited(PAUSED)
 
@@ -221,9 +229,9 @@ class _Tapped(Base):  # type: ignore[misc]
         if self._core is None:
             super().set_pause_state(*args, **kwargs)
             return
-        before = is_paused(self)
+        before = self._core.is_paused(self)
         super().set_pause_state(*args, **kwargs)
-        if is_paused(self) != before:
+        if self._core.is_paused(self) != before:
             self._core.requests.limited(NONE if before else PAUSED)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 
 from sidestep.catalog.prices import PARTS, PRICED
-from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Source
+from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Sampled, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
@@ -91,6 +91,14 @@ def backlog(
               " preempted one has generated, and of requests in the batch what no step has computed"
               " yet. What a cache has of a prompt is included until its prefill ends."),
     )
+
+
+def uncached_backlog(shared: tuple[str, ...], *, mirrored: bool = False) -> Row:
+    """Return the row of the waiting tokens that no cache has, of an engine that looks them up early."""
+    return gauge("sidestep_waiting_uncached_tokens", Sampled(),
+                 "Tokens of waiting requests that the prefix cache did not have when the engine last"
+                 " looked them up; a request that it has not looked up counts whole.",
+                 shared=shared, mirrored=mirrored)
 
 
 def objectives(

@@ -33,12 +33,16 @@ from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, RecentSteps
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.step_limits import limit_seconds
+from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.health.states import Health
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
 """The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
+BINDS = 0.1
+"""Least share of the busy time from which on a limit is worth a place in the line."""
 
 
 class _Totals(NamedTuple):
@@ -48,6 +52,7 @@ class _Totals(NamedTuple):
     sample: EngineSample
     drafted: float
     accepted: float
+    limits: Mapping[str, float]
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,6 +66,8 @@ class Line:
         external_hit_rate: Share of recent lookups that an external prefix cache had.
         mm_hit_rate: Likewise of the multimodal cache.
         draft_acceptance_rate: Share of the draft tokens that were accepted.
+        limit: What kept requests waiting for most of the time in which any did; None: nothing.
+        limit_share: Share of the engine's busy time in which it did.
     """
 
     row: EngineRow
@@ -69,6 +76,8 @@ class Line:
     external_hit_rate: float | None = None
     mm_hit_rate: float | None = None
     draft_acceptance_rate: float | None = None
+    limit: str | None = None
+    limit_share: float | None = None
 
     def text(self) -> str:
         """Return the line: rates with one decimal, without what does not apply."""
@@ -96,6 +105,8 @@ class Line:
         parts += [f"{name} {rate:.1%}" for name, rate in rates.items() if rate is not None]
         if row.attention or (row.state and row.level is None):
             parts.append(f"state {state_text(row)}")
+        if self.limit is not None:
+            parts.append(f"limit {self.limit} {self.limit_share:.0%}")
         return f"{self.name}: " + ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
@@ -110,6 +121,8 @@ class Line:
             "external_hit_rate": self.external_hit_rate,
             "mm_hit_rate": self.mm_hit_rate,
             "draft_acceptance_rate": self.draft_acceptance_rate,
+            "limit": self.limit,
+            "limit_share": self.limit_share,
         }
         found = {"event": "statistics", **row, **more}
         return {name: value for name, value in found.items() if value is not None}
@@ -253,7 +266,7 @@ def _totals(engine: Engine, now: float, before: _Totals | None) -> _Totals:
     # Packed, since the engine goes on changing what was read.
     sample = read(engine, now).packed(None if before is None else before.sample)
     drafted, accepted = (key_number(engine, name) or 0 for name in ("drafted", "accepted"))
-    return _Totals(engine, sample, drafted, accepted)
+    return _Totals(engine, sample, drafted, accepted, limit_seconds(engine))
 
 
 def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
@@ -261,7 +274,7 @@ def _started(before: _Totals | None, totals: _Totals, last: float) -> _Totals:
     now = totals.sample
     if before is None:
         none = (math.nan,) * len(now.counters), ((),) * len(now.bounds), (None,) * len(now.counts)
-        before = _Totals(totals.engine, EngineSample(last, (), *none), 0, 0)
+        before = _Totals(totals.engine, EngineSample(last, (), *none), 0, 0, {})
     return before._replace(sample=zeroed(before.sample, now))
 
 
@@ -274,6 +287,7 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
     recent = _hit_rate(engines, PREFIX) if len({e.layout.dialect for e in engines}) == 1 else None
     if recent is not None:
         row = msgspec.structs.replace(row, prefix_hit_rate=recent)
+    limit, share = _binding_limit(parts)
     return Line(
         row=row,
         name=name,
@@ -281,7 +295,25 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
         external_hit_rate=_hit_rate(engines, EXTERNAL),
         mm_hit_rate=_hit_rate(engines, MULTIMODAL),
         draft_acceptance_rate=accepted / drafted if drafted else None,
+        limit=limit,
+        limit_share=share,
     )
+
+
+def _binding_limit(
+    parts: Sequence[tuple[_Totals, _Totals]],
+) -> tuple[str | None, float | None]:
+    """Return the limit that held for longest while requests waited, and its share of the busy time."""
+    seconds: Counter[str] = Counter()
+    for then, now in parts:
+        seconds.update(now.limits)
+        seconds.subtract(then.limits)
+    busy = sum(seconds.values())
+    waiting = {name: spent for name, spent in seconds.items() if name != LIMITS[0]}
+    limit = max(waiting, key=lambda name: waiting[name], default=None)
+    if limit is None or waiting[limit] < BINDS * busy:
+        return None, None
+    return limit, waiting[limit] / busy
 
 
 def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:

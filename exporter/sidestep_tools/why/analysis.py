@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalog.tuning import CAUSES, Cause
-from sidestep_tools.formatting import duration, share
+from sidestep_tools.why.evidence import MIN_REQUESTS, CurvePoint, evidence, quantile
 from sidestep_tools.why.timeline import (
     FRONT_END_IN,
     QUEUE,
@@ -24,35 +24,46 @@ from sidestep_tools.why.timeline import (
     steps_of,
 )
 
-MIN_REQUESTS = 20
-"""Requests from which on shares mean something."""
 MIN_SECONDS = 0.1
 """Least time that a cause takes of one request in twenty to be named."""
 MIN_E2E, MIN_TTFT = 0.1, 0.25
 """Least share of all requests' time, or of their time to first token, that a cause takes to be named."""
 OF_TOP = 1 / 3
 """Share of the largest cause's time below which others are not named: they may be its consequences."""
-MIN_POINTS = 0.01
-"""Least rise of the hit ratio by twice the cache that is worth a word."""
 MAX_GAP = 1.0
 """Seconds between two steps from which on the engine was idle, if nobody waited."""
 FIRST = (FRONT_END_IN, QUEUE, "prefill")
 """Beginnings of the names of parts before the first token."""
 NO_LIMIT = "none"
-PRESENT, TWICE = 1.0, 2.0
-"""Sizes of the cache, as multiples of the present one."""
 TINY = 1e-9
 
 
-class CurvePoint(msgspec.Struct, frozen=True):
-    """A point of ``/api/v1/kv/curve``: the hit ratio of a cache that is ``capacity`` times as large."""
+class Percentiles(msgspec.Struct, frozen=True):
+    """Percentiles of the last minute."""
 
-    capacity: float
-    hit_ratio: float
+    p50: float
+    p95: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What ``/api/v1/live`` says of an engine now; docs/live.md describes the fields."""
+
+    id: str
+    attention: str | None = None
+    problem: str | None = None
+    ttft: Percentiles | None = None
+    e2e: Percentiles | None = None
+
+
+NO_ROW = Row("")
+OF_ATTENTION = {"full": "kv_blocks", "slow": "stalled", "stalled": "stalled"}
+"""Causes that the live numbers support where requests name none, by what an engine needs attention for."""
+GRAVE = ("stalled", "unreachable")
+"""Reasons for attention of an engine that serves nobody: no request of it ends."""
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency of requests, and the shares of its parts, the largest first."""
+    """A latency of requests, and the shares of its parts, the largest first; empty: unknown."""
 
     p50: float
     p95: float
@@ -65,7 +76,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cause: Its name in docs/tuning.md.
         seconds: The time of requests that it took.
-        e2e_share: That as a share of all of their time.
+        e2e_share: That as a share of all of their time; None: unknown, and so is the next one.
         ttft_share: Its share of the time to first tokens; 0 if it comes later.
         change: What to change in this engine.
         unless: When not to.
@@ -74,8 +85,8 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: str
     seconds: float
-    e2e_share: float
-    ttft_share: float
+    e2e_share: float | None
+    ttft_share: float | None
     meaning: str
     change: str
     unless: str
@@ -86,7 +97,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to say about one engine.
 
     Attributes:
-        problem: Why it needs attention, as the live page says; empty: it needs none.
+        attention: For what it needs attention, as the live page says; empty: it needs none.
+        problem: The same in words, as the live page says; empty: it needs none.
         seconds: Length of the time in which these requests ended, or steps.
         limits: Share of the busy time by limit, the largest first; empty: unknown.
         causes: The largest first; empty: nothing binds, or too little is known.
@@ -97,6 +109,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     model: str
     state: str | None
+    attention: str
     problem: str
     requests: int
     steps: int
@@ -112,7 +125,7 @@ def report(
     engine: EngineTimeline,
     limits: Sequence[str],
     curve: Sequence[CurvePoint] = (),
-    problem: str = "",
+    row: Row = NO_ROW,
 ) -> Report:
     """Return what the timeline of an engine says.
 
@@ -120,7 +133,7 @@ def report(
         engine: Its steps and requests.
         limits: Names of limits.
         curve: Its hit ratio by size of the cache; empty: unknown.
-        problem: Why it needs attention, as the live page says; empty: it needs none.
+        row: Its live numbers.
     """
     steps = [*steps_of(engine, limits)]
     divided = [(record, parts) for record in engine.requests if (parts := parts_of(record))]
@@ -137,17 +150,19 @@ def report(
         engine=engine.engine,
         model=engine.model,
         state=engine.state,
-        problem=problem,
+        attention=row.attention or "",
+        problem=row.problem or "",
         requests=len(engine.requests),
         steps=len(engine.steps.end),
         seconds=_span(engine),
-        ttft=_latency([r.ttft_seconds for r in engine.requests], firsts),
-        e2e=_latency([r.e2e_seconds for r in engine.requests], alls),
+        ttft=_latency([r.ttft_seconds for r in engine.requests], firsts, row.ttft),
+        e2e=_latency([r.e2e_seconds for r in engine.requests], alls, row.e2e),
         limits=binding,
         causes=[
-            _named(found, engine.dialect, _evidence(found.cause, steps, binding, curve))
+            _named(found, engine.dialect, evidence(found.cause, steps, binding, curve))
             for found in material
-        ],
+        ]
+        or [*_by_attention(row, engine.dialect)],
         unseen=[*_unseen(engine, binding, divided)],
     )
 
@@ -176,17 +191,14 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _latency(
-    latencies: Sequence[float | None], parts: Sequence[Mapping[str, float]]
+    latencies: Sequence[float | None],
+    parts: Sequence[Mapping[str, float]],
+    live: Percentiles | None,
 ) -> Latency | None:
     known = sorted(seconds for seconds in latencies if seconds is not None)
     if not known:
-        return None
+        return None if live is None else Latency(p50=live.p50, p95=live.p95, parts={})
     return Latency(p50=quantile(known, 0.5), p95=quantile(known, 0.95), parts=_shares(_sum(parts)))
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the quantile of ascending numbers, one of which it is."""
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
 
 def _sum(parts: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
@@ -207,8 +219,16 @@ class _Material(NamedTuple):
 
     cause: Cause
     seconds: float
-    e2e_share: float
-    ttft_share: float
+    e2e_share: float | None = None
+    ttft_share: float | None = None
+
+
+def _by_attention(row: Row, dialect: str) -> Iterator[Named]:
+    """Yield the cause for which an engine needs attention, if the live page knows it."""
+    name = OF_ATTENTION.get(row.attention or "")
+    for cause in CAUSES:
+        if cause.name == name:
+            yield _named(_Material(cause, 0.0), dialect, [f"it {row.problem}"])
 
 
 def _material(
@@ -233,7 +253,7 @@ def _material(
             yield _Material(cause, taken[cause], e2e, ttft)
 
 
-def _named(found: _Material, dialect: str, evidence: Iterable[str]) -> Named:
+def _named(found: _Material, dialect: str, numbers: Iterable[str]) -> Named:
     cause = found.cause
     change = next((each.text for each in cause.changes if each.dialect == dialect), "")
     return Named(
@@ -244,70 +264,12 @@ def _named(found: _Material, dialect: str, evidence: Iterable[str]) -> Named:
         meaning=cause.meaning,
         change=f"{change}. {cause.otherwise}" if change else cause.otherwise,
         unless=cause.unless,
-        evidence=[*evidence],
+        evidence=[*numbers],
     )
 
 
 def _taken(cause: Cause, parts: Mapping[str, float]) -> float:
     return sum(parts.get(part, 0.0) for part in cause.parts)
-
-
-def _evidence(
-    cause: Cause,
-    steps: Sequence[Step],
-    binding: Mapping[str, float],
-    curve: Sequence[CurvePoint],
-) -> Iterator[str]:
-    """Yield numbers that support or limit what to change."""
-    if cause.name in binding:
-        yield f"the limit {cause.name} held {share(binding[cause.name])} of the time"
-    match cause.name:
-        case "kv_blocks":
-            yield from _of_twice_the_cache(curve)
-        case "slots":
-            yield from _of_larger_batches(steps)
-        case "tokens":
-            sizes = sorted(s.prefill_tokens + s.decode_tokens for s in steps if s.prefill_requests)
-            if sizes:
-                yield f"a step with prefill has up to {quantile(sizes, 0.95):,} tokens"
-        case "interference":
-            yield from _of_prefill(steps)
-
-
-def _of_twice_the_cache(curve: Sequence[CurvePoint]) -> Iterator[str]:
-    ratios = {point.capacity: point.hit_ratio for point in curve}
-    if PRESENT in ratios and TWICE in ratios:
-        rise = ratios[TWICE] - ratios[PRESENT]
-        if rise >= MIN_POINTS:
-            yield f"at twice the cache the hit ratio rises by {100 * rise:.0f} points to {share(ratios[TWICE])}"
-        else:
-            yield "twice the cache raises the hit ratio by less than a point: it gives room, no hits"
-
-
-def _of_larger_batches(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield how much longer steps of larger batches are, from the decode steps of two sizes."""
-    decodes = sorted((s.size, s.end - s.start) for s in steps if not s.prefill_requests)
-    if not decodes:
-        return
-    most = decodes[-1][0]
-    large = sorted(seconds for size, seconds in decodes if size > 0.75 * most)
-    small = sorted(seconds for size, seconds in decodes if size <= most / 2)
-    yield f"the batch has up to {most} requests"
-    if len(small) >= MIN_REQUESTS and len(large) >= MIN_REQUESTS:
-        yield (
-            f"a step with over {0.75 * most:.0f} takes {duration(quantile(large, 0.5))},"
-            f" with at most {most // 2} {duration(quantile(small, 0.5))}"
-        )
-
-
-def _of_prefill(steps: Sequence[Step]) -> Iterator[str]:
-    both = [
-        sorted(s.end - s.start for s in steps if bool(s.prefill_requests) is has_prefill)
-        for has_prefill in (True, False)
-    ]
-    if all(both):
-        longer, plain = (duration(quantile(each, 0.5)) for each in both)
-        yield f"a step with prefill takes {longer} (median), without {plain}"
 
 
 def _unseen(

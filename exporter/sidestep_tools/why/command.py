@@ -12,7 +12,7 @@ import msgspec
 from sidestep.errors import ConfigError
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.output import show, show_json
-from sidestep_tools.why.analysis import CurvePoint, Report, report
+from sidestep_tools.why.analysis import GRAVE, NO_ROW, CurvePoint, Report, Row, report
 from sidestep_tools.why.sources import Exporter, from_file
 from sidestep_tools.why.text import report_lines, request_lines
 from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline, phases_of
@@ -80,8 +80,8 @@ async def why(
             exporter = Exporter(session, source)
             timeline = _only(await exporter.timeline(minutes), question.engine)
             curves = {} if wants_requests else await exporter.curves()
-            problems = {} if wants_requests else await exporter.problems()
-        reports = _reports(timeline, curves, problems)
+            rows = {} if wants_requests else await exporter.rows()
+        reports = _reports(timeline, curves, rows)
     if wants_requests:
         _show_requests(_chosen(timeline, question), as_json=as_json)
     elif as_json:
@@ -134,19 +134,18 @@ def _only(timeline: Timeline, name: str) -> Timeline:
 def _reports(
     timeline: Timeline,
     curves: Mapping[str, Sequence[CurvePoint]] = {},
-    problems: Mapping[str, str] = {},
+    rows: Mapping[str, Row] = {},
 ) -> list[Report]:
-    """Return a report on each engine, the one with the largest cause first."""
+    """Return a report on each engine: first those that serve nobody, then by the largest cause."""
     found = [
-        report(
-            engine, timeline.limits, curves.get(engine.id, ()), problem=problems.get(engine.id, "")
-        )
+        report(engine, timeline.limits, curves.get(engine.id, ()), rows.get(engine.id, NO_ROW))
         for engine in timeline.engines
     ]
     return sorted(
         found,
         key=lambda each: (
-            -max((cause.seconds for cause in each.causes), default=0.0),
+            each.attention not in GRAVE,
+            -max((cause.seconds for cause in each.causes), default=-1.0),
             not each.problem,
             -each.requests,
         ),

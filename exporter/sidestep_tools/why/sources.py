@@ -30,7 +30,7 @@ from sidestep_adapters.recording.format import (
     records,
 )
 from sidestep_tools.web_client.fetch import FetchError, fetch, parse_address, refusal
-from sidestep_tools.why.analysis import CurvePoint
+from sidestep_tools.why.analysis import CurvePoint, Row
 from sidestep_tools.why.timeline import EngineTimeline, Record, Timeline
 
 Form = TypeVar("Form")
@@ -45,13 +45,8 @@ class _Curves(msgspec.Struct, frozen=True):
     engines: list[_Curve]
 
 
-class _Row(msgspec.Struct, frozen=True):
-    id: str
-    problem: str | None = None
-
-
 class _Live(msgspec.Struct, frozen=True):
-    engines: list[_Row]
+    engines: list[Row]
 
 
 class Exporter:
@@ -83,12 +78,10 @@ class Exporter:
         found = await self._read("/api/v1/kv/curve", _Curves)
         return {} if found is None else {each.id: each.curve for each in found.engines}
 
-    async def problems(self) -> dict[str, str]:
-        """Return why engines need attention, in words; empty without a live page."""
+    async def rows(self) -> dict[str, Row]:
+        """Return the live numbers of the engines; empty without a live page."""
         found = await self._read("/api/v1/live", _Live)
-        return (
-            {} if found is None else {row.id: row.problem for row in found.engines if row.problem}
-        )
+        return {} if found is None else {row.id: row for row in found.engines}
 
     async def _read(self, path: str, form: type[Form]) -> Form | None:
         """Return the JSON at ``path``; None if there is none.

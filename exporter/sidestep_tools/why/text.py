@@ -18,8 +18,7 @@ BAR = 30
 
 def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]:
     """Yield the lines of a report on one engine, and one on all ``others``."""
-    state = report.problem or ("" if report.state in (None, "ok", "starting") else report.state)
-    state = f", {state}" if state else ""
+    state = f" {report.problem}" if report.problem else ""
     model = f" ({report.model})" if report.model else ""
     yield (
         f"engine {report.engine}{model}{state}: {report.requests:,} requests ended and"
@@ -31,9 +30,8 @@ def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]
     if report.limits:
         yield f"limits of admission, by time: {_shares(report.limits)}"
     for cause in report.causes[:MAX_CAUSES]:
-        evidence = "; ".join(
-            [f"{share(cause.e2e_share)} of e2e, {share(cause.ttft_share)} of TTFT", *cause.evidence]
-        )
+        shares = f"{share(cause.e2e_share)} of e2e, {share(cause.ttft_share)} of TTFT"
+        evidence = "; ".join([*([shares] if cause.e2e_share is not None else []), *cause.evidence])
         yield f"{cause.cause}: {cause.meaning} Evidence: {evidence}."
         yield f"  change: {cause.change} Not if {cause.unless}"
     if not report.causes and not report.unseen and not report.problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
+from sidestep.catalog.row import Sampled
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.sglang import (
@@ -33,6 +34,9 @@ DIALECT: Dialect = Dialect(
         # Schedulers have the queues.
         *shared_rows.saturation(SCHEDULER.shared, mirrored=True),
         *shared_rows.lookups(SCHEDULER.shared),
+        *shared_rows.step_limits(Sampled(), Sampled(), SCHEDULER.shared, mirrored=True),
+        *shared_rows.backlog(Sampled(), Sampled(), SCHEDULER.shared, mirrored=True),
+        shared_rows.uncached_backlog(SCHEDULER.shared, mirrored=True),
         shared_rows.REFUSED_OBSERVATIONS,
         # Every rank reports queue times.
         *shared_rows.objectives(TOKENIZER.shared, extra_labels=True, mirrored=True),
