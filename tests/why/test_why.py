@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from exporters import Start, recorded_run, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 from slow_engines import Load, SlowEngine
@@ -201,6 +203,23 @@ async def test_the_slowest_engine_comes_first(start: Start) -> None:
     assert "1 other engines (--engine NAME): 1 without a cause" in both
     assert one.startswith("engine 1 (m)")
     one_line(unknown, 2, "--engine 2: there is no such engine; known: w, e")
+
+
+async def test_a_full_engine_without_requests(start: Start) -> None:
+    """Without the tap and request events, the live numbers name what they support."""
+    info = EngineInfo("p", "vllm", {"engine": "0", "model_name": "m"})
+    async with start() as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
+        stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=7, kv_cache_usage=0.99)
+        publisher.push(VllmStep(0, time.monotonic(), time.time(), stats))
+        await until(lambda: publisher.drained)
+        text = await why(exporter.url.removesuffix("/metrics"))
+        await asyncio.to_thread(publisher.close)
+
+    assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: 0 requests")
+    assert "\nkv_blocks: " in text
+    assert "no request has ended" in text
+    assert "they need the tap" in text
 
 
 async def test_an_exporter_that_keeps_nothing(start: Start) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -17,40 +18,26 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.timeline import SECONDS, KeptRequest, StepColumns, Timeline
 from sidestep.protocol.request_events import LIMITS
-from sidestep.requests.record import DIGITS, RequestRecord, make_record
+from sidestep.requests.record import DIGITS, make_record
 
 MAX_MINUTES = int(SECONDS) // 60
 CACHE_SECONDS = 1.0
 """How long an answer is sent to further readers."""
+CHUNK = 256
+"""Numbers, or records, that are encoded at once."""
 
 
-class Steps(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Steps of an engine, a list for each number, in the order of their arrival.
+class EngineHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One engine, before its ``steps`` and ``requests``.
 
-    Attributes:
-        end: Unix time of its output, by the engine's clock.
-        seconds: Its duration; None: unknown.
-        limit: Index into ``TimelineAnswer.limits``; -1: unknown.
-    """
-
-    end: list[float]
-    seconds: list[float | None]
-    prefill_requests: list[int]
-    prefill_tokens: list[int]
-    decode_requests: list[int]
-    decode_tokens: list[int]
-    limit: list[int]
-
-
-class EngineTimeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One engine.
+    ``steps`` has a list for each column of ``StepColumns`` but ``received``; an unknown duration is null.
+    ``requests`` has the records of the requests that ended, as in ``--requests.log``.
 
     Attributes:
         id: Its identity.
         engine: What people call it.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
-        requests: Records of the requests that ended, as in ``--requests.log``.
     """
 
     id: str
@@ -59,37 +46,33 @@ class EngineTimeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dialect: str
     state: str | None
     reason: str | None
-    steps: Steps
-    requests: list[RequestRecord]
 
 
-class TimelineAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer of ``/api/v1/timeline``.
+class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer of ``/api/v1/timeline``, before its ``engines``.
 
     Attributes:
         time: Unix time of the answer.
-        limits: Names of limits.
+        limits: Names of limits: a step has an index into them, or -1 for an unknown limit.
     """
 
     version: str
     time: float
     minutes: int
     limits: Sequence[str]
-    engines: list[EngineTimeline]
 
 
 class _Copy(NamedTuple):
-    """What an engine has at one moment."""
+    """An engine at one moment."""
 
     engine: Engine
-    state: str | None
-    reason: str | None
+    head: EngineHead
     steps: StepColumns
     requests: list[KeptRequest]
 
 
 class Timelines:
-    """Answers with what the engines' timelines have."""
+    """Answers with the recent steps and requests of engines."""
 
     def __init__(self, intake: Intake, wall: Callable[[], float] = time.time) -> None:
         self._intake = intake
@@ -104,52 +87,70 @@ class Timelines:
 
     async def _render(self, identity: str | None, minutes: int) -> Body:
         now = self._wall()
-        engines = self._intake.registry.engines.values()
-        copies = [
-            self._copy(engine, now - 60 * minutes)
-            for engine in engines
-            if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels)
-        ]
-        return await asyncio.to_thread(_encode, copies, now, minutes)
+        copies = []
+        for engine in [*self._intake.registry.engines.values()]:
+            if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels):
+                copies.append(self._copy(engine, now - 60 * minutes))
+                # A copy takes up to some milliseconds: other tasks run in between.
+                await asyncio.sleep(0)
+        head = Head(version=__version__, time=now, minutes=minutes, limits=LIMITS)
+        return Body(await asyncio.to_thread(lambda: [*_pieces(head, copies)]))
 
     def _copy(self, engine: Engine, since: float) -> _Copy:
         timeline, health = engine.find_part(Timeline) or Timeline(), self._intake.health.of(engine)
         first = bisect_left(timeline.steps.received, int(since))
+        head = EngineHead(
+            id=engine.id,
+            engine=engine.name,
+            model=engine.labels.get("model_name", ""),
+            dialect=engine.layout.dialect,
+            state=None if health is None else health.state.value,
+            reason=None if health is None or health.reason is None else health.reason.value,
+        )
         return _Copy(
             engine,
-            None if health is None else health.state.value,
-            None if health is None or health.reason is None else health.reason.value,
+            head,
             StepColumns._make(column[first:] for column in timeline.steps),
             [kept for kept in timeline.requests if kept.received >= since],
         )
 
 
-def _encode(copies: Iterable[_Copy], now: float, minutes: int) -> Body:
-    """Return the answer, which takes a microsecond a step and 20 a request."""
-    engines = [_engine(copy) for copy in copies]
-    answer = TimelineAnswer(
-        version=__version__, time=now, minutes=minutes, limits=LIMITS, engines=engines
-    )
-    return Body([msgspec.json.encode(answer)])
+def _pieces(head: Head, copies: Iterable[_Copy]) -> Iterator[bytes]:
+    """Yield the JSON in pieces, of which each holds the interpreter's lock for about a millisecond."""
+    yield _opened(head) + b',"engines":['
+    for comma, (engine, engine_head, steps, requests) in zip(_commas(), copies, strict=False):
+        yield comma + _opened(engine_head) + b',"steps":{'
+        columns = zip(steps._fields[1:], steps[1:], strict=True)
+        for separator, (name, column) in zip(_commas(), columns, strict=False):
+            yield separator + b'"%b":[' % name.encode()
+            yield from _items(map(_number, column))
+            yield b"]"
+        yield b'},"requests":['
+        yield from _items(make_record(engine, ended, received) for received, ended in requests)
+        yield b"]}"
+    yield b"]}"
 
 
-def _engine(copy: _Copy) -> EngineTimeline:
-    engine, steps = copy.engine, copy.steps
-    return EngineTimeline(
-        id=engine.id,
-        engine=engine.name,
-        model=engine.labels.get("model_name", ""),
-        dialect=engine.layout.dialect,
-        state=copy.state,
-        reason=copy.reason,
-        steps=Steps(
-            end=[round(end, DIGITS) for end in steps.end],
-            seconds=[None if math.isnan(each) else round(each, DIGITS) for each in steps.seconds],
-            prefill_requests=steps.prefill_requests.tolist(),
-            prefill_tokens=steps.prefill_tokens.tolist(),
-            decode_requests=steps.decode_requests.tolist(),
-            decode_tokens=steps.decode_tokens.tolist(),
-            limit=steps.limit.tolist(),
-        ),
-        requests=[make_record(engine, ended, received) for received, ended in copy.requests],
-    )
+def _opened(head: msgspec.Struct) -> bytes:
+    """Return a JSON object without its closing brace."""
+    return msgspec.json.encode(head)[:-1]
+
+
+def _commas() -> Iterator[bytes]:
+    return chain([b""], repeat(b","))
+
+
+def _items(items: Iterator[object]) -> Iterator[bytes]:
+    """Yield the items of a JSON array, some at a time."""
+    for comma in _commas():
+        some = [*islice(items, CHUNK)]
+        if not some:
+            return
+        yield comma + msgspec.json.encode(some)[1:-1]
+
+
+def _number(number: float) -> float | None:
+    """Return a number of a column as JSON has it: rounded, and null for NaN."""
+    if isinstance(number, int):
+        return number
+    return None if math.isnan(number) else round(number, DIGITS)

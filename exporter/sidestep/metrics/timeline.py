@@ -17,7 +17,7 @@ SECONDS = 600.0
 MAX_STEPS = 1 << 19
 """Most steps of all engines together. A step has 29 bytes, so that all have 15 MiB."""
 MAX_REQUESTS = 1 << 14
-"""Most requests of all engines together. One has about 1 KiB."""
+"""Most requests of all engines together. One has about 1.5 KiB, so that all have 24 MiB."""
 UNKNOWN_LIMIT = -1
 _MOST = (1 << 32) - 1
 """Largest number of tokens in a column."""
