@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import ENVIRON, serving
+from request_runs import run as request_run
+from request_runs import write
 from sidestep.protocol.limits import VERSION, escape
 from sidestep.protocol.messages import EngineInfo, Hello
 from sidestep.telemetry import logs
@@ -107,6 +109,10 @@ async def test_files_and_the_environment(tmp_path: Path) -> None:
         assert "SD514" in await run("doctor", *form, "--manifest", manifest, "--rules", rules)
     (tmp_path / "trace.jsonl").write_text(HOSTILE)
     await run("whatif", tmp_path / "trace.jsonl")
+    await run("compare", tmp_path / "trace.jsonl", f"{HOSTILE}{{{HOSTILE}}}@{HOSTILE}")
+    log = write(tmp_path / "log.jsonl", request_run(1, 20, model=HOSTILE))
+    for form in ((), ("--json",)):
+        await run("compare", *form, log, log)
     await run("replay", tmp_path / "trace.jsonl", "--connect", f"ipc://{tmp_path}/none")
     await run("serve", SIDESTEP_INGEST_ENDPOINT=HOSTILE, SIDESTEP_LIMITS_MEMORY_HARD=HOSTILE)
     await run("serve", f"--{HOSTILE}")

@@ -74,6 +74,8 @@ def exercise(url: str, ingest: str, folder: Path) -> None:
     trace = folder / "trace.jsonl"
     trace.write_text('{"hash_ids": [1, 2, 3]}\n{"hash_ids": [1, 2, 4]}\n')
     run("whatif", trace, "--sample-rate", "1", "--capacity", "1,2", "--plot", folder / "curve.svg")
+    run_of_core = recording("core_aborts.rec.gz")
+    assert "no difference seen" in run("compare", run_of_core, run_of_core)
     run("keygen", "key", "--out", folder)
 
 

@@ -93,7 +93,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
     for part in PARTS:
         with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
             workers = {mode: start(part, mode, exporter, stack) for mode in MODES}
-            for _ in range(3 if quick else 7):
+            for _ in range(3 if quick else 9):
                 for case in CASES[:1] if quick else CASES:
                     for mode, worker in workers.items():
                         found.setdefault((part, case, mode), []).append(worker.ask(case, Cost))

@@ -1,1 +1,1 @@
-"""Commands for people at a terminal: top, doctor and whatif."""
+"""Commands for people at a terminal: compare, doctor, top and whatif."""

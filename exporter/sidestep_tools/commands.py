@@ -20,7 +20,7 @@ ACCESS = (
         "--user",
         default="",
         metavar="USER[:PASSWORD]",
-        help="Log in. Without a password here, SIDESTEP_TOP_PASSWORD or SIDESTEP_DOCTOR_PASSWORD has it, or you type it.",
+        help="Log in. Without a password here, SIDESTEP_TOP_PASSWORD, SIDESTEP_DOCTOR_PASSWORD or SIDESTEP_COMPARE_PASSWORD has it, or you type it.",
     ),
     click.option(
         "-H",
@@ -326,3 +326,43 @@ def whatif(
         plot=plot,
         as_json=as_json,
     )
+
+
+@click.command(short_help="Compare two runs: load, latencies, throughput.")
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--threshold",
+    default=5.0,
+    show_default=True,
+    metavar="PERCENT",
+    type=click.FloatRange(0),
+    help="A latency is worse if the whole interval of its change lies above this.",
+)
+@click.option(
+    "--load-tolerance",
+    default=20.0,
+    show_default=True,
+    metavar="PERCENT",
+    type=click.FloatRange(0),
+    help="Load is another one if its mean changes by more than this.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_access
+def compare(
+    a: str, b: str, *, threshold: float, load_tolerance: float, as_json: bool, **access: Any
+) -> int:
+    """Compare B with A, such as the time after a change with the time before it.
+
+    Each is a file of request records (--requests.log) or a recording of sidestep record; the
+    address of an exporter, whose last ten minutes count; or URL@START/END, a time range of a
+    Prometheus. A file may have a range, too, and all of them '{label=value,...}' before it.
+    docs/compare.md says how to read the report. The exit code is 1 if B is worse, 3 if they are not
+    comparable, 2 for an error, else 0.
+    """
+    from sidestep_tools.compare.command import run
+    from sidestep_tools.compare.report import Thresholds
+    from sidestep_tools.web_client.access import Access
+
+    thresholds = Thresholds(threshold / 100, load_tolerance / 100)
+    return asyncio.run(run((a, b), Access(**access), thresholds, as_json=as_json))

@@ -31,7 +31,8 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.requests.record import FAILED, RequestRecord, trace_context
+from sidestep.requests.record import RequestRecord, trace_context
+from sidestep.tracking.requests.outcomes import FAILED
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

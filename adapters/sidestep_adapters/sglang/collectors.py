@@ -8,6 +8,7 @@ own page.
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.lookups import LookupRecorder
-from sidestep_adapters.sglang.metric_stubs import SET, MetricStub
+from sidestep_adapters.sglang.metric_stubs import SET, AddingStub, ChildStub, MetricStub
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
@@ -261,6 +262,39 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
         elif _is_child(value):
             setattr(collector, name, _child_stub(value, families))
     return made
+
+
+def adding_copy(collector: Any) -> Any:
+    """Return a copy of ``collector`` for the publisher thread: calls of its stubs are added at once."""
+
+    def adding(value: Any) -> Any:
+        if isinstance(value, MetricStub):
+            return AddingStub(value)
+        return ChildStub(value.stub, value.key, value.stub.add)
+
+    return _copy(collector, adding)
+
+
+def native_copy(collector: Any) -> Any:
+    """Return a copy of ``collector`` with its own metrics, for stubs ``beside`` them."""
+    return _copy(collector, lambda value: value.native)
+
+
+def _copy(collector: Any, replacement: Callable[[Any], Any]) -> Any:
+    made = copy.copy(collector)
+    for name, value in vars(collector).items():
+        if isinstance(value, dict) and any(_is_stub(each) for each in value.values()):
+            copied: Any = {
+                key: replacement(each) if _is_stub(each) else each for key, each in value.items()
+            }
+        else:
+            copied = replacement(value) if _is_stub(value) else value
+        vars(made)[name] = copied
+    return made
+
+
+def _is_stub(value: Any) -> bool:
+    return isinstance(value, MetricStub | ChildStub)
 
 
 def family_name(metric: Any) -> str:

@@ -33,8 +33,6 @@ class DeferredMetrics:
         lists: Observations that are recorded in lists, outside the queue.
         dropped: Calls dropped so far because the queue was full.
         limit: Maximum number of waiting calls; 0 after ``close``.
-        is_open: A source sets it while the calls taken so far end inside a group, whose items are
-            made together.
         is_full: A source sets it when it has as many calls as an item holds.
         fail: ``Publisher.fail``, once there is a publisher.
     """
@@ -44,7 +42,7 @@ class DeferredMetrics:
         self.lists: list[Observations] = []
         self.dropped = 0
         self.limit = MAX_QUEUED
-        self.is_open = self.is_full = False
+        self.is_full = False
         self._touched: dict[MetricSource, None] = {}
         self.fail: Callable[[str], None] = lambda _: None
 
@@ -56,7 +54,6 @@ class DeferredMetrics:
         self.queue.clear()
         for each in self.lists:
             each.take()
-        self.is_open = False
 
     def close(self) -> None:
         """Discard all recorded calls and accept no more."""
@@ -84,11 +81,6 @@ class DeferredMetrics:
             self._take()
             if self.is_full:
                 break
-        while self.is_open and queue:
-            self._take()
-        if self.is_open:
-            # The engine's thread is recording the rest of the group.
-            return []
         for each in self.lists:
             if each.weights:
                 self._touched[each.source] = None

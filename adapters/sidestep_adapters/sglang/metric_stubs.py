@@ -81,14 +81,14 @@ class MetricStub(MetricSource):
         self.name = name
         self.kind = kind
         self.own = tuple(own)
-        self._native = native
+        self.native = native
         self._fixed_labels = dict(fixed_labels or {})
         self._labelnames = tuple(labelnames)
         self._help_text = help_text
         self._bounds = list(bounds)
         self._self_described = self_described
-        only = ChildStub(self, ())
-        self._child = self._child_finder(only)
+        only = ChildStub(self, (), self.record)
+        self._child = self.child_finder(only)
         self.labels = self._forwarding_child if beside else self._child
         if beside:
             only = ForwardingChildStub(only, native)
@@ -101,32 +101,33 @@ class MetricStub(MetricSource):
         self._bucket_samples: list[Sample] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+        return getattr(self.native, name)
 
     def native_child(self, key: Key) -> Any:
         """Return the engine's own child, which is up to date only if ``beside`` is set."""
         if not self._labelnames:
-            return self._native
+            return self.native
         own = dict(zip(self.own, key, strict=True)) if isinstance(key, tuple) else key
-        return self._native.labels(**{**self._fixed_labels, **own})
+        return self.native.labels(**{**self._fixed_labels, **own})
 
     def _forwarding_child(self, *values: Any, **labels: Any) -> ChildStub:
         return ForwardingChildStub(
-            self._child(*values, **labels), self._native.labels(*values, **labels)
+            self._child(*values, **labels), self.native.labels(*values, **labels)
         )
 
-    def _child_finder(self, only: ChildStub) -> Callable[..., ChildStub]:
+    def child_finder(self, only: ChildStub) -> Callable[..., ChildStub]:
         """Return a function that finds a child by its label values; a closure, for speed.
 
         Args:
-            only: The child of a family without own labels.
+            only: The child of a family without own labels; all others record as it does.
         """
-        labelnames = self._labelnames
+        labelnames, record = self._labelnames, only.record
         if not self.own:
             return lambda *_, **__: only
 
         def make(*values: Any, **labels: Any) -> ChildStub:
-            return ChildStub(self, dict(zip(labelnames, values, strict=True)) if values else labels)
+            own_labels = dict(zip(labelnames, values, strict=True)) if values else labels
+            return ChildStub(self, own_labels, record)
 
         if len(self.own) > 1:
             return make
@@ -140,7 +141,7 @@ class MetricStub(MetricSource):
                 return make(*values, **labels)
             found = known.get(value)
             if found is None:
-                found = ChildStub(self, (printable(value),))
+                found = ChildStub(self, (printable(value),), record)
                 if len(known) < MAX_OPEN_VALUES:
                     known[value] = found
             return found
@@ -198,7 +199,10 @@ class MetricStub(MetricSource):
 
     def _seen(self, key: Values) -> tuple[list[float], list[int]]:
         """Return values and weights of a child's observations since the last items."""
-        return self._observations.setdefault(key, ([], []))
+        found = self._observations.get(key)
+        if found is None:
+            found = self._observations[key] = ([], [])
+        return found
 
     def items(self, now: float) -> list[Item]:
         """Return the items of all calls added since the previous call."""
@@ -246,64 +250,73 @@ class MetricStub(MetricSource):
                 yield Sample(list(key), value)
 
 
+class AddingStub:
+    """The stub of a family for the publisher thread, whose calls are added at once."""
+
+    def __init__(self, stub: MetricStub) -> None:
+        only = ChildStub(stub, (), stub.add)
+        self.labels = stub.child_finder(only)
+        self.inc, self.dec, self.set, self.observe = only.inc, only.dec, only.set, only.observe
+
+
 class ChildStub:
     """Stub of one child of a family; records each call."""
 
-    __slots__ = ("_key", "_record", "_stub")
+    __slots__ = ("key", "record", "stub")
 
-    def __init__(self, stub: MetricStub, key: Key) -> None:
-        self._stub = stub
-        self._record = stub.record
-        self._key = key
+    def __init__(self, stub: MetricStub, key: Key, record: Callable[[Any, Any, int], None]) -> None:
+        self.stub = stub
+        self.key = key
+        self.record = record
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stub.native_child(self._key), name)
+        return getattr(self.stub.native_child(self.key), name)
 
     def inc(self, amount: float = 1) -> None:
         """Add to a counter or a gauge."""
-        self._record(self._key, amount, 1)
+        self.record(self.key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
         """Subtract from a gauge."""
-        self._record(self._key, -amount, 1)
+        self.record(self.key, -amount, 1)
 
     def set(self, value: float) -> None:
         """Set a gauge."""
-        self._record(self._key, value, SET)
+        self.record(self.key, value, SET)
 
     def observe(self, value: float) -> None:
         """Record an observation."""
-        self._record(self._key, value, 1)
+        self.record(self.key, value, 1)
 
 
 class ForwardingChildStub(ChildStub):
     """Stub that first forwards each call to the engine's own child, then records it."""
 
-    __slots__ = ("_native",)
+    __slots__ = ("native",)
 
     def __init__(self, child: ChildStub, native: Any) -> None:
-        super().__init__(child._stub, child._key)
-        self._native = native
+        super().__init__(child.stub, child.key, child.record)
+        self.native = native
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+        return getattr(self.native, name)
 
     def inc(self, amount: float = 1) -> None:
         """Forward and record; see ``ChildStub``."""
-        self._native.inc(amount)
-        self._record(self._key, amount, 1)
+        self.native.inc(amount)
+        self.record(self.key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
         """Forward and record; see ``ChildStub``."""
-        self._native.dec(amount)
-        self._record(self._key, -amount, 1)
+        self.native.dec(amount)
+        self.record(self.key, -amount, 1)
 
     def set(self, value: float) -> None:
         """Forward and record; see ``ChildStub``."""
-        self._native.set(value)
-        self._record(self._key, value, SET)
+        self.native.set(value)
+        self.record(self.key, value, SET)
 
     def observe(self, value: float) -> None:
         """Forward and record; see ``ChildStub``."""
-        self._native.observe(value)
-        self._record(self._key, value, 1)
+        self.native.observe(value)
+        self.record(self.key, value, 1)

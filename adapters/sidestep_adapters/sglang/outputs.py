@@ -34,8 +34,6 @@ PAYLOAD = (
 """The function that makes the message of a scheduler's step."""
 RECEIVED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
 """The function that handles the message in the tokenizer."""
-DECODED = f"{TIME_STATS}.SchedulerReqTimeStats.set_last_decode_finish_time"
-"""The function that notes when a request got its last token in the scheduler."""
 OBSERVER, TIMES, SENT = "sidestep_observer", "sidestep_times", "sidestep_sent"
 """Attributes that are added to SGLang's objects of a request."""
 
@@ -93,11 +91,13 @@ class Latencies:
                 give_way(error)
             self._last = None
             original(state, output, index)
-            if self._last is not None:
-                try:
-                    setattr(state, OBSERVER, self._last)
-                except Exception as error:  # noqa: BLE001 - as above
-                    give_way(error)
+            try:
+                # Labels of a request's own are known from its first latency.
+                found = self._last or (self._only if state.ttft_observed else None)
+                if found is not None:
+                    setattr(state, OBSERVER, found)
+            except Exception as error:  # noqa: BLE001 - as above
+                give_way(error)
 
         return collect
 
@@ -169,9 +169,8 @@ class _StandIn:
 class Times:
     """The times of requests on their way from the scheduler to the tokenizer.
 
-    Hooks of SGLang's functions: ``decode`` around ``DECODED``, ``send`` around ``PAYLOAD``, ``receive``
-    around ``RECEIVED``. In place of times that have been sent before, a message has empty ones. It
-    encodes them once.
+    Hooks of SGLang's functions: ``send`` around ``PAYLOAD``, ``receive`` around ``RECEIVED``. In place of
+    times that have been sent before, a message has empty ones. It encodes them once.
 
     Args:
         is_alone: Whether one tokenizer gets all messages; others load no plugins.
@@ -181,21 +180,8 @@ class Times:
         self._is_alone = is_alone
         self._is_on: bool | None = None
         """None before the first message."""
-        self._is_decoding = True
         self._empty = empty_times()
-        _try_decode(self.decode)
         self._unwrap = importlib.import_module(MESSAGES).unwrap_from_pickle
-
-    def decode(self, original: Callable[..., Any], times: Any, ts: float | None = None) -> Any:
-        """Note that a request has got a token."""
-        try:
-            if self._is_decoding and not times.trace_ctx.tracing_enable:
-                times.last_decode_finish_time = ts or time.perf_counter()
-                return None
-        except Exception as error:  # noqa: BLE001 - no exception may reach the engine
-            self._is_decoding = False
-            log_own_way("note the time of each token", error)
-        return original(times, ts)
 
     def send(
         self, original: Callable[..., Any], accumulator: Any, *args: Any, **kwargs: Any
@@ -207,20 +193,21 @@ class Times:
                 if self._is_on:
                     log.info("sidestep: the times of requests are sent when they change")
             if self._is_on:
-                accumulator.time_stats = list(map(self._changed, accumulator.time_stats))
+                self._empty_known(accumulator.time_stats)
         except Exception as error:  # noqa: BLE001 - no exception may reach the engine
             self._is_on = False
             log_own_way("send the times of requests", error)
         return original(accumulator, *args, **kwargs)
 
-    def _changed(self, times: Any) -> Any:
-        known = times.__dict__
-        # What else changes in the queue comes with the former, and the end of a request is sent, too.
-        state = times.queue_duration_s, times.prefill_finished_time
-        if known.get(SENT) == state and not times.completion_time:
-            return self._empty
-        known[SENT] = state
-        return times
+    def _empty_known(self, sent: list[Any]) -> None:
+        for index, times in enumerate(sent):
+            # What else changes in the queue comes with the former, and the end of a request is sent, too.
+            state = times.queue_duration_s, times.prefill_finished_time
+            known = times.__dict__
+            if known.get(SENT) == state and not times.completion_time:
+                sent[index] = self._empty
+            else:
+                known[SENT] = state
 
     def receive(self, original: Callable[..., Any], manager: Any, output: Any) -> Any:
         """Complete a message with the times of earlier ones."""
@@ -262,16 +249,37 @@ def empty_times() -> Any:
     return kind()
 
 
-def _try_decode(decode: Callable[..., Any]) -> None:
-    """Raise an exception unless SGLang's function notes the same, and observes nothing."""
+def replace_decode() -> None:
+    """Replace the function that notes when a request got its last token in the scheduler.
+
+    A hook in SGLang's registry would add two calls to each token.
+
+    Raises:
+        Exception: The release's function does something else.
+    """
     kind = importlib.import_module(TIME_STATS).SchedulerReqTimeStats
+    original = kind.set_last_decode_finish_time
+    if hasattr(original, "__wrapped__"):
+        raise TypeError("another plugin has replaced set_last_decode_finish_time")
+
+    def note(times: Any, ts: float | None = None) -> None:
+        try:
+            if not times.trace_ctx.tracing_enable:
+                times.last_decode_finish_time = ts or time.perf_counter()
+                return
+        except Exception as error:  # noqa: BLE001 - no exception may reach the engine
+            kind.set_last_decode_finish_time = original
+            log_own_way("note the time of each token", error)
+        original(times, ts)
+
     own, ours = (kind(enable_metrics=True, metrics_collector=object()) for _ in range(2))
-    decode(kind.set_last_decode_finish_time, ours, 5.0)
-    kind.set_last_decode_finish_time(own, 5.0)
+    original(own, 5.0)
+    note(ours, 5.0)
     # The number of tokens, too, is for traces only.
     apart = {"trace_ctx": None, "decode_ct": 0, "metrics_collector": None}
     if {**vars(own), **apart} != {**vars(ours), **apart}:
         raise ValueError("this release notes more than the time of a token")
+    kind.set_last_decode_finish_time = note
 
 
 def log_own_way(what: str, error: Exception) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidestep_adapters.publisher.environment import set_up_log, usable_endpoint
-from sidestep_adapters.sglang.outputs import DECODED, PAYLOAD, RECEIVED, Times, log_own_way
+from sidestep_adapters.sglang.outputs import PAYLOAD, RECEIVED, Times, log_own_way, replace_decode
 from sidestep_adapters.sglang.taps import (
     CLASSES,
     COLLECTORS,
@@ -83,13 +83,17 @@ def _register() -> None:
     own = process()
     if own is not None and not own.beside:
         _register_times(HookRegistry.register, HookType)
+        try:
+            replace_decode()
+        except Exception as error:  # noqa: BLE001 - other releases may lack anything
+            log_own_way("note the time of each token", error)
 
 
 def _register_times(register: Callable[..., None], kinds: Any) -> None:
     """Register the hooks of the times of requests, unless the release differs."""
     try:
         times = Times(_is_one_tokenizer)
-        hooks = {DECODED: times.decode, PAYLOAD: times.send, RECEIVED: times.receive}
+        hooks = {PAYLOAD: times.send, RECEIVED: times.receive}
         for target in hooks:
             pkgutil.resolve_name(target)
         for target, hook in hooks.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sidestep_adapters.sglang.requests import Aborted, Ended, RequestRecorder, from_output
@@ -19,24 +20,33 @@ MAX_FRAMES = 4
 UNREADABLE = "a request that ended could not be read"
 
 
-def record_counted(recorder: RequestRecorder, collector: Any) -> None:
-    """Record the requests that ``collector`` counts as finished or as aborted."""
+def record_counted(
+    recorder: RequestRecorder, collector: Any, adding: Any, native: Any = None
+) -> None:
+    """Record the requests that ``collector`` counts as finished or as aborted.
+
+    Args:
+        recorder: Records them.
+        collector: Its two functions are replaced.
+        adding: A copy of the collector that counts in the publisher thread.
+        native: A copy of the collector that counts at once, for its own page, too.
+    """
 
     def replace(name: str, read: Callable[[], Ended | Aborted | None]) -> None:
-        original = getattr(collector, name)
+        original, count = getattr(collector, name), getattr(adding, name)
 
         def observe(*args: Any, **kwargs: Any) -> Any:
-            is_open = False
             try:
                 found = read()
-                is_open = found is not None and recorder.begin(found)
+                is_held = found is not None and recorder.hold(
+                    found, partial(count, *args, **kwargs)
+                )
             except Exception:  # noqa: BLE001 - no exception may reach the engine
+                is_held = False
                 recorder.fail(UNREADABLE)
-            try:
+            if not is_held:
                 return original(*args, **kwargs)
-            finally:
-                if is_open:
-                    recorder.end()
+            return None if native is None else getattr(native, name)(*args, **kwargs)
 
         setattr(collector, name, observe)
 
@@ -98,8 +108,7 @@ class _Uncounted:
                 prompt = len(getattr(asked, "input_ids", None) or ())
                 tokens = len(state.output_ids)
                 ended = Ended(asked, state.time_stats, reason, at, False, prompt, tokens)
-                if self._recorder.begin(ended):
-                    self._recorder.end()
+                self._recorder.hold(ended)
         except Exception:  # noqa: BLE001 - as above
             self._recorder.fail(UNREADABLE)
 

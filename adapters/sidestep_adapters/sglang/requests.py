@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -32,6 +32,15 @@ OWN_COUNTERS = (
     "num_aborted_requests_total",
 )
 """Attributes of the collector's counters to which those of tenants add up."""
+COLUMNS = (
+    "completion_tokens",
+    "cached_tokens",
+    "cached_tokens_details",
+    "retraction_counts",
+    "spec_num_correct_drafts",
+    "time_stats",
+)
+"""Attributes of a batch's output with an element for each request."""
 CACHE_SOURCES = ("device", "host", "storage")
 EXTERNAL = "storage"
 """The source with tokens that another process computed, or this one before a restart."""
@@ -40,11 +49,9 @@ MAX_RECORDED = 32
 MAX_PROMPTS = 1024
 """Maximum of prompts of whose parallel samples only some have ended."""
 ROOM = 256
-"""Free entries that the queue must have when a request ends: calls of its counters follow."""
+"""Free entries that the queue must have when a request ends: they are left to counters."""
 
 _STATUSES = {int(status): status.name.lower() for status in HTTPStatus}
-BEGIN, END = range(2)
-"""Weights of a recorded entry: what follows belongs to it, until the end."""
 
 
 class Ended(NamedTuple):
@@ -96,6 +103,7 @@ class RequestRecorder(MetricSource):
     ) -> None:
         super().__init__(deferred, engine)
         self._counters = [stubs[name] for name in OWN_COUNTERS if name in stubs]
+        self._others = [stub for name, stub in stubs.items() if name not in OWN_COUNTERS]
         self._identities = identities
         self._source = secrets.randbits(40)
         self._number = 0
@@ -108,38 +116,37 @@ class RequestRecorder(MetricSource):
         """Count a request that could not be recorded; called inside ``except``."""
         self._deferred.fail(problem)
 
-    def begin(self, recorded: Ended | Aborted) -> bool:
-        """Record a request, on the tokenizer's loop; return whether ``end`` has to follow.
+    def hold(self, request: Ended | Aborted, count: Callable[[], object] = lambda: None) -> bool:
+        """Record a request, on the tokenizer's loop; return whether the queue has room for it.
 
-        What SGLang counts until then goes into the same item.
+        Args:
+            request: What the loop knows of it.
+            count: Counts it, in the publisher thread, so that both are in one item.
         """
         queue = self._deferred.queue
         if len(queue) + ROOM > self._deferred.limit:
             self._deferred.dropped += 1
-            self._dropped += isinstance(recorded, Ended)
+            self._dropped += isinstance(request, Ended)
             return False
-        queue.append((self, recorded, None, BEGIN))
+        queue.append((self, request, count, 1))
         return True
 
-    def end(self) -> None:
-        """Record that SGLang has counted the request."""
-        self._deferred.queue.append((self, None, None, END))
-
-    def add(self, key: Ended | Aborted | None, value: Any, weight: int) -> None:  # noqa: ARG002
-        """Add a recorded entry to the next item."""
-        self._deferred.is_open = weight == BEGIN
+    def add(self, key: Ended | Aborted, value: Any, weight: int) -> None:  # noqa: ARG002
+        """Count a recorded request, and add it to the next item."""
         if isinstance(key, Ended):
             try:
+                value()
                 self._ended.append(self._request(key))
             except Exception:
                 self._failed += 1
                 raise
-        elif key is not None:
+        else:
+            value()
             self._aborted.append(SglangAbort(_adapter(key.asked), self._identity(key.asked)))
         self._deferred.is_full = len(self._ended) + len(self._aborted) >= MAX_RECORDED
 
     def items(self, now: float) -> list[Item]:
-        """Return one item of the requests, with what the own counters have added."""
+        """Return an item of the requests and what the own counters added, then what others observed."""
         counters = [
             family
             for stub in self._counters
@@ -152,7 +159,7 @@ class RequestRecorder(MetricSource):
             self._engine, now, self._source, self._ended, self._aborted, counters, unseen - known
         )
         self._ended, self._aborted, self._counted_unseen = [], [], unseen
-        return [item]
+        return [item, *(other for stub in self._others for other in stub.items(now))]
 
     def _request(self, ended: Ended) -> SglangRequest:
         self._number += 1
@@ -231,27 +238,25 @@ class RequestRecorder(MetricSource):
 
 def from_output(state: Any, output: Any, index: int) -> Ended:
     """Return the request ``state``, which ended with its part ``index`` of a batch's output."""
-    at = index
+    tokens, cached, cached_by_source, retractions, drafts, scheduler = [
+        column[index] if column and index < len(column) else None
+        # A release or a batch may lack some.
+        for column in [getattr(output, name, None) for name in COLUMNS]
+    ]
     return Ended(
         state.obj,
         state.time_stats,
-        output.finished_reasons[at],
+        output.finished_reasons[index],
         0.0,
         True,
-        output.prompt_tokens[at],
-        _nth(output, "completion_tokens", at) or 0,
-        _nth(output, "cached_tokens", at) or 0,
-        _nth(output, "cached_tokens_details", at),
-        _nth(output, "retraction_counts", at) or 0,
-        _nth(output, "spec_num_correct_drafts", at) or 0,
-        _nth(output, "time_stats", at),
+        output.prompt_tokens[index],
+        tokens or 0,
+        cached or 0,
+        cached_by_source,
+        retractions or 0,
+        drafts or 0,
+        scheduler,
     )
-
-
-def _nth(output: Any, name: str, index: int) -> Any:
-    """Return a request's element of a column; None where a release or a batch has none."""
-    column: Sequence[Any] | None = getattr(output, name, None)
-    return column[index] if column and index < len(column) else None
 
 
 def _adapter(asked: Any) -> str:
@@ -277,7 +282,7 @@ def _reason(ended: Ended) -> tuple[str, str]:
 
 
 def _count(value: int) -> int:
-    return max(0, min(value, COUNT_LIMIT))
+    return value if 0 <= value <= COUNT_LIMIT else max(0, min(value, COUNT_LIMIT))
 
 
 def _is_warm_up(params: Mapping[str, Any], ended: Ended) -> bool:

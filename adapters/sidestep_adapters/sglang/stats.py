@@ -66,6 +66,8 @@ class StatsRecorder(MetricSource):
     ) -> None:
         super().__init__(deferred, engine)
         self._fields: dict[str, Any] = {}
+        self._lengths: tuple[int, int] | None = None
+        """The numbers of requests that were recorded after the last report."""
         self._check = FieldCheck("sglang", FIELDS, missing)
 
     def record_report(self, stats: Any) -> None:
@@ -73,7 +75,15 @@ class StatsRecorder(MetricSource):
 
         Lists and queue counts are referenced: SGLang makes new ones for each report.
         """
+        self._lengths = None
         self.record((), stats.__dict__.copy(), 1)
+
+    def record_lengths(self, running: int, waiting: int) -> None:
+        """Record the numbers of requests after an iteration if they differ, on the scheduler's loop."""
+        lengths = running, waiting
+        if lengths != self._lengths:
+            self._lengths = lengths
+            self.record((), lengths, 1)
 
     def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - there is one child
         """Add a recorded report; the newest value of each field counts."""
@@ -128,7 +138,7 @@ class QueueLengths:
         # In older releases the scheduler reports itself.
         own = getattr(reporter, "scheduler", reporter)
         self._scheduler = weakref.ref(own)
-        self._record = stats.record
+        self._record = stats.record_lengths
         # Counts by priority would need a walk through the lists, and a prefill node's
         # running batch is never filled: there only the reports are used.
         mode = getattr(own, "disaggregation_mode", None)
@@ -143,8 +153,7 @@ class QueueLengths:
         """Record both lengths; runs on the scheduler's loop, too."""
         scheduler = self._scheduler()
         if self._enabled and scheduler is not None:
-            queues = len(scheduler.running_batch.reqs), len(scheduler.waiting_queue)
-            self._record((), queues, 1)
+            self._record(len(scheduler.running_batch.reqs), len(scheduler.waiting_queue))
 
 
 def _queue_count(total: int) -> Any:

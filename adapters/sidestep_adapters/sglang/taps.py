@@ -23,7 +23,13 @@ from sidestep_adapters.publisher.environment import (
     usable_endpoint,
 )
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
+from sidestep_adapters.sglang.collectors import (
+    Process,
+    ProcessFamilies,
+    adding_copy,
+    native_copy,
+    wrap,
+)
 from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
@@ -264,7 +270,8 @@ def _record_requests(
     engine = process.engine("tokenizer", collector.labels)
     recorder = RequestRecorder(process.deferred, engine, stubs, identity_maker())
     try:
-        record_counted(recorder, collector)
+        native = native_copy(collector) if process.beside else None
+        record_counted(recorder, collector, adding_copy(collector), native)
         if manager is not None:
             record_uncounted(recorder, manager)
     except AttributeError as error:

@@ -46,6 +46,7 @@ class EnginePage(NamedTuple):
         gauges: Alternatives of the gauges of ``EngineRow``.
         counters: Alternatives of the counters behind the other numbers of ``EngineRow``.
         histograms: Names of the histograms of seconds, without ``_bucket``.
+        lengths: Names of the histograms of a request's tokens: ``prompt_tokens`` and ``output_tokens``.
         is_pooled: Whether several processes repeat a gauge, so that the highest value counts.
         ranks: Labels of ranks. Only samples with "0" count, since other ranks repeat them.
         ports: Usual ports of the server.
@@ -64,6 +65,7 @@ class EnginePage(NamedTuple):
     ranks: tuple[str, ...] = ()
     ports: Sequence[int] = ()
     path: str = ""
+    lengths: Mapping[str, str] = {}
 
     def names(self, kind: Kind) -> frozenset[str]:
         """Return the names of the families of one kind."""
@@ -124,6 +126,10 @@ PAGES = (
             ),
             "e2e": ("vllm:e2e_request_latency_seconds",),
         },
+        lengths={
+            "prompt_tokens": "vllm:request_prompt_tokens",
+            "output_tokens": "vllm:request_generation_tokens",
+        },
         ports=range(8000, 8016),
     ),
     EnginePage(
@@ -162,6 +168,10 @@ PAGES = (
             "ttft": ("sglang:time_to_first_token_seconds",),
             "inter_token": ("sglang:inter_token_latency_seconds",),
             "e2e": ("sglang:e2e_request_latency_seconds",),
+        },
+        lengths={
+            "prompt_tokens": "sglang:prompt_tokens_histogram",
+            "output_tokens": "sglang:generation_tokens_histogram",
         },
         ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
         ports=range(30000, 30004),

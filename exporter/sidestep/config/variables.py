@@ -41,6 +41,7 @@ BESIDE_SETTINGS = (
     "SIDESTEP_CLIENT_KEY",
     "SIDESTEP_TOP_PASSWORD",
     "SIDESTEP_DOCTOR_PASSWORD",
+    "SIDESTEP_COMPARE_PASSWORD",
 )
 """Variables of engines' processes, of senders and of commands."""
 _SERVICE = re.compile(

@@ -18,8 +18,9 @@ from opentelemetry.trace import (
 from opentelemetry.trace.status import Status, StatusCode
 
 from sidestep.otlp.resource import SCOPE, Resource
-from sidestep.requests.record import DIGITS, FAILED, RequestRecord
+from sidestep.requests.record import DIGITS, RequestRecord
 from sidestep.requests.timeline import MAX_NANOS, nanos, timeline
+from sidestep.tracking.requests.outcomes import FAILED
 
 NAME = "llm_request"
 """Name of a request's span, which is vLLM's: conventions have none for the server's side."""

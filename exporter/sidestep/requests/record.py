@@ -12,10 +12,8 @@ from sidestep.catalog.slo import AVAILABILITY, LATENCIES
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import EndedRequest
+from sidestep.tracking.requests.outcomes import FAILED, EndedRequest
 
-FAILED = frozenset({"abort", "error", "refused", "engine_died", "expired"})
-"""Reasons of requests that have not been served."""
 UNIDENTIFIED = Identity()
 DIGITS = 6
 """Decimal places of seconds: an engine's clock does not have more."""

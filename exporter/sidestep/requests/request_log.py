@@ -22,7 +22,6 @@ from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition, parse
 from sidestep.requests.log_file import line_sink
 from sidestep.requests.record import (
-    FAILED,
     latencies,
     make_record,
     objectives_met,
@@ -32,7 +31,7 @@ from sidestep.requests.record_output import LOST, MAX_PENDING, RecordOutput, Wri
 from sidestep.requests.tenants import Tenants
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.requests.outcomes import EndedRequest
+from sidestep.tracking.requests.outcomes import FAILED, EndedRequest
 
 log = logging.getLogger(__name__)
 

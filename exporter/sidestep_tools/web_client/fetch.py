@@ -91,23 +91,24 @@ async def get(session: aiohttp.ClientSession, url: str) -> Answer:
         return Answer(answer.status, answer.content_type, text, date and mktime_tz(date))
 
 
-async def fetch(session: aiohttp.ClientSession, url: str) -> Answer:
+async def fetch(session: aiohttp.ClientSession, url: str, timeout: float | None = None) -> Answer:
     """Return the answer of ``url``, whatever its status.
 
     Raises:
-        FetchError: There is none, or it is too long.
+        FetchError: There is none within ``timeout`` seconds, or ``TIMEOUT``; or it is too long.
     """
-    with explained():
-        return await asyncio.wait_for(get(session, url), TIMEOUT)
+    timeout = timeout or TIMEOUT
+    with explained(timeout):
+        return await asyncio.wait_for(get(session, url), timeout)
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(timeout: float | None = None) -> Iterator[None]:
     """Raise the errors of requests within the block as ``FetchError``."""
     try:
         yield
     except (FetchError, asyncio.TimeoutError, aiohttp.ClientError, ValueError) as failure:
-        error = _explanation(failure)
+        error = _explanation(failure, timeout or TIMEOUT)
         # The frames of an error that wait_for raises keep its task alive.
         drop_frames(failure)
     else:
@@ -116,10 +117,10 @@ def explained() -> Iterator[None]:
     raise FetchError(" ".join(error.split())[:300])
 
 
-def _explanation(failure: Exception) -> str:
+def _explanation(failure: Exception, timeout: float) -> str:
     match failure:
         case asyncio.TimeoutError():  # not yet the builtin in 3.10
-            return f"no answer within {TIMEOUT:g} s"
+            return f"no answer within {timeout:g} s"
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
         case aiohttp.ClientConnectorError():

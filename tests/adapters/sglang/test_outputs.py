@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pickle
 import sys
@@ -19,7 +20,7 @@ from sidestep_adapters.sglang import outputs as module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
-from sidestep_adapters.sglang.outputs import MESSAGES, TIME_STATS, Times
+from sidestep_adapters.sglang.outputs import MESSAGES, TIME_STATS, Times, replace_decode
 
 FAMILY = "sglang:inter_token_latency_seconds"
 
@@ -237,7 +238,7 @@ def test_pages_are_equal_for_any_outputs(
 def test_sglang_counts_the_ends_of_a_request_only(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100 outputs its function sees the first two and the last; labels are those of the request."""
+    """Of 100 outputs its function sees the first and the last."""
     original, seen = Manager.collect_metrics, list[int]()
 
     def counting(manager: Any, state: Any, received: Any, i: int) -> None:
@@ -251,7 +252,7 @@ def test_sglang_counts_the_ends_of_a_request_only(
     for tokens in range(1, 101):
         output(manager, state, tokens, ends=tokens == 100)
 
-    assert seen == [1, 2, 100]
+    assert seen == [1, 100]
     assert [99] == [
         number
         for (name, _), number in Shown(process).page[FAMILY].samples.items()
@@ -492,28 +493,39 @@ def test_messages_go_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_the_time_of_a_token_is_noted() -> None:
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return SGLang's own function of the times of tokens, which is in place again after a test."""
+    original = SchedulerReqTimeStats.set_last_decode_finish_time
+    monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", original)
+    return original
+
+
+def test_the_time_of_a_token_is_noted(undone: Any) -> None:
     """Traces still get the stage that ends with it."""
-    wire, original = Wire(), SchedulerReqTimeStats.set_last_decode_finish_time
+    replace_decode()
     plain, traced = times_of(0.5), times_of(0.5)
     traced.trace_ctx.tracing_enable = True
     for times in (plain, traced):
-        wire.scheduler.decode(original, times, 7.0)
-        wire.scheduler.decode(original, times)
+        times.set_last_decode_finish_time(ts=7.0)
+        times.set_last_decode_finish_time()
 
+    assert SchedulerReqTimeStats.set_last_decode_finish_time is not undone
     assert (plain.decode_ct, traced.decode_ct) == (0, 2)
     assert min(plain.last_decode_finish_time, traced.last_decode_finish_time) > 7.0
 
 
-def test_tokens_go_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_go_on_after_an_error(undone: Any, caplog: pytest.LogCaptureFixture) -> None:
     """SGLang's own function notes their times, and one line says so."""
-    wire, seen = Wire(), list[Any]()
-    strange = SimpleNamespace()
+    replace_decode()
+    strange = times_of(0.5)
+    del strange.trace_ctx
     for _ in range(2):
-        wire.scheduler.decode(lambda *call: seen.append(call), strange, 7.0)
+        strange.set_last_decode_finish_time(7.0)
     (line,) = lines(caplog)
 
-    assert seen == [(strange, 7.0)] * 2
+    assert (strange.last_decode_finish_time, strange.decode_ct) == (7.0, 2)
+    assert SchedulerReqTimeStats.set_last_decode_finish_time is undone
     assert "SGLang's own functions note the time of each token from now on" in line
 
 
@@ -525,14 +537,19 @@ def _notes_more(self: Any, ts: float) -> None:
     self.last_decode_finish_time = self.prefill_finished_time = ts
 
 
-@pytest.mark.parametrize("other", [_observes, _notes_more])
-def test_a_release_that_does_more_with_a_token_has_no_hooks(
+_is_wrapped = functools.wraps(_notes_more)(lambda *_: None)
+
+
+@pytest.mark.parametrize("other", [_observes, _notes_more, _is_wrapped])
+def test_a_release_that_does_more_with_a_token_keeps_its_function(
     other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a metric nor another attribute is lost."""
     monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", other)
-    with pytest.raises((AttributeError, ValueError)):
-        Wire()
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        replace_decode()
+
+    assert SchedulerReqTimeStats.set_last_decode_finish_time is other
 
 
 def test_a_release_that_sends_other_times_has_no_hooks(

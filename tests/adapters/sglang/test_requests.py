@@ -19,7 +19,7 @@ from sidestep.protocol.limits import COUNT_LIMIT, MAX_ITEM_BYTES, MAX_LABEL_CHAR
 from sidestep.protocol.request_events import Identity
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.collectors import Process, adding_copy
 from sidestep_adapters.sglang.requests import MAX_RECORDED, OWN_COUNTERS, ROOM
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -277,31 +277,43 @@ def test_custom_labels_are_sent_without_an_identity(process: Recorded) -> None:
     assert request.identity == Identity(labels={"team": "red"})
 
 
-def test_a_group_is_never_divided(process: Recorded) -> None:
-    """While the engine's thread is within it, the publisher makes no items."""
+def test_a_finished_request_is_one_entry_of_the_queue(process: Recorded) -> None:
+    """SGLang's function runs in the publisher thread, which counts it once, whoever holds the metric."""
     manager = Manager()
-    deferred = process.deferred
-    taken: list[list[Item]] = []
-    counter = manager.metrics_collector.num_requests_total.record
-
-    def interrupt(*args: Any) -> None:
-        taken.append(deferred.items())
-        counter(*args)
-
-    manager.metrics_collector.num_requests_total.record = interrupt
-    manager.metrics_collector.num_requests_total.labels = lambda **_: SimpleNamespace(
-        inc=lambda _: interrupt(("false",), 1, 1)
-    )
+    before = len(process.deferred)
+    collector = manager.metrics_collector
+    only = collector.prompt_tokens_histogram.labels(**TOKENIZER)
+    copied = SimpleNamespace(by_kind={"only": only, "other": 1}, only=only)
+    adding = adding_copy(copied)
     manager.finish(manager.ask())
-    (item,) = process.taken()
+    recorded = len(process.deferred) - before
+    adding.only.observe(2.0)
+    adding.by_kind["only"].observe(3.0)
+    items = list(map(DIALECTS.decode, process.encoded()))
+    (observed,) = (
+        family.samples[0].observations
+        for item in items
+        if isinstance(item, Samples)
+        for family in item.families
+        if family.name == "sglang:prompt_tokens_histogram"
+    )
 
-    assert taken == [[]]
-    assert len(item.ended) == 1
-    assert {family.name for family in item.counters} == {
-        "sglang:num_requests_total",
-        "sglang:prompt_tokens_total",
-        "sglang:generation_tokens_total",
-    }
+    assert recorded == 1
+    assert observed == [2.0, 3.0, 5.0]
+    assert adding.by_kind["other"] == 1
+    assert copied.only is only
+
+
+def test_a_count_that_fails_in_the_thread(process: Recorded) -> None:
+    """The request is counted as unseen, and others have their records."""
+    manager = Manager()
+    manager.finish(manager.ask())
+    manager.finish(manager.ask(), prompt="many")  # type: ignore[arg-type]
+    items = process.taken()
+
+    assert [len(item.ended) for item in items] == [1]
+    assert sum(item.unseen for item in items) == 1
+    assert process.failures
 
 
 @pytest.mark.parametrize("process", [(False, "full")], indirect=True)

@@ -153,6 +153,21 @@ def test_queue_lengths_between_reports(reports: Reports) -> None:
     assert (idle.num_running_reqs, idle.gen_throughput) == (SentQueue(0), 0)
 
 
+def test_equal_queue_lengths_are_recorded_once(reports: Reports) -> None:
+    """They follow each report, which may have other ones, and each change."""
+    source = reports.source
+    source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
+    counts = []
+    for running in (7, 7, 8):
+        source.record_lengths(running, 0)
+        counts.append(len(reports.deferred))
+    source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
+    source.record_lengths(8, 0)
+
+    assert counts == [2, 2, 3]
+    assert reports.sent.num_running_reqs == SentQueue(8)
+
+
 def test_stats_are_part_of_the_current_state(reports: Reports) -> None:
     """A restarted exporter gets them from an idle engine, too."""
     assert reports.source.current_state(1.0) == []

@@ -13,6 +13,8 @@ from sidestep.tracking.requests.inflight import Request
 
 UNTRACKED = ("capacity", "age", "restart", "unknown", "folded", "samples")
 """Reasons why not all intervals of a request are known, or how many parallel samples it had."""
+FAILED = frozenset({"abort", "error", "refused", "engine_died", "expired"})
+"""Reasons of requests that have not been served."""
 
 
 class AbortedRequest(msgspec.Struct, gc=False):

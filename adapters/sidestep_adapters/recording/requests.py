@@ -1,0 +1,76 @@
+"""The requests in a recording of ``sidestep record``, as the records that an exporter makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.errors import ConfigError, WireError
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry, Tracking
+from sidestep.protocol.limits import printable
+from sidestep.protocol.messages import FRONT_END
+from sidestep.protocol.request_events import Identity
+from sidestep.requests.record import RequestRecord, make_record
+from sidestep.tracking.requests.outcomes import EndedRequest
+from sidestep_adapters.recording.format import StreamStart, read
+
+
+class _Sink:
+    """Receives the requests of one engine that end, and makes their records.
+
+    Attributes:
+        needs_gaps: A record has the longest gap between outputs.
+    """
+
+    needs_gaps = True
+
+    def __init__(self, engine: Engine, records: list[RequestRecord]) -> None:
+        self._engine = engine
+        self._records = records
+        self._wall = 0.0
+
+    def tenant(self, identity: Identity | None, adapter: str) -> str:
+        """Return no tenant, since a recording does not say how tenants are counted."""
+        del identity, adapter
+        return ""
+
+    def end(self, ended: EndedRequest) -> None:
+        """Make the record; a request without an event at its end ends with the one before."""
+        self._wall = ended.wall or self._wall
+        self._records.append(make_record(self._engine, ended, self._wall))
+
+    def lose(self, count: int) -> None:
+        """Leave out requests that ended unseen."""
+
+
+def requests(path: Path) -> Iterator[RequestRecord]:
+    """Yield a record of each request that ended in a recording.
+
+    Raises:
+        ConfigError: The file is unreadable or no recording, or an item cannot be applied.
+    """
+    found: list[RequestRecord] = []
+    tracking = Tracking(request_sink=lambda engine: _Sink(engine, found))
+    registry = Registry(DIALECTS.layouts(), tracking=tracking)
+    applier = Applier(registry)
+    engines: dict[str, list[Engine]] = {}
+    try:
+        for record in read(path):
+            if isinstance(record, StreamStart):
+                engines[record.stream] = [registry.register(info) for info in record.engines]
+                for engine, info in zip(engines[record.stream], record.engines, strict=True):
+                    if info.role == FRONT_END:
+                        engine.feeds.front_ends.add(record.stream)
+                continue
+            for raw in record.items:
+                item = DIALECTS.decode(raw)
+                applier.apply(engines[record.stream][item.engine], item)
+            yield from found
+            found.clear()
+    except (WireError, LookupError) as error:
+        raise ConfigError(f"{path}: damaged: {printable(error)}") from None
+    registry.release_requests()
+    yield from found

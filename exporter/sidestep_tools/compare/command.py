@@ -1,0 +1,65 @@
+"""The command ``sidestep compare``: it measures two inputs, and shows their differences."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import aiohttp
+
+from sidestep import __version__
+from sidestep.errors import ConfigError
+from sidestep_tools.compare import exporter, prometheus, records
+from sidestep_tools.compare.measurement import Measurement
+from sidestep_tools.compare.report import Report, Side, Thresholds, Verdict, judge, lines, rows
+from sidestep_tools.compare.source import Source, parse
+from sidestep_tools.web_client import fetch
+from sidestep_tools.web_client.access import Access
+from sidestep_tools.web_client.fetch import FetchError
+from sidestep_tools.web_client.output import show, show_json
+
+PASSWORD = "SIDESTEP_COMPARE_PASSWORD"  # noqa: S105 - the name of a variable
+STATUS: dict[Verdict, int] = {"worse": 1, "not comparable": 3}
+"""Exit codes other than 0; 2 is that of errors."""
+
+
+async def run(
+    sources: tuple[str, str], access: Access, thresholds: Thresholds, *, as_json: bool
+) -> int:
+    """Compare two inputs, print the report, and return the exit code.
+
+    Raises:
+        ConfigError: One of them cannot be read, or has nothing to compare.
+    """
+    first, second = map(parse, sources)
+    if first.is_url or second.is_url:
+        access = access.with_password(os.environ.get(PASSWORD))
+    async with access.session() as session:
+        a, b = [await _measure(session, one) for one in (first, second)]
+    found = await asyncio.to_thread(lambda: [*rows(a, b, thresholds)])
+    verdict, reason = judge(found)
+    report = Report(
+        version=__version__,
+        a=Side(first.text, a.dialect, a.extent),
+        b=Side(second.text, b.dialect, b.extent),
+        verdict=verdict,
+        reason=reason,
+        rows=found,
+    )
+    if as_json:
+        show_json(report)
+    else:
+        show(lines(report))
+    return STATUS.get(verdict, 0)
+
+
+async def _measure(session: aiohttp.ClientSession, source: Source) -> Measurement:
+    if not source.is_url:
+        return await asyncio.to_thread(records.measure, source)
+    measure = exporter.measure if source.start is None else prometheus.measure
+    try:
+        # Lists of an answer may differ in length, and numbers be none.
+        with fetch.explained():
+            return await measure(session, source)
+    except FetchError as error:
+        raise ConfigError(f"{source.text}: {error}") from None

@@ -1,0 +1,169 @@
+"""Measurement of request records: lines of the request log, or the requests in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.errors import ConfigError
+from sidestep.tracking.requests.outcomes import FAILED
+from sidestep_adapters.recording.format import MAGIC, MAX_LINE, lines, opened
+from sidestep_adapters.recording.requests import requests
+from sidestep_tools.compare.measurement import Distribution, Measurement, Ratio, Values, chunks
+from sidestep_tools.compare.report import PART
+from sidestep_tools.compare.source import Source
+
+SELECTABLE = ("adapter", "dialect", "engine", "model", "tenant")
+"""Fields of a record that labels of a source select by; a model is its ``model_name``, too."""
+
+
+Time = Annotated[datetime, Meta(tz=True)]
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """The fields of a request's record that are compared; docs/requests.md describes them."""
+
+    key: str
+    time: Time
+    arrival: Time | None
+    reason: str
+    adapter: str = ""
+    dialect: str = ""
+    engine: str = ""
+    model: str = ""
+    tenant: str = ""
+    e2e_seconds: float | None
+    ttft_seconds: float | None
+    mean_itl_seconds: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    parts: dict[str, float] = {}
+
+    @property
+    def begin(self) -> float:
+        """Unix time of its arrival, or of its end where the arrival is not known."""
+        return (self.arrival or self.time).timestamp()
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def measure(source: Source) -> Measurement:
+    """Return the measurement of a file of records, or of a recording.
+
+    Raises:
+        ConfigError: It cannot be read; see ``select``, too.
+    """
+    return select(source, _records(Path(source.place)))
+
+
+def select(source: Source, records: Iterable[Record]) -> Measurement:
+    """Return the measurement of the records that a source selects.
+
+    Raises:
+        ConfigError: There are none, or those of several kinds of engines.
+    """
+    wanted = {{"model_name": "model"}.get(name, name): v for name, v in source.labels.items()}
+    if unknown := wanted.keys() - set(SELECTABLE):
+        known = ", ".join(SELECTABLE)
+        raise ConfigError(f"{source.text}: records have no label {min(unknown)}; they have {known}")
+    found = {
+        # The same record may be written twice.
+        record.key: record
+        for record in records
+        if all(getattr(record, name) == value for name, value in wanted.items())
+        and (source.start is None or source.start.timestamp() <= record.begin)
+        and (source.end is None or record.begin < source.end.timestamp())
+    }
+    if not found:
+        which = "such requests" if wanted or source.start else "requests"
+        raise ConfigError(f"{source.text}: no {which}")
+    dialects = sorted({record.dialect for record in found.values()})
+    if len(dialects) > 1:
+        raise ConfigError(
+            f"{source.text}: requests of several kinds of engines ({', '.join(dialects)}): select"
+            f" one, as in '{source.place}{{dialect={dialects[0]}}}'"
+        )
+    return measurement(sorted(found.values(), key=lambda record: record.begin))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    with opened(path) as file:
+        first = file.readline(MAX_LINE)
+        if first == MAGIC:
+            for made in requests(path):
+                yield msgspec.convert(made, Record, from_attributes=True)
+            return
+        for number, line in enumerate(lines(path, file, first), start=1):
+            try:
+                if line.strip():
+                    yield _decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise ConfigError(
+                    f"{path}: line {number} is no record of a request: {error}"
+                ) from None
+
+
+def measurement(records: Sequence[Record]) -> Measurement:
+    """Return the measurement of records in the order of arrival."""
+    groups = [*chunks(records)]
+    served = [*chunks([*filter(_is_served, records)])]
+
+    def ratio(
+        part: Callable[[Record], float], whole: Callable[[Record], float] = lambda _: 1
+    ) -> Ratio:
+        return Ratio([sum(map(part, g)) for g in groups], [sum(map(whole, g)) for g in groups])
+
+    def values(field: Callable[[Record], float | None]) -> Distribution:
+        known = [[v for v in map(field, group) if v is not None] for group in served]
+        return Values([group for group in known if group])
+
+    arrivals = [*chunks([b.begin - a.begin for a, b in pairwise(records)])]
+    begin = records[0].begin
+    ended = sorted(records, key=lambda record: record.time)
+    times = [begin, *(max(record.time.timestamp(), begin) for record in ended)]
+    spans = [*chunks([end - start for start, end in pairwise(times)])]
+    ends = [*chunks(ended)]
+
+    def rate(part: Callable[[Record], float]) -> Ratio:
+        return Ratio([sum(map(part, group)) for group in ends], [*map(sum, spans)])
+
+    def part_of(name: str) -> Ratio:
+        return ratio(lambda one: one.parts.get(name, 0.0), lambda one: bool(one.parts))
+
+    parts = dict.fromkeys(part for record in records for part in record.parts)
+    models = ", ".join(sorted({record.model for record in records if record.model}))
+    return Measurement(
+        records[0].dialect,
+        f"{models}, {len(records)} requests in {times[-1] - begin:.0f} s",
+        {
+            "request_rate": Ratio([*map(len, arrivals)], [*map(sum, arrivals)]),
+            "prompt_tokens": ratio(
+                lambda one: one.prompt_tokens, lambda one: one.prompt_tokens > 0
+            ),
+            "output_tokens": ratio(lambda one: one.output_tokens * _is_served(one), _is_served),
+            "hit_ratio": ratio(lambda one: one.cached_tokens, lambda one: one.prompt_tokens),
+            "concurrency": rate(lambda one: one.e2e_seconds or 0.0),
+            "failed": ratio(lambda one: not _is_served(one))._replace(is_share=True),
+            "output_rate": rate(lambda one: one.output_tokens),
+            **{PART + part: part_of(part) for part in parts},
+        },
+        {
+            "ttft": values(lambda one: one.ttft_seconds),
+            "request_itl": values(lambda one: one.mean_itl_seconds),
+            "e2e": values(lambda one: one.e2e_seconds),
+            "prompt_tokens": values(lambda one: one.prompt_tokens),
+            "output_tokens": values(lambda one: one.output_tokens),
+        },
+    )
+
+
+def _is_served(record: Record) -> bool:
+    return record.reason not in FAILED
