@@ -26,7 +26,14 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
-from sidestep.protocol.request_events import LIMITS, Finished, Iteration, Queued, RequestEvents
+from sidestep.protocol.request_events import (
+    LIMITS,
+    Event,
+    Finished,
+    Iteration,
+    Queued,
+    RequestEvents,
+)
 from sidestep.protocol.self_described import Sample
 from sidestep.tracking.health.states import EngineState, Health, Reason
 from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
@@ -105,7 +112,7 @@ def test_the_line_ends_with_the_limit_that_binds(bench: Bench) -> None:
 
     def run(*limits: str) -> str:
         start = log.now
-        events = [Queued(1, start), *(
+        events: list[Event] = [Queued(1, start), *(
             Iteration(start + at, start + at + 0.5, start, limit=LIMITS.index(limit))
             for at, limit in enumerate(limits)
         )]  # fmt: skip

@@ -42,6 +42,7 @@ from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS, Receiver
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 from sidestep.tracking.kv_blocks.tracker import Sampling
+from sidestep.tracking.requests.inflight import WAITS
 from sidestep.tracking.requests.settings import RequestSettings
 
 REASONS = frozenset({
@@ -257,7 +258,8 @@ def _check_engine(engine: Engine) -> None:
         assert requests.preempted.keys() <= requests.live.keys()
         assert requests.waiting_tokens == sum(r.waits for r in requests.live.values())
         assert requests.prefill_tokens == sum(r.unfilled for r in requests.live.values())
-        assert 0 <= requests.waiting_prompt_tokens <= requests.waiting_tokens
+        waiting = [r.prompt_tokens for r in requests.live.values() if r.state in WAITS]
+        assert requests.waiting_prompt_tokens == sum(waiting)
         assert sum(requests.adapters.values()) <= len(requests.live)
 
 

@@ -30,6 +30,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.tracking.requests.inflight import WAITS
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
 from sidestep.tracking.requests.parallel_samples import (
@@ -129,6 +130,9 @@ def test_arbitrary_events_have_no_impossible_outcome(
         requests = tracker.requests
         assert len(requests.live) <= settings.capacity
         assert requests.waiting_tokens >= 0
+        waiting = [r.prompt_tokens for r in requests.live.values() if r.state in WAITS]
+        assert requests.waiting_prompt_tokens == sum(waiting)
+        assert requests.prefill_tokens == sum(r.unfilled for r in requests.live.values()) >= 0
         assert requests.preempted.keys() <= requests.live.keys()
         assert all(count > 0 for count in requests.adapters.values())
         assert requests.prefilling <= requests.live.keys()

@@ -727,6 +727,12 @@ groups:
       # The mean is what an autoscaler acts on: engines of less than a minute count as the others.
       - record: model:saturation:mean
         expr: avg by (cluster, namespace, job, model_name) (sidestep_saturation_ratio)
+      # The share of the engines' busy time in which each limit kept requests waiting, or none did.
+      - record: model:step_limit:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, limit) (rate(sidestep_step_limit_seconds_total[5m]))
+          * on (cluster, namespace, job, model_name) group_left ()
+          (1 / (sum by (cluster, namespace, job, model_name) (rate(sidestep_step_limit_seconds_total[5m])) > 0))
       - record: model:kv_cache_usage_ratio:max
         expr: max by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
       - record: model:kv_cache_usage_ratio:avg

@@ -45,6 +45,8 @@ class RequestCapacity:
 
 UNKNOWN = -1
 """State of a request whose start is unknown."""
+WAITS = (WAITING, PREEMPTED)
+"""States of a request that is not in the batch."""
 MICROS = 1_000_000
 """Held blocks are whole numbers of microseconds, since a sum of floats depends on their order."""
 MAX_PAUSES = 8
@@ -64,7 +66,6 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
         waits: Its tokens that count as waiting.
-        prompt_waits: Those of its prompt.
         unfilled: Its tokens that count as not computed yet, before its next output.
         queued: Time of its entry into the queue.
         scheduled: Time of the SCHEDULED event that ends its queueing.
@@ -118,7 +119,6 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     max_tokens: int | None = None
     held_since: float | None = None
     held_tokens: int = 0
-    prompt_waits: int = 0
     unfilled: int = 0
     parts: RequestParts | None = None
 
@@ -211,7 +211,10 @@ class InFlight:
         if request.state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
         self.waiting_tokens += request.waits
-        self.waiting_prompt_tokens += request.prompt_waits
+        if request.state in WAITS:
+            self.waiting_prompt_tokens += request.prompt_tokens
+            # Snapshots of earlier releases do not have it.
+            request.unfilled = request.waits
         self.prefill_tokens += request.unfilled
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, 1)
@@ -226,15 +229,18 @@ class InFlight:
         self.limited += 1
         return OTHER
 
-    def move(self, number: int, request: Request, state: int) -> None:
-        """Change the state of ``request``, and update all counts."""
+    def move(
+        self, number: int, request: Request, state: int, prompt_tokens: int | None = None
+    ) -> None:
+        """Change the state of ``request``, and the tokens of its prompt if given; update all counts."""
         self._uncount(number, request)
         request.state = state
-        if state in (WAITING, PREEMPTED):
+        if prompt_tokens is not None:
+            request.prompt_tokens = prompt_tokens
+        if state in WAITS:
             request.waits = request.prompt_tokens + request.tokens
-            request.prompt_waits = request.prompt_tokens
             self.waiting_tokens += request.waits
-            self.waiting_prompt_tokens += request.prompt_waits
+            self.waiting_prompt_tokens += request.prompt_tokens
             self._leave_unfilled(request, request.waits)
         if state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
@@ -355,8 +361,9 @@ class InFlight:
 
     def _uncount(self, number: int, request: Request) -> None:
         self.waiting_tokens -= request.waits
-        self.waiting_prompt_tokens -= request.prompt_waits
-        request.waits = request.prompt_waits = 0
+        request.waits = 0
+        if request.state in WAITS:
+            self.waiting_prompt_tokens -= request.prompt_tokens
         self._leave_unfilled(request, 0)
         self.preempted.pop(number, None)
         if request.adapter and request.state != UNKNOWN:

@@ -267,8 +267,7 @@ class RequestTracker:
             self.parts.discard(request.parts)
         request.parts = self.parts.queue(event.stamp)
         request.arrival = event.arrival or None
-        request.prompt_tokens = event.prompt_tokens
-        self.requests.move(event.request, request, WAITING)
+        self.requests.move(event.request, request, WAITING, event.prompt_tokens)
 
     def _identify(self, request: Request, event: Queued | Alive) -> None:
         request.identity = event.identity
