@@ -441,3 +441,36 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
         OTHER: 0,
     }
     assert sum(requests.values()) == sum(pages[-1]["sglang:num_requests"].samples.values())
+
+
+def stages(**times: float) -> SglangRequest:
+    """Return a request that arrived at 10 and ended at 20."""
+    return SglangRequest(1, 1e9, 10.0, 20.0, "stop", **times)
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts"),
+    [
+        (
+            stages(queued=10.5, scheduled=12.0, first=13.0, preempted_seconds=2.0),
+            {"front_end_in": 0.5, "queue.unknown": 1.5, "prefill": 1.0, "decode": 5.0, "preempted": 2.0},
+        ),
+        (stages(queued=10.0, scheduled=12.0), {"queue.unknown": 2.0, "prefill": 8.0}),
+        (stages(queued=11.0), {"front_end_in": 1.0, "queue.unknown": 9.0}),
+        (stages(), {"front_end_in": 10.0}),
+        # Without the times in between, or with a clock that has stepped, nothing is certain.
+        (stages(first=13.0), None),
+        (stages(queued=11.0, scheduled=10.5, first=13.0), None),
+    ],
+)  # fmt: skip
+def test_parts_of_a_request(request_: SglangRequest, parts: dict[str, float] | None) -> None:
+    """They sum to its latency; a stage that it did not reach has none."""
+    bench = Bench()
+    bench.applier.apply(bench.engine, SglangRequests(0, 1.0, 1, [request_]))
+
+    (ended,) = bench.ends.ended
+    assert ended.parts == parts
+    children = bench.engine.keyed[bench.engine.layout.handler_slot("request_parts")]
+    assert sum(children.values()) == (0.0 if parts is None else 10.0)
+    limits = {limit for limit, part in children if part == "queue"}
+    assert limits <= {"unknown"}

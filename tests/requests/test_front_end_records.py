@@ -173,7 +173,10 @@ def test_records_have_what_users_waited(asked: list[Asked], data: st.DataObject)
         assert (record["ttft_seconds"], record["e2e_seconds"]) == (ttft, e2e)
         parts = record["queue_seconds"], record["prefill_seconds"], record["decode_seconds"]
         assert sum(parts) <= e2e
+        assert sum(record["parts"].values()) == pytest.approx(e2e, abs=1.5e-6)
         assert record["objectives"] == {"ttft": ttft <= 3.0, "e2e": e2e <= 5.0}
+    whole = sum(record["e2e_seconds"] for record in records.values())
+    assert sum(made.counted("request_parts").values()) == pytest.approx(whole, abs=1e-5)
     met = Counter(
         ("good" if is_met else "bad", name)
         for record in records.values()
@@ -195,6 +198,7 @@ def test_without_a_report_the_cores_times_count() -> None:
     made.fed.advance(1.0)
     (record,) = made.records().values()
     assert (record["ttft_seconds"], record["e2e_seconds"]) == (2.0, 4.0)
+    assert sum(record["parts"].values()) == pytest.approx(4.0)
     assert made.goodput() == 1
 
 
@@ -206,6 +210,8 @@ def test_a_clock_that_stepped_back_makes_no_time() -> None:
     made.fed.items("api", front_end_items([late]))
     (record,) = made.records().values()
     assert (record["ttft_seconds"], record["e2e_seconds"]) == (None, None)
+    assert record["parts"] is None
+    assert made.counted("request_parts") == {}
     assert record["objectives"] == {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from random import Random
@@ -203,10 +203,10 @@ class Simulation:
         """Return how long each limit held while a request was in the queue, from the steps' times."""
         until = request.joined[0] if request.joined else request.ended
         edges = [*(step.started for step in self.steps), float("inf")]
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for step, (since, later) in zip(self.steps, pairwise(edges), strict=True):
             found[LIMITS[step.limit]] += max(min(later, until) - max(since, request.queued), 0.0)
-        found["unknown"] = until - request.queued - found.total()
+        found["unknown"] = until - request.queued - sum(found.values())
         return {limit: seconds for limit, seconds in found.items() if seconds > 1e-6}
 
     def preempted(self, request: Simulated) -> float:
@@ -284,13 +284,13 @@ def mixed_batches(*, is_pipelined: bool) -> tuple[list[Event], dict[int, float]]
     random = Random(3)
     missing: dict[int, int] = {}
     prompts: dict[int, int] = {}
-    lost: Counter[int] = Counter()
+    lost: dict[int, float] = {}
     events: list[Event] = []
     now = 1000.0
     for at in range(4000):
         if random.random() < 0.05 and len(missing) < 60:
             number = len(lost) + 1
-            lost[number], missing[number] = 0, random.randrange(50, 400)
+            lost[number], missing[number] = 0.0, random.randrange(50, 400)
             prompts[number] = random.randrange(500, 6000)
             events += [Queued(number, now, WALL + now - 0.001, 10), Scheduled(number, now)]
         if not missing:
@@ -314,4 +314,4 @@ def mixed_batches(*, is_pipelined: bool) -> tuple[list[Event], dict[int, float]]
                 del missing[number]
                 events.append(Finished(number, now, WALL + now, LENGTH))
         now += 0.0 if is_pipelined else 0.0005
-    return events, dict(lost)
+    return events, lost

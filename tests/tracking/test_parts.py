@@ -188,8 +188,7 @@ def test_parts_sum_to_what_the_front_end_reports(
     for at, event in enumerate(events):
         if at in restarts:
             tracker = restarted(tracker, sink)
-        ends = isinstance(event, Finished) and event.reason == 1
-        if not ends:
+        if not isinstance(event, Finished) or event.reason != 1:
             tracker.apply(RequestEvents(0, 0.0, 1, [event]))
             continue
         request = simulation.requests[event.request - 1]
@@ -358,8 +357,8 @@ def test_a_step_counts_as_decode_until_one_without_prefill_is_known() -> None:
 def test_a_request_whose_beginning_is_unknown_has_no_parts() -> None:
     """Its events were lost, or it was there before the exporter."""
     alive = Alive(1, 5.0, RUNNING, WALL + 1.0, 7)
-    queued = [Queued(2, 5.0, 0.0), Scheduled(2, 5.0)]
-    events: list[Event] = [alive, *queued, step(5.0, 6.0, [1, 2, 3])]
+    events: list[Event] = [alive, Queued(2, 5.0, 0.0), Scheduled(2, 5.0)]
+    events.append(step(5.0, 6.0, [1, 2, 3]))
 
     ended = play(divided([*events, end(1, 6.0), end(2, 6.0), end(3, 6.0), end(4, 6.0)]))
 

@@ -46,10 +46,10 @@ class EndedRequests:
         for one in ended:
             if one is None:
                 continue
-            if one.parts is not None:
+            if one.e2e is not None:
                 _complete_parts(one)
-                if one.parts and self._count_parts is not None:
-                    self._count_parts(one.parts)
+            if one.parts and self._count_parts is not None:
+                self._count_parts(one.parts)
             if self._sink is not None:
                 self._sink.end(one)
 

@@ -6,6 +6,8 @@ ends, so a step lasts from its own start, or from the end before it if that is l
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from sidestep.protocol.request_events import LIMITS
@@ -99,17 +101,23 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
         """Return the usual time of a step without prefill; None: no batch of about this size is known."""
         if not size:
             return 0.0
-        known = self.decode_times.values()
-        below = max((each for each in known if each[0] <= size), default=None)
-        above = min((each for each in known if each[0] >= size), default=None)
-        if below is not None and above is not None and below[0] < above[0]:
+        below, above = (0.0, 0.0), (math.inf, 0.0)
+        for known in self.decode_times.values():
+            if known[0] <= size:
+                below = max(below, known)
+            else:
+                above = min(above, known)
+        if below[0] and above[1]:
             share = (size - below[0]) / (above[0] - below[0])
             return below[1] + (above[1] - below[1]) * share
-        mean, usual = below or above or (0.0, 0.0)
-        return usual if mean <= 2 * size and size <= 2 * mean else None
+        if size <= 2 * below[0]:
+            return below[1]
+        return above[1] if above[0] <= 2 * size else None
 
     def schedule(self, started: float, limit: int | None) -> None:
         """Add the time of the limit until now; ``limit`` holds from the start of this step's scheduling."""
+        if limit is None and self.limit is None:
+            return
         self.limits = self.limits_at(started)
         self.limited_at = started if self.limited_at is None else max(started, self.limited_at)
         self.limit = limit if limit is not None and limit < len(LIMITS) else None

@@ -37,7 +37,6 @@ KEYS: Mapping[str, tuple[str, str]] = {
 }
 """Part and limit by the key in a request's parts, in the order of a request's life."""
 _QUEUE_KEYS = [f"{QUEUE}.{limit}" for limit in LIMITS]
-_FROM_END = ("decode", *reversed(KEYS))
 
 QUEUED, PREFILL, DECODE, PREEMPTED, RECOMPUTE = range(5)
 
@@ -181,19 +180,24 @@ class PartsTracker:
         self.discard(parts)
         if e2e is None or e2e < 0.0:
             return None
-        queue = parts.queue or ()
+        found: dict[str, float] = {}
         before = e2e - (parts.since - parts.queued)
+        if before > 0.0:
+            found[FRONT_END_IN] = before
         waited = parts.left - parts.queued
-        seconds = {
-            FRONT_END_IN: before,
-            **dict(zip(_QUEUE_KEYS, queue, strict=False)),
-            QUEUE_UNKNOWN: waited - sum(queue),
-            **{part: getattr(parts, part) for part in COMPUTED},
-        }
-        found = {key: each for key, each in seconds.items() if each > 0.0}
+        for key, seconds in zip(_QUEUE_KEYS, parts.queue or (), strict=False):
+            if seconds > 0.0:
+                found[key] = seconds
+                waited -= seconds
+        if waited > 0.0:
+            found[QUEUE_UNKNOWN] = waited
+        for part in COMPUTED:
+            seconds = getattr(parts, part)
+            if seconds > 0.0:
+                found[part] = seconds
         if before < 0.0:
             # The clocks of front end and engine differ: its arrival comes after the entry into the queue.
-            _cut(found, -before, KEYS)
+            _cut(found, -before, list(found))
         return found
 
     def _close(self, parts: RequestParts, stamp: float) -> None:
@@ -232,7 +236,8 @@ def add_front_end(parts: dict[str, float], seconds: float) -> None:
     if seconds > 0.0:
         parts[FRONT_END_OUT] = seconds
     elif seconds < 0.0:
-        _cut(parts, -seconds, _FROM_END)
+        # What was last was most likely a decode.
+        _cut(parts, -seconds, ["decode", *reversed(parts)])
 
 
 def _cut(parts: dict[str, float], seconds: float, order: Iterable[str]) -> None:
