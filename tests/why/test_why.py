@@ -212,8 +212,13 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
         publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
         stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=7, kv_cache_usage=0.99)
         publisher.push(VllmStep(0, time.monotonic(), time.time(), stats))
-        await until(lambda: publisher.drained)
-        text = await why(exporter.url.removesuffix("/metrics"))
+        url = exporter.url.removesuffix("/metrics")
+
+        async def is_full() -> bool:
+            return "is full" in await get(f"{url}/api/v1/live")
+
+        await until(is_full)
+        text = await why(url)
         await asyncio.to_thread(publisher.close)
 
     assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: 0 requests")

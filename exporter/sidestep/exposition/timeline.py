@@ -120,10 +120,9 @@ def _pieces(head: Head, copies: Iterable[_Copy]) -> Iterator[bytes]:
     yield _opened(head) + b',"engines":['
     for comma, (engine, engine_head, steps, requests) in zip(_commas(), copies, strict=False):
         yield comma + _opened(engine_head) + b',"steps":{'
-        columns = zip(steps._fields[1:], steps[1:], strict=True)
-        for separator, (name, column) in zip(_commas(), columns, strict=False):
+        for separator, name in zip(_commas(), steps._fields[1:], strict=False):
             yield separator + b'"%b":[' % name.encode()
-            yield from _items(map(_number, column))
+            yield from _items(map(_number, getattr(steps, name)))
             yield b"]"
         yield b'},"requests":['
         yield from _items(make_record(engine, ended, received) for received, ended in requests)

@@ -285,5 +285,5 @@ def _unseen(
         yield "its steps, so limits by time are unknown: they need the tap (docs/vllm-core.md)"
     elif not binding:
         yield "the limits of its steps, which its sender does not say"
-    if divided and all(record.parts is None for record, _ in divided):
+    if divided and all(not record.parts for record, _ in divided):
         yield "parts of its requests but for their intervals: no interference, no limit of the queue"

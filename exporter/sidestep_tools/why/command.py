@@ -12,7 +12,8 @@ import msgspec
 from sidestep.errors import ConfigError
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.output import show, show_json
-from sidestep_tools.why.analysis import GRAVE, NO_ROW, CurvePoint, Report, Row, report
+from sidestep_tools.why.analysis import GRAVE, NO_ROW, Report, Row, report
+from sidestep_tools.why.evidence import CurvePoint
 from sidestep_tools.why.sources import Exporter, from_file
 from sidestep_tools.why.text import report_lines, request_lines
 from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline, phases_of

@@ -120,7 +120,7 @@ def parts_of(record: Record) -> Mapping[str, float]:
 
     Without parts in the record they follow from its intervals, of which fewer are known.
     """
-    if record.parts is not None:
+    if record.parts:
         return record.parts
     if record.e2e_seconds is None:
         return {}

@@ -128,7 +128,7 @@ def _request_events(requests: Sequence[Record]) -> Iterator[Event]:
             cached_tokens=record.cached_tokens,
             output_tokens=record.output_tokens,
             ttft_seconds=record.ttft_seconds,
-            parts=dict(record.parts or {}),
+            parts=record.parts or {},
         )
         for phase in phases:
             yield _slice(track, phase.name, phase.start, phase.end, parts=dict(phase.parts))

@@ -126,7 +126,7 @@ class SglangHandlers(Handlers):
             if tenant:
                 _count(tenants[tenant], each, request)
             if each.recorded:
-                self._end(engine, sink, ended_request(each, item.source, request))
+                self._end(engine, sink, _ended(each, item.source, request))
         if sink is not None:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
@@ -199,12 +199,11 @@ def _request(each: SglangRequest, tenant: str) -> Request:
     )
 
 
-def ended_request(each: SglangRequest, source: int, request: Request | None = None) -> EndedRequest:
-    """Return a request that ended, as records read it; ``source`` identifies the process that numbers it."""
+def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
     return EndedRequest(
         each.number,
         source,
-        request or _request(each, ""),
+        request,
         each.reason,
         each.ended,
         each.arrival + max(each.ended - each.created, 0.0),
