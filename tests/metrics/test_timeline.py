@@ -16,7 +16,7 @@ from replays import replay
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.metrics import timeline
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.registry import Registry, Tracking
 from sidestep.metrics.timeline import UNKNOWN_LIMIT, Timeline
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import LIMITS
@@ -54,7 +54,8 @@ def test_engines_share_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first; between two checks an engine may have all."""
     monkeypatch.setattr(timeline, "MAX_STEPS", 64)
     monkeypatch.setattr(timeline, "MAX_REQUESTS", 8)
-    registry = Registry(DIALECTS.layouts(), wall=lambda: 1.0)
+    tracking = Tracking(keeps_timeline=True)
+    registry = Registry(DIALECTS.layouts(), tracking=tracking, wall=lambda: 1.0)
     engines = [
         registry.register(EngineInfo(name, "vllm", {"engine": name, "model_name": "m"}))
         for name in "ab"

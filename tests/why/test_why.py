@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timezone
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from command_line import one_line, sidestep
 from exporters import Start, recorded_run, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
+from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.errors import ConfigError
+from sidestep.metrics.timeline import Timeline
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_tools.why.analysis import report
+from sidestep_tools.why.sources import from_file
+from sidestep_tools.why.text import report_lines, request_lines
+from sidestep_tools.why.timeline import Timeline as Read
+from sidestep_tools.why.trace import trace
 from slow_engines import Load, SlowEngine
 
 INFO = EngineInfo(
@@ -172,7 +186,7 @@ async def test_records_and_recordings_give_the_same_answer(start: Start, tmp_pat
     assert [each["cause"] for each in read["causes"]] == ["slots"]
     assert {**read["e2e"]} == live["e2e"]
     assert read["limits"] == {}
-    assert any("its steps" in each for each in read["unseen"])
+    assert any("records have none" in each for each in read["unseen"])
     assert "req-7 " in await why("--from", log, "req-7")
 
 
@@ -224,7 +238,43 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
     assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: 0 requests")
     assert "\nkv_blocks: " in text
     assert "no request has ended" in text
-    assert "they need the tap" in text
+    assert "vLLM needs the tap" in text
+
+
+async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> None:
+    """Requests wait in the tokenizer's process, and a scheduler in another one says for what."""
+    shared = {"model_name": "m", "engine_type": "unified"}
+    ranks = {"moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
+    infos = [EngineInfo(name, "sglang", labels) for name, labels in (
+        ("s", {**shared, **ranks}), ("t", shared)
+    )]  # fmt: skip
+    ended = [
+        SglangRequest(n, 1e9, 10.0, 16.0, "stop", queued=10.1, scheduled=15.0, first=15.2)
+        for n in range(30)
+    ]
+
+    def held(seconds: float) -> Samples:
+        name = "sidestep_step_limit_seconds_total"
+        samples = [Sample(["slots"], 9 * seconds), Sample(["none"], seconds)]
+        return Samples(0, time.monotonic(), [Family(name, "counter", ["limit"], samples)])
+
+    async with start() as exporter:
+        scheduler, tokenizer = (
+            Publisher(exporter.endpoints[0], info.id, [info], flush_interval=0.01) for info in infos
+        )
+        scheduler.push(held(1.0))
+        engines = exporter.registry.engines
+        await until(lambda: "s" in engines and bool(engines["s"].part(Timeline).limits))
+        scheduler.push(held(1.0))
+        tokenizer.push(SglangRequests(0, 1.0, 1, ended))
+        await until(lambda: scheduler.drained and tokenizer.drained)
+        text = await why(exporter.url.removesuffix("/metrics"))
+        await asyncio.to_thread(scheduler.close)
+        await asyncio.to_thread(tokenizer.close)
+
+    assert "limits of admission, by time: 90% slots, 10% none" in text
+    assert "\nslots: " in text
+    assert "raise --max-running-requests" in text
 
 
 async def test_an_exporter_that_keeps_nothing(start: Start) -> None:
@@ -259,6 +309,50 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: bytes, message
     path.write_bytes(content)
 
     one_line(sidestep("why", "--from", path), 2, message)
+
+
+RECORD: dict[str, Any] = {
+    "key": "e/1/1",
+    "time": "2026-11-20T14:48:56.611683Z",
+    "arrival": "2026-11-20T14:48:50Z",
+    "queued": "2026-11-20T14:48:51Z",
+    "e2e_seconds": 6.6,
+    "queue_seconds": 2.0,
+    "prefill_seconds": 1.0,
+    "decode_seconds": 2.0,
+    "ttft_seconds": 4.0,
+    "preempted_seconds": 0.5,
+    "preempted_at": [[3.5, 0.5]],
+    "parts": {"queue.slots": 2.0, "decode": 1.5, "preempted": 0.5},
+}
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]),
+    st.just({"decode": 1e9}), st.just([[0.0, 1e9]]),
+    st.datetimes(timezones=st.just(timezone.utc)).map(str), st.datetimes().map(str),
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from([*RECORD]), ODD, max_size=4), max_size=30))
+def test_damage_is_one_line_or_an_answer(changes: list[dict[str, Any]]) -> None:
+    """Whatever records have, there is a report, a time line and a trace, or one clear line."""
+    lines = [json.dumps({**RECORD, **change}) for change in changes]
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        try:
+            timeline = from_file(Path(file.name))
+        except ConfigError as error:
+            timeline, message = Read(engines=[]), str(error)
+        else:
+            message = file.name
+    assert file.name in message
+    for engine in timeline.engines:
+        shown = [*report_lines(report(engine, timeline.limits))]
+        shown += [line for each in engine.requests for line in request_lines(engine, each)]
+        assert shown
+    events = trace(timeline)["traceEvents"]
+    assert msgspec.json.decode(msgspec.json.encode(events)) == events
+    assert all(event.get("dur", 0) >= 0 for event in events)
 
 
 @pytest.mark.parametrize(

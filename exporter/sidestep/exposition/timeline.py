@@ -16,6 +16,7 @@ from sidestep import __version__
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, KeptRequest, StepColumns, Timeline
 from sidestep.protocol.request_events import LIMITS
 from sidestep.requests.record import DIGITS, make_record
@@ -38,6 +39,7 @@ class EngineHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         engine: What people call it.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
+        limit_seconds: Time by limit, of an engine that counts it without steps; else empty.
     """
 
     id: str
@@ -46,6 +48,7 @@ class EngineHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dialect: str
     state: str | None
     reason: str | None
+    limit_seconds: dict[str, float]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -106,6 +109,7 @@ class Timelines:
             dialect=engine.layout.dialect,
             state=None if health is None else health.state.value,
             reason=None if health is None or health.reason is None else health.reason.value,
+            limit_seconds=_limit_seconds(engine, timeline, since),
         )
         return _Copy(
             engine,
@@ -113,6 +117,18 @@ class Timelines:
             StepColumns._make(column[first:] for column in timeline.steps),
             [kept for kept in timeline.requests if kept.received >= since],
         )
+
+
+def _limit_seconds(engine: Engine, timeline: Timeline, since: float) -> dict[str, float]:
+    """Return the time by limit since the first known moment after ``since``."""
+    first = next((each.seconds for each in timeline.limits if each.received >= since), None)
+    if first is None:
+        return {}
+    increases = {
+        limit: round(seconds - first.get(limit, 0.0), DIGITS)
+        for limit, seconds in limit_seconds(engine).items()
+    }
+    return {limit: seconds for limit, seconds in increases.items() if seconds > 0.0}
 
 
 def _pieces(head: Head, copies: Iterable[_Copy]) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
 from sidestep.metrics.request_parts import part_counter
+from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
@@ -116,10 +117,18 @@ class Registry(ExposedEngines):
             if requests is not None and requests.ended.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
+        if self.tracking.keeps_timeline:
+            self._update_timelines(self.wall())
+
+    def _update_timelines(self, wall: float) -> None:
+        for engine in self.engines.values():
+            seconds = limit_seconds(engine)
+            if seconds:
+                engine.part(Timeline).add_limits(seconds, wall)
         found = [engine.find_part(Timeline) for engine in self.engines.values()]
         timelines = [timeline for timeline in found if timeline is not None]
         for timeline in timelines:
-            timeline.trim(self.wall() - SECONDS, len(timelines))
+            timeline.trim(wall - SECONDS, len(timelines))
 
     def release_requests(self) -> None:
         """Pass on all requests that wait for a front end, because the exporter ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sidestep.metrics.engine_state import Part
@@ -18,6 +18,8 @@ MAX_STEPS = 1 << 19
 """Most steps of all engines together. A step has 29 bytes, so that all have 15 MiB."""
 MAX_REQUESTS = 1 << 14
 """Most requests of all engines together. One has about 1.5 KiB, so that all have 24 MiB."""
+LIMITS_INTERVAL = 10.0
+"""Seconds between two times of limits."""
 UNKNOWN_LIMIT = -1
 _MOST = (1 << 32) - 1
 """Largest number of tokens in a column."""
@@ -54,10 +56,22 @@ class KeptRequest(NamedTuple):
     ended: EndedRequest
 
 
+class LimitTimes(NamedTuple):
+    """Seconds for which each limit had held until the Unix time ``received``."""
+
+    received: float
+    seconds: Mapping[str, float]
+
+
 class Timeline(Part):
-    """The steps and requests of one engine of the last ``SECONDS``, fewer if there are too many."""
+    """The steps and requests of one engine of the last ``SECONDS``, fewer if there are too many.
+
+    Attributes:
+        limits: Times of limits at some moments, of an engine that counts them without steps.
+    """
 
     def __init__(self) -> None:
+        self.limits: deque[LimitTimes] = deque()
         self.steps = StepColumns._make(array(code) for code in "IdfHIHIb")
         self.requests: deque[KeptRequest] = deque()
 
@@ -86,6 +100,13 @@ class Timeline(Part):
         if len(self.requests) > MAX_REQUESTS:
             self.requests.popleft()
 
+    def add_limits(self, seconds: Mapping[str, float], now: float) -> None:
+        """Add the times of limits, unless steps have the limits or the last times are recent."""
+        if not self.steps.end and (
+            not self.limits or now >= self.limits[-1].received + LIMITS_INTERVAL
+        ):
+            self.limits.append(LimitTimes(now, seconds))
+
     def trim(self, since: float, share: int) -> None:
         """Remove what was received before ``since``, and what exceeds the share of one of ``share`` engines."""
         received, requests = self.steps.received, self.requests
@@ -95,6 +116,8 @@ class Timeline(Part):
         self._drop_steps(old)
         while requests and (requests[0].received < since or len(requests) > MAX_REQUESTS // share):
             requests.popleft()
+        while self.limits and self.limits[0].received < since:
+            self.limits.popleft()
 
     def _drop_steps(self, count: int) -> None:
         if count:

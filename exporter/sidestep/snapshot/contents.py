@@ -101,7 +101,7 @@ CONTENTS = (
     Held(Saturation, {}, "_arrived _before _begun _busy _known _occupied _seconds _since _steps _when ratio"
         " shortest"),
     Held(SetGauges, {}, "values"),
-    Held(Timeline, {}, "steps requests"),
+    Held(Timeline, {}, "steps requests limits"),
     Held(Accounted, {}, "counters"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",

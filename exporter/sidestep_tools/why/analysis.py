@@ -34,7 +34,9 @@ MAX_GAP = 1.0
 """Seconds between two steps from which on the engine was idle, if nobody waited."""
 FIRST = (FRONT_END_IN, QUEUE, "prefill")
 """Beginnings of the names of parts before the first token."""
-NO_LIMIT = "none"
+NO_LIMIT, NO_QUEUE_LIMIT = "none", f"{QUEUE}unknown"
+ALMOST_ALL = 0.8
+"""Share of the time of limits from which on a wait without a limit is taken to be one for it."""
 TINY = 1e-9
 
 
@@ -108,7 +110,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     engine: str
     model: str
-    state: str | None
     attention: str
     problem: str
     requests: int
@@ -136,8 +137,13 @@ def report(
         row: Its live numbers.
     """
     steps = [*steps_of(engine, limits)]
-    divided = [(record, parts) for record in engine.requests if (parts := parts_of(record))]
-    binding = limit_shares(steps)
+    binding = limit_shares(steps) or _shares(engine.limit_seconds)
+    limit = _usual(binding)
+    divided = [
+        (record, {limit if name == NO_QUEUE_LIMIT else name: each for name, each in parts.items()})
+        for record in engine.requests
+        if (parts := parts_of(record))
+    ]
     firsts = [
         {name: each for name, each in parts.items() if name.startswith(FIRST)}
         for record, parts in divided
@@ -149,7 +155,6 @@ def report(
         id=engine.id,
         engine=engine.engine,
         model=engine.model,
-        state=engine.state,
         attention=row.attention or "",
         problem=row.problem or "",
         requests=len(engine.requests),
@@ -182,6 +187,18 @@ def limit_shares(steps: Sequence[Step]) -> dict[str, float]:
         seconds[steps[-1].limit] += steps[-1].end - steps[-1].start
     seconds.pop("", None)
     return _shares(seconds)
+
+
+def _usual(binding: Mapping[str, float]) -> str:
+    """Return the part of the time in the queue whose limit the requests do not know.
+
+    If almost only one limit held while requests waited, they waited for that one.
+    """
+    waited = {limit: share for limit, share in binding.items() if limit != NO_LIMIT}
+    for limit, each in waited.items():
+        if each >= ALMOST_ALL * sum(waited.values()):
+            return QUEUE + limit
+    return NO_QUEUE_LIMIT
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -281,9 +298,8 @@ def _unseen(
         yield "no request has ended"
     elif len(divided) < MIN_REQUESTS:
         yield f"the time of only {len(divided)} requests is known, too few to name a cause"
-    if not engine.steps.end:
-        yield "its steps, so limits by time are unknown: they need the tap (docs/vllm-core.md)"
-    elif not binding:
-        yield "the limits of its steps, which its sender does not say"
+    if not binding:
+        of_steps = ", which its sender does not say" if engine.steps.end else ": records have none"
+        yield f"limits by time{of_steps}, and vLLM needs the tap (docs/vllm-core.md)"
     if divided and all(not record.parts for record, _ in divided):
         yield "parts of its requests but for their intervals: no interference, no limit of the queue"

@@ -138,6 +138,7 @@ def _reports(
     rows: Mapping[str, Row] = {},
 ) -> list[Report]:
     """Return a report on each engine: first those that serve nobody, then by the largest cause."""
+    _share_limits(timeline.engines)
     found = [
         report(engine, timeline.limits, curves.get(engine.id, ()), rows.get(engine.id, NO_ROW))
         for engine in timeline.engines
@@ -151,6 +152,18 @@ def _reports(
             -each.requests,
         ),
     )
+
+
+def _share_limits(engines: Sequence[EngineTimeline]) -> None:
+    """Give engines without limits those of their model's others: an SGLang scheduler's to its tokenizer."""
+    counted = [(each.dialect, each.model, dict(each.limit_seconds)) for each in engines]
+    for engine in engines:
+        if engine.requests and not engine.steps.end and not engine.limit_seconds:
+            for dialect, model, limits in counted:
+                if (dialect, model) == (engine.dialect, engine.model):
+                    for limit, seconds in limits.items():
+                        known = engine.limit_seconds.get(limit, 0.0)
+                        engine.limit_seconds[limit] = known + seconds
 
 
 def _chosen(timeline: Timeline, question: Question) -> list[tuple[EngineTimeline, Record]]:

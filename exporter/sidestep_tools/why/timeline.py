@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from sidestep.protocol.limits import Count, Seconds
 from sidestep.protocol.request_events import LIMITS
 
 FRONT_END_IN, PREFILL, DECODE, PREEMPTED, FRONT_END_OUT = (
@@ -21,30 +23,33 @@ QUEUE = "queue."
 """Beginning of the names of parts in the queue, before that of the limit."""
 
 
+Time = Annotated[datetime, Meta(tz=True)]
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed of the record of a request; docs/requests.md describes the fields."""
 
     key: str
-    time: datetime
+    time: Time
     engine: str = ""
     dialect: str = ""
     model: str = ""
     id: str = ""
     reason: str = ""
-    arrival: datetime | None = None
-    queued: datetime | None = None
-    e2e_seconds: float | None = None
-    queue_seconds: float | None = None
-    prefill_seconds: float | None = None
-    decode_seconds: float | None = None
-    ttft_seconds: float | None = None
-    preempted_seconds: float = 0.0
-    preempted_at: list[tuple[float, float]] = []
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    parts: dict[str, float] | None = None
+    arrival: Time | None = None
+    queued: Time | None = None
+    e2e_seconds: Seconds | None = None
+    queue_seconds: Seconds | None = None
+    prefill_seconds: Seconds | None = None
+    decode_seconds: Seconds | None = None
+    ttft_seconds: Seconds | None = None
+    preempted_seconds: Seconds = 0.0
+    preempted_at: list[tuple[Seconds, Seconds]] = []
+    preemptions: Count = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    output_tokens: Count = 0
+    parts: dict[str, Seconds] | None = None
 
     @property
     def name(self) -> str:
@@ -65,14 +70,17 @@ class Steps(msgspec.Struct, kw_only=True):
 
 
 class EngineTimeline(msgspec.Struct, kw_only=True):
-    """The steps and the requests of one engine; ``state`` is one of docs/health.md, None if unknown."""
+    """The steps and the requests of one engine.
+
+    Attributes:
+        limit_seconds: Time by limit, of an engine that counts it without steps.
+    """
 
     id: str
     engine: str = ""
     model: str = ""
     dialect: str = ""
-    state: str | None = None
-    reason: str | None = None
+    limit_seconds: dict[str, float] = {}
     steps: Steps = msgspec.field(default_factory=Steps)
     requests: list[Record] = []
 
