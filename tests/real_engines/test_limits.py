@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shlex
 import time
 from collections.abc import Mapping
@@ -156,6 +157,36 @@ async def test_a_forced_limit_of_sglang_is_named(case: Case, sglang: SglangSite)
     alone, found, took = await measure(sglang, sglang.server(shlex.split(case.flags)), case)
 
     check(case, "SGLang", found, alone, took)
+
+
+PROGRAM = Path(__file__).with_name("vllm_limits_program.py")
+STEPS_BY_CASE = {
+    "slots": {"slots", "none"},
+    "tokens": {"tokens", "none"},
+    "kv_blocks": {"kv_blocks", "none"},
+    "priorities": {"kv_blocks", "none"},
+    "lora": {"lora", "none"},
+    "lora_and_slots": {"slots", "none"},
+    "grammar": {"grammar", "none"},
+    "paused": {"paused", "none"},
+}
+"""The limits of each case of the program; the last one is that of the last requests."""
+
+
+async def test_each_step_of_vllms_scheduler_has_its_limit(vllm: VllmSite) -> None:
+    """The scheduler of the release that is installed, driven step by step."""
+    code, output = await vllm.run_program(PROGRAM, environ={})
+    lines = [line for line in output.splitlines() if line.startswith('["')]
+    found = dict(map(json.loads, lines))
+    print(found)  # noqa: T201
+
+    assert code == 0, output
+    assert {name: {limit for limit, _ in runs} for name, runs in found.items()} == STEPS_BY_CASE
+    # Of six requests with 20 tokens, four wait for 40 steps.
+    assert [["slots", 40], ["none", 20]] == found["slots"] == found["lora_and_slots"]
+    assert [["lora", 40], ["none", 20]] == found["lora"]
+    assert [["grammar", 30], ["none", 10]] == found["grammar"]
+    assert [["none", 1], ["paused", 19], ["none", 20]] == found["paused"]
 
 
 async def test_a_pause_is_named_while_it_lasts(vllm: VllmSite) -> None:
