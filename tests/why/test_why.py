@@ -28,6 +28,7 @@ from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.errors import ConfigError
 from sidestep.metrics.timeline import Timeline
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
@@ -186,7 +187,7 @@ async def test_records_and_recordings_give_the_same_answer(start: Start, tmp_pat
     assert [each["cause"] for each in read["causes"]] == ["slots"]
     assert {**read["e2e"]} == live["e2e"]
     assert read["limits"] == {}
-    assert any("records have none" in each for each in read["unseen"])
+    assert any("they come with steps" in each for each in read["unseen"])
     assert "req-7 " in await why("--from", log, "req-7")
 
 
@@ -235,10 +236,33 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
         text = await why(url)
         await asyncio.to_thread(publisher.close)
 
-    assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: 0 requests")
+    assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: neither ")
     assert "\nkv_blocks: " in text
     assert "no request has ended" in text
-    assert "vLLM needs the tap" in text
+    assert "by the tap (docs/vllm-core.md)" in text
+
+
+async def test_an_engine_that_preempts_without_requests(start: Start) -> None:
+    """Preemptions of the last minute are evidence enough that the KV cache is full."""
+    info = EngineInfo("p", "vllm", {"engine": "0", "model_name": "m"})
+    ended = [FinishedRequestStats(e2e_latency=0.25)]
+    async with start() as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
+        url = exporter.url.removesuffix("/metrics")
+
+        async def preempts() -> bool:
+            counts = IterationStats(num_preempted_reqs=5, finished_requests=ended)
+            publisher.push(VllmStep(0, time.monotonic(), time.time(), SchedulerStats(), counts))
+            (row,) = json.loads(await get(f"{url}/api/v1/live"))["engines"] or [{}]
+            return bool(row.get("preemptions"))
+
+        await until(preempts)
+        text = await why(url)
+        await asyncio.to_thread(publisher.close)
+
+    assert "\nkv_blocks: " in text
+    assert "preemptions in the last minute, in which " in text
+    assert "it sends no request events" in text
 
 
 async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> None:

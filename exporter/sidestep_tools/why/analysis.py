@@ -55,11 +55,15 @@ class Row(msgspec.Struct, frozen=True):
     problem: str | None = None
     ttft: Percentiles | None = None
     e2e: Percentiles | None = None
+    finished: float | None = None
+    preemptions: float | None = None
 
 
 NO_ROW = Row("")
 OF_ATTENTION = {"full": "kv_blocks", "slow": "stalled", "stalled": "stalled"}
 """Causes that the live numbers support where requests name none, by what an engine needs attention for."""
+MIN_PREEMPTED = 0.1
+"""Least preemptions for each request that ended from which on the KV cache is taken to be full."""
 GRAVE = ("stalled", "unreachable")
 """Reasons for attention of an engine that serves nobody: no request of it ends."""
 
@@ -167,8 +171,8 @@ def report(
             _named(found, engine.dialect, evidence(found.cause, steps, binding, curve))
             for found in material
         ]
-        or [*_by_attention(row, engine.dialect)],
-        unseen=[*_unseen(engine, binding, divided)],
+        or [*_by_live_numbers(row, engine.dialect)],
+        unseen=[*_unseen(engine, row, binding, divided)],
     )
 
 
@@ -240,12 +244,18 @@ class _Material(NamedTuple):
     ttft_share: float | None = None
 
 
-def _by_attention(row: Row, dialect: str) -> Iterator[Named]:
-    """Yield the cause for which an engine needs attention, if the live page knows it."""
-    name = OF_ATTENTION.get(row.attention or "")
+def _by_live_numbers(row: Row, dialect: str) -> Iterator[Named]:
+    """Yield the cause for which an engine needs attention, or for which it preempts requests."""
+    name, found = OF_ATTENTION.get(row.attention or ""), f"it {row.problem}"
+    preempted, ended = row.preemptions or 0.0, row.finished or 0.0
+    if name is None and preempted >= MIN_PREEMPTED * max(ended, 1.0):
+        name = "kv_blocks"
+        found = (
+            f"{preempted:.0f} preemptions in the last minute, in which {ended:.0f} requests ended"
+        )
     for cause in CAUSES:
         if cause.name == name:
-            yield _named(_Material(cause, 0.0), dialect, [f"it {row.problem}"])
+            yield _named(_Material(cause, 0.0), dialect, [found])
 
 
 def _material(
@@ -291,15 +301,19 @@ def _taken(cause: Cause, parts: Mapping[str, float]) -> float:
 
 def _unseen(
     engine: EngineTimeline,
+    row: Row,
     binding: Mapping[str, float],
     divided: Sequence[tuple[Record, Mapping[str, float]]],
 ) -> Iterator[str]:
-    if not engine.requests:
+    if not engine.requests and row.finished:
+        yield "its requests: it sends no request events (docs/requests.md)"
+    elif not engine.requests:
         yield "no request has ended"
     elif len(divided) < MIN_REQUESTS:
         yield f"the time of only {len(divided)} requests is known, too few to name a cause"
     if not binding:
-        of_steps = ", which its sender does not say" if engine.steps.end else ": records have none"
-        yield f"limits by time{of_steps}, and vLLM needs the tap (docs/vllm-core.md)"
+        has_steps = bool(engine.steps.end)
+        reason = "its sender does not say them" if has_steps else "they come with steps"
+        yield f"limits: {reason}, of vLLM by the tap (docs/vllm-core.md)"
     if divided and all(not record.parts for record, _ in divided):
         yield "parts of its requests but for their intervals: no interference, no limit of the queue"

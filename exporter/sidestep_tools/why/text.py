@@ -20,10 +20,10 @@ def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]
     """Yield the lines of a report on one engine, and one on all ``others``."""
     state = f" {report.problem}" if report.problem else ""
     model = f" ({report.model})" if report.model else ""
-    yield (
-        f"engine {report.engine}{model}{state}: {report.requests:,} requests ended and"
-        f" {report.steps:,} steps in {duration(report.seconds)}"
-    )
+    numbers = f"{report.requests:,} requests ended and {report.steps:,} steps in {duration(report.seconds)}"
+    if not report.seconds:
+        numbers = "neither requests nor steps are known"
+    yield f"engine {report.engine}{model}{state}: {numbers}"
     for name, latency in (("TTFT", report.ttft), ("e2e", report.e2e)):
         if latency is not None:
             yield _latency_line(name, latency)
