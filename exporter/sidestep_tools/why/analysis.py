@@ -142,9 +142,9 @@ def report(
     """
     steps = [*steps_of(engine, limits)]
     binding = limit_shares(steps) or _shares(engine.limit_seconds)
-    limit = _usual(binding)
+    usual = _usual(binding)
     divided = [
-        (record, {limit if name == NO_QUEUE_LIMIT else name: each for name, each in parts.items()})
+        (record, _limited(parts, usual))
         for record in engine.requests
         if (parts := parts_of(record))
     ]
@@ -171,7 +171,7 @@ def report(
             _named(found, engine.dialect, evidence(found.cause, steps, binding, curve))
             for found in material
         ]
-        or [*_by_live_numbers(row, engine.dialect)],
+        or [*_by_live_numbers(row, engine)],
         unseen=[*_unseen(engine, row, binding, divided)],
     )
 
@@ -203,6 +203,15 @@ def _usual(binding: Mapping[str, float]) -> str:
         if each >= ALMOST_ALL * sum(waited.values()):
             return QUEUE + limit
     return NO_QUEUE_LIMIT
+
+
+def _limited(parts: Mapping[str, float], usual: str) -> Mapping[str, float]:
+    """Return parts with the usual limit in place of an unknown one."""
+    if NO_QUEUE_LIMIT not in parts or usual == NO_QUEUE_LIMIT:
+        return parts
+    known = {name: each for name, each in parts.items() if name != NO_QUEUE_LIMIT}
+    known[usual] = known.get(usual, 0.0) + parts[NO_QUEUE_LIMIT]
+    return known
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -244,18 +253,18 @@ class _Material(NamedTuple):
     ttft_share: float | None = None
 
 
-def _by_live_numbers(row: Row, dialect: str) -> Iterator[Named]:
-    """Yield the cause for which an engine needs attention, or for which it preempts requests."""
+def _by_live_numbers(row: Row, engine: EngineTimeline) -> Iterator[Named]:
+    """Yield the cause for which an engine needs attention, or for which it preempts unknown requests."""
     name, found = OF_ATTENTION.get(row.attention or ""), f"it {row.problem}"
     preempted, ended = row.preemptions or 0.0, row.finished or 0.0
-    if name is None and preempted >= MIN_PREEMPTED * max(ended, 1.0):
+    if name is None and not engine.requests and preempted >= MIN_PREEMPTED * max(ended, 1.0):
         name = "kv_blocks"
         found = (
             f"{preempted:.0f} preemptions in the last minute, in which {ended:.0f} requests ended"
         )
     for cause in CAUSES:
         if cause.name == name:
-            yield _named(_Material(cause, 0.0), dialect, [found])
+            yield _named(_Material(cause, 0.0), engine.dialect, [found])
 
 
 def _material(
