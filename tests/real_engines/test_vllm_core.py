@@ -258,7 +258,7 @@ class Pair:
         return call
 
 
-class Both:
+class Both(SidestepScheduler):
     def __new__(cls, *args, **kwargs):
         scheduler = SidestepScheduler(*args, **kwargs)
         core, pool = scheduler._core, scheduler.kv_cache_manager.block_pool
