@@ -443,24 +443,25 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
     assert sum(requests.values()) == sum(pages[-1]["sglang:num_requests"].samples.values())
 
 
-def stages(**times: float) -> SglangRequest:
-    """Return a request that arrived at 10 and ended at 20."""
-    return SglangRequest(1, 1e9, 10.0, 20.0, "stop", **times)
+def stages(*times: float | None, preempted: float = 0.0) -> SglangRequest:
+    """Return a request that arrived at 10, reached stages at ``times``, and ended at 20."""
+    queued, scheduled, first = (*times, None, None, None)[:3]
+    return SglangRequest(1, 1e9, 10.0, 20.0, "stop", queued, scheduled, first, preempted)
 
 
 @pytest.mark.parametrize(
     ("request_", "parts"),
     [
         (
-            stages(queued=10.5, scheduled=12.0, first=13.0, preempted_seconds=2.0),
+            stages(10.5, 12.0, 13.0, preempted=2.0),
             {"front_end_in": 0.5, "queue.unknown": 1.5, "prefill": 1.0, "decode": 5.0, "preempted": 2.0},
         ),
-        (stages(queued=10.0, scheduled=12.0), {"queue.unknown": 2.0, "prefill": 8.0}),
-        (stages(queued=11.0), {"front_end_in": 1.0, "queue.unknown": 9.0}),
+        (stages(10.0, 12.0), {"queue.unknown": 2.0, "prefill": 8.0}),
+        (stages(11.0), {"front_end_in": 1.0, "queue.unknown": 9.0}),
         (stages(), {"front_end_in": 10.0}),
         # Without the times in between, or with a clock that has stepped, nothing is certain.
-        (stages(first=13.0), None),
-        (stages(queued=11.0, scheduled=10.5, first=13.0), None),
+        (stages(None, None, 13.0), None),
+        (stages(11.0, 10.5, 13.0), None),
     ],
 )  # fmt: skip
 def test_parts_of_a_request(request_: SglangRequest, parts: dict[str, float] | None) -> None:

@@ -126,8 +126,7 @@ def objects() -> dict[type, object]:
     engine = intake.registry.register(EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}))
     parts = [part() for part in Part.__subclasses__()]
     made = [engine, *parts, intake, intake.receiver, intake.registry, intake.metrics, tracker, tracker.requests, tracker.samples,
-            tracker.outputs, tracker.ended, tracker.ended.reports, tracker.parts, tracker.limits, SampleGroups(),
-            RequestLog([], SelfMetrics())]  # fmt: skip
+            tracker.outputs, tracker.ended, tracker.ended.reports, tracker.parts, tracker.limits, SampleGroups(), RequestLog([], SelfMetrics())]  # fmt: skip
     return {type(each): each for each in made}
 
 

@@ -31,6 +31,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests import inflight_state
+from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.inflight_state import RequestsState, TrackerState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -227,7 +228,6 @@ def test_parts_sum_in_recorded_runs(run: str) -> None:
 
     assert len(kept.records) > 10
     for record in kept.records:
-        assert record.parts is not None
         assert record.e2e_seconds is not None
         assert sum(record.parts.values()) == pytest.approx(record.e2e_seconds, abs=1.5 * EXACT)
         shown = sum(record.parts.get(part, 0.0) for part in ("preempted", "recompute"))
@@ -268,7 +268,8 @@ def test_a_prompt_in_chunks_waits_between_them_and_a_preemption_is_computed_agai
 
     events: list[Event] = [
         Queued(1, 1.0, WALL + 1.0, 5),
-        Scheduled(1, 1.0),
+        # Noted during the scheduling, which has begun at 1.
+        Scheduled(1, 1.125),
         Queued(2, 1.0, WALL + 1.0, 5),
         Scheduled(2, 1.0),
         chunk(1.0, 1.5, 1, 2),
@@ -284,7 +285,8 @@ def test_a_prompt_in_chunks_waits_between_them_and_a_preemption_is_computed_agai
     ]
 
     assert parts_of(events) == {
-        "prefill": 0.74,
+        "queue.unknown": 0.125,
+        "prefill": 0.615,
         "prefill_gap": 0.26,
         "decode": 0.5,
         "preempted": 0.75,
@@ -338,6 +340,15 @@ def test_interference_is_what_others_prefill_takes(is_pipelined: bool) -> None:
     total = found + sum(each["decode"] for each in parts)
     assert 0.15 < expected / total < 0.6
     assert found == pytest.approx(expected, rel=0.1)
+
+
+def test_the_usual_time_of_a_batch_lies_between_those_of_known_sizes() -> None:
+    """Beyond them it is that of a size up to twofold; of others it is unknown."""
+    times = EngineTimes(decode_times={3: (4.0, 0.010), 5: (16.0, 0.022)})
+
+    found = [times.decode_time(size) for size in (0, 1, 2, 4, 10, 16, 32, 33)]
+
+    assert found == [0.0, None, 0.010, 0.010, pytest.approx(0.016), 0.022, 0.022, None]
 
 
 def test_a_step_counts_as_decode_until_one_without_prefill_is_known() -> None:

@@ -165,5 +165,5 @@ def _attributes(record: RequestRecord) -> dict[str, Attribute | None]:
         "sidestep.preemptions": record.preemptions or None,
         "sidestep.preempted_time": record.preempted_seconds or None,
         **{f"sidestep.objective.{name}": is_met for name, is_met in record.objectives.items()},
-        **{f"sidestep.part.{name}": seconds for name, seconds in (record.parts or {}).items()},
+        **{f"sidestep.part.{name}": seconds for name, seconds in record.parts.items()},
     }

@@ -56,7 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         extra_tokens: Output tokens beyond one a step: accepted drafts of speculative decoding.
         max_tokens: Limit on output tokens.
         objectives: Whether it met each objective of ``--slo`` that can be decided.
-        parts: ``e2e_seconds`` in parts that sum to it; see ``tracking.requests.parts.KEYS``.
+        parts: ``e2e_seconds`` in parts that sum to it, by ``tracking.requests.parts.KEYS``; empty: unknown.
     """
 
     key: str
@@ -93,7 +93,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     extra_tokens: int
     max_tokens: int | None
     objectives: dict[str, bool]
-    parts: dict[str, float] | None = None
+    parts: dict[str, float] = {}
 
 
 def output_tokens(ended: EndedRequest) -> int:
@@ -150,7 +150,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         extra_tokens=request.extra_tokens,
         max_tokens=request.max_tokens if ended.max_tokens is None else ended.max_tokens,
         objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
-        parts=None if ended.parts is None else _rounded_parts(ended.parts),
+        parts=_rounded_parts(ended.parts or {}),
     )
 
 

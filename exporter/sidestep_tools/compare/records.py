@@ -44,7 +44,7 @@ class Record(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    parts: dict[str, float] | None = None
+    parts: dict[str, float] = {}
 
     @property
     def begin(self) -> float:
@@ -136,9 +136,9 @@ def measurement(records: Sequence[Record]) -> Measurement:
         return Ratio([sum(map(part, group)) for group in ends], [*map(sum, spans)])
 
     def part_of(name: str) -> Ratio:
-        return ratio(lambda one: (one.parts or {}).get(name, 0.0), lambda one: bool(one.parts))
+        return ratio(lambda one: one.parts.get(name, 0.0), lambda one: bool(one.parts))
 
-    parts = dict.fromkeys(part for record in records for part in record.parts or ())
+    parts = dict.fromkeys(part for record in records for part in record.parts)
     models = ", ".join(sorted({record.model for record in records if record.model}))
     return Measurement(
         records[0].dialect,

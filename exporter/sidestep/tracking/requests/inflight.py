@@ -259,11 +259,18 @@ class InFlight:
         request = self.live[number]
         self._leave_unfilled(request, max(request.unfilled - computed, 0))
 
-    def end_prefill(self, numbers: Iterable[int]) -> None:
-        """Note that requests had output, so that nothing of their prompts is left to compute."""
-        for number in self.prefilling.intersection(numbers):
-            self.prefilling.discard(number)
-            self._leave_unfilled(self.live[number], 0)
+    def end_prefill(self, numbers: Iterable[int]) -> list[Request]:
+        """Note that requests had output, so that nothing of their prompts is left to compute.
+
+        Returns:
+            Those of them that were in prefill.
+        """
+        ended = self.prefilling.intersection(numbers)
+        self.prefilling -= ended
+        found = [self.live[number] for number in ended]
+        for request in found:
+            self._leave_unfilled(request, 0)
+        return found
 
     def _leave_unfilled(self, request: Request, tokens: int) -> None:
         self.prefill_tokens += tokens - request.unfilled

@@ -60,8 +60,8 @@ class RequestTracker:
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
         ended: The requests that have ended.
-        limits: Times of the limits on what the engine admits.
         parts: Divides the requests' time.
+        limits: Times of the limits on what the engine admits.
         traces: Trace contexts of requests whose latencies front ends report.
         block_size: Tokens of a KV block; 0: unknown.
 
@@ -170,8 +170,8 @@ class RequestTracker:
     def _drop(self, reason: str, more: int, process: int | None) -> None:
         """Drop the requests of a process, or of all processes, and ``more`` that are not tracked."""
         self.outputs.last_step = None
-        self.limits.restart()
         self.parts.interrupt()
+        self.limits.restart()
         self.ended.reports.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)

@@ -62,12 +62,9 @@ class OutputTracker:
 
     def _end_prefill(self, output: Output) -> None:
         """Note the first outputs of requests since they have joined the batch."""
-        live = self._requests.live
-        for number in self._requests.prefilling.intersection(output.requests):
-            parts = live[number].parts
-            if parts is not None:
-                self._parts.output(parts, output.stamp)
-        self._requests.end_prefill(output.requests)
+        for request in self._requests.end_prefill(output.requests):
+            if request.parts is not None:
+                self._parts.output(request.parts, output.stamp)
 
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:
         """Observe a step with the state of its requests before its output; skip one without a batch."""
