@@ -1,7 +1,7 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
 docs/metrics.md and docs/metrics/ are written as a whole. In docs/configuration.md, docs/doctor.md,
-README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
+docs/tuning.md, README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
 it compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
 
@@ -23,6 +23,7 @@ from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.engine_pages import COMMON_NAMES
 from sidestep.catalog.row import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
+from sidestep.catalog.tuning import CAUSES
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.config.variables import TOPICS
 from sidestep.engines import common_names
@@ -478,6 +479,26 @@ def doctor() -> str:
     return written(path, "exporter/sidestep_tools/doctor/codes.py", text)
 
 
+def tuning() -> str:
+    """Return docs/tuning.md from its introduction and the table of causes."""
+    text = ""
+    for cause in CAUSES:
+        parts = ", ".join(f"`{part}`" for part in cause.parts)
+        text += f"## {cause.name}\n\n{cause.meaning}\nParts of requests: {parts}.\n\n"
+        text += "".join(
+            f"- {DIALECTS[change.dialect].title}: {flags_as_code(change.text)}.\n"
+            for change in cause.changes
+        )
+        text += f"- {'Otherwise' if cause.changes else 'Always'}: {cause.otherwise}\n"
+        text += f"- Not if {cause.unless}\n- Look at: {cause.evidence}\n\n"
+    return written(DOCS / "tuning.md", "exporter/sidestep/catalog/tuning.py", text)
+
+
+def flags_as_code(text: str) -> str:
+    """Return a text with the names of settings as code."""
+    return re.sub(r"--[\w-]+", r"`\g<0>`", text)
+
+
 def main() -> int:
     """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -487,6 +508,7 @@ def main() -> int:
         **metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "doctor.md": doctor(),
+        DOCS / "tuning.md": tuning(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),
         DOCS / "protocol.md": protocol(),

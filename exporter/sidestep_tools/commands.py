@@ -170,6 +170,90 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
+MINUTES = click.option(
+    "--minutes",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1, 10),
+    help="Look at so many of an exporter's last minutes.",
+)
+ENGINE = click.option(
+    "--engine", default="", metavar="NAME", help="Look only at the engine of this name or identity."
+)
+
+
+@click.command(short_help="Say why requests are slow, and what to change.")
+@click.argument("url", default="")
+@click.argument("request_id", default="")
+@click.option("--slowest", metavar="N", type=click.IntRange(1), help="Show the N slowest requests.")
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Read records of requests, or a recording, instead of an exporter.",
+)
+@ENGINE
+@MINUTES
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_access
+def why(
+    url: str,
+    request_id: str,
+    *,
+    slowest: int | None,
+    file: Path | None,
+    engine: str,
+    minutes: int,
+    as_json: bool,
+    **access: Any,
+) -> None:
+    """Say where the time of the last minutes' requests went, which limit bound and what to change.
+
+    URL is an exporter's address; without one, the exporter on this machine. With REQUEST_ID or
+    --slowest, the time line of these requests. docs/why.md says how to read it.
+    """
+    from sidestep_tools.web_client.access import Access
+    from sidestep_tools.why.command import EXPORTER, Question
+    from sidestep_tools.why.command import why as answer
+
+    if file is not None and url and not request_id:
+        # A file needs no address.
+        url, request_id = "", url
+    if file is not None and url:
+        raise click.UsageError("give URL or --from FILE, not both")
+    question = Question(engine, request_id, slowest or 0)
+    source = file or url or EXPORTER
+    asyncio.run(answer(source, question, Access(**access), minutes=minutes, as_json=as_json))
+
+
+@click.command(short_help="Write the last minutes as a trace for Perfetto and Chrome.")
+@click.argument("source", metavar="[URL|FILE]", default="")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="File to write, such as trace.json.",
+)
+@ENGINE
+@MINUTES
+@_access
+def timeline(source: str, *, output: Path, engine: str, minutes: int, **access: Any) -> None:
+    """Write steps and requests as a trace, to be opened in Perfetto or Chrome.
+
+    The source is an exporter's address, or a file: records of requests, or a recording; without one,
+    the exporter on this machine.
+    """
+    from sidestep_tools.web_client.access import Access
+    from sidestep_tools.why.command import EXPORTER, write_trace
+
+    is_file = Path(source).is_file() or (source and "://" not in source and "/" in source)
+    found = Path(source) if is_file else source or EXPORTER
+    asyncio.run(write_trace(found, engine, Access(**access), minutes=minutes, output=output))
+
+
 def _capacities(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
     """Return numbers of blocks, which commas separate; none of an empty text.
 

@@ -84,8 +84,8 @@ async def test_exporters_with_requests() -> None:
 
 
 async def test_a_real_exporter(start: Start) -> None:
-    """A history of a few seconds has numbers, and no intervals yet."""
-    async with start() as exporter:
+    """A history of a few seconds has numbers, and no intervals yet; it is read without a timeline."""
+    async with start(web_disable_timeline="true") as exporter:
         await replay(exporter, "core_aborts")
         async with asyncio.timeout(60):
             # Its history begins with the first sample, and has an interval every five seconds.
@@ -101,9 +101,20 @@ async def test_a_real_exporter(start: Start) -> None:
     one_line(label, 2, "selected by engine=NAME only")
 
 
+async def test_a_real_exporter_with_a_timeline(start: Start) -> None:
+    """Its requests are compared one by one, with their parts."""
+    async with start() as exporter:
+        await replay(exporter, "core_aborts")
+        done = await compare(exporter.url, exporter.url)
+
+    assert done.returncode == 0
+    assert "73 requests" in done.stdout
+    assert "prefill" in done.stdout
+
+
 async def test_several_kinds_of_engines(start: Start) -> None:
     """They are one error, which says how to select."""
-    async with start() as exporter:
+    async with start(web_disable_timeline="true") as exporter:
         await replay(exporter, "core_aborts")
         await replay(exporter, "sglang", "other")
         done = await compare(exporter.url, exporter.url)

@@ -82,6 +82,8 @@ class Ends:
         lost: Number of requests that ended unseen.
     """
 
+    needs_gaps = True
+
     def __init__(self, tenants: Tenants, engine: Engine) -> None:
         self.ended: list[EndedRequest] = []
         self.lost = 0

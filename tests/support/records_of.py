@@ -19,6 +19,8 @@ ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 class Kept:
     """A sink that keeps the records of an engine."""
 
+    needs_gaps = True
+
     def __init__(self, registry: Registry) -> None:
         self.engine = registry.register(ENGINE)
         self.records: list[RequestRecord] = []

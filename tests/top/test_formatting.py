@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidestep_tools.top import formatting
+from sidestep_tools import formatting
 
 UNITS: list[tuple[Callable[[float], str], float, str]] = [
     (formatting.count, 0, "0"),

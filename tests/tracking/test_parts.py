@@ -46,6 +46,8 @@ decoder = msgspec.msgpack.Decoder(TrackerState | RequestsState)
 class Sink:
     """Keeps ended requests."""
 
+    needs_gaps = True
+
     def __init__(self) -> None:
         self.ended: dict[int, EndedRequest] = {}
 

@@ -1,15 +1,18 @@
-"""The requests in a recording of ``sidestep record``, as the records that an exporter makes of them."""
+"""The requests and the steps in a recording of ``sidestep record``, as an exporter keeps them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError, WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry, Tracking
+from sidestep.metrics.timeline import StepColumns, Timeline
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import FRONT_END
 from sidestep.protocol.request_events import Identity
@@ -46,6 +49,14 @@ class _Sink:
         """Leave out requests that ended unseen."""
 
 
+class RecordedEngine(NamedTuple):
+    """The requests of one engine that ended, and its latest steps."""
+
+    engine: Engine
+    records: list[RequestRecord]
+    steps: StepColumns
+
+
 def requests(path: Path) -> Iterator[RequestRecord]:
     """Yield a record of each request that ended in a recording.
 
@@ -54,7 +65,33 @@ def requests(path: Path) -> Iterator[RequestRecord]:
     """
     found: list[RequestRecord] = []
     tracking = Tracking(request_sink=lambda engine: _Sink(engine, found))
+    for _ in _applied(path, Registry(DIALECTS.layouts(), tracking=tracking)):
+        yield from found
+        found.clear()
+
+
+def recorded_engines(path: Path) -> list[RecordedEngine]:
+    """Return the requests and the steps of a recording by engine, of those that have any.
+
+    Raises:
+        ConfigError: The file is unreadable or no recording, or an item cannot be applied.
+    """
+    records: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    tracking = Tracking(
+        request_sink=lambda engine: _Sink(engine, records[engine.id]), keeps_timeline=True
+    )
     registry = Registry(DIALECTS.layouts(), tracking=tracking)
+    for _ in _applied(path, registry):
+        pass
+    found = [
+        RecordedEngine(engine, records[engine.id], engine.part(Timeline).steps)
+        for engine in registry.engines.values()
+    ]
+    return [each for each in found if each.records or each.steps.end]
+
+
+def _applied(path: Path, registry: Registry) -> Iterator[None]:
+    """Apply a recording to the engines of a registry, and yield after each record and at the end."""
     applier = Applier(registry)
     engines: dict[str, list[Engine]] = {}
     try:
@@ -68,9 +105,8 @@ def requests(path: Path) -> Iterator[RequestRecord]:
             for raw in record.items:
                 item = DIALECTS.decode(raw)
                 applier.apply(engines[record.stream][item.engine], item)
-            yield from found
-            found.clear()
+            yield
     except (WireError, LookupError) as error:
         raise ConfigError(f"{path}: damaged: {printable(error)}") from None
     registry.release_requests()
-    yield from found
+    yield

@@ -95,12 +95,21 @@ class Exporter:
         if config.tenants_by:
             self.tenants = Tenants(config.tenants_by, config.tenants_max, config.tenants_show)
         sink = None
-        if self.request_log or self.tenants or objectives:
-            sink = functools.partial(EngineRequests, self.request_log, self.tenants)
+        keeps_timeline = not config.web_disable_timeline
+        if self.request_log or self.tenants or objectives or keeps_timeline:
+            sink = functools.partial(
+                EngineRequests, self.request_log, self.tenants, keeps_timeline=keeps_timeline
+            )
         self.registry = Registry(
             layouts,
             SeriesSettings(config.buckets, native_histograms(config), Objectives(objectives)),
-            Tracking(request_settings, sampling, LookupSettings(config.kv_curve_half_life), sink),
+            Tracking(
+                request_settings,
+                sampling,
+                LookupSettings(config.kv_curve_half_life),
+                sink,
+                keeps_timeline,
+            ),
             Accounting(self.tenants, Prices(config.prices_model)),
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),

@@ -23,6 +23,7 @@ from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.pages import PageCopier, Pages
 from sidestep.exposition.statistics_log import StatsLog
+from sidestep.exposition.timeline import Timelines
 from sidestep.http.listener import listen
 from sidestep.http.routes import Endpoints, application
 from sidestep.ingest import event_loop, plugins
@@ -123,6 +124,7 @@ async def _serving(
         checks,
         view=exporter.config.web_default_view,
         live=None if exporter.config.web_disable_ui else live,
+        timelines=None if exporter.config.web_disable_timeline else Timelines(exporter.intake),
     )
     app = application(endpoints, exporter.config.web_telemetry_path)
     async with exporter.http_server.serving(app, sockets):

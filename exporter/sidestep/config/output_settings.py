@@ -56,6 +56,13 @@ class OutputSettings:
         parsing.boolean,
         default=False,
     )
+    web_disable_timeline: bool = option(
+        "--web.disable-timeline",
+        "Keep no recent steps and requests: /api/v1/timeline does not exist, and `sidestep why` and `sidestep"
+        " timeline` need files. See why.md.",
+        parsing.boolean,
+        default=False,
+    )
     web_config_file: str = option(
         "--web.config.file FILE",
         "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"

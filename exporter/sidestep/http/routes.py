@@ -20,6 +20,7 @@ from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
+from sidestep.exposition.timeline import MAX_MINUTES, Timelines
 from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
@@ -54,6 +55,8 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
         ("/-/engines/{engine:.+}", endpoints.engine_health, ""),
         ("/api/v1/engines/{engine:.+}/stack", endpoints.stack, ""),
     ]
+    if endpoints.timelines is not None:
+        routes.append(("/api/v1/timeline", endpoints.timeline, "Recent steps and requests (JSON)"))
     if endpoints.live_view is not None:
         routes += [
             ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
@@ -90,6 +93,7 @@ class Endpoints:
         ready: Returns whether engines can connect.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
+        timelines: Recent steps and requests; None: none are kept.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Endpoints:
         *,
         view: str,
         live: LiveView | None = None,
+        timelines: Timelines | None = None,
     ) -> None:
         self.pages = pages
         self._ready = ready
@@ -108,6 +113,7 @@ class Endpoints:
         self._checks = checks
         self._view = view
         self.live_view = live
+        self.timelines = timelines
 
     async def metrics(self, request: web.Request, view: str = "") -> web.StreamResponse:
         """Return the metrics page in ``view`` or the one that the request names.
@@ -212,6 +218,17 @@ class Endpoints:
         """Return the last ten minutes of the engine that the request names, or of all as one."""
         assert self.live_view is not None
         body = await self.live_view.history(request.query.get("engine"))
+        if body is None:
+            raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
+        return await _response(body, request)
+
+    async def timeline(self, request: web.Request) -> web.StreamResponse:
+        """Return recent steps and requests of all engines, or of the one that is named."""
+        assert self.timelines is not None
+        minutes = request.query.get("minutes", str(MAX_MINUTES))
+        if minutes not in map(str, range(1, MAX_MINUTES + 1)):
+            raise web.HTTPBadRequest(text=f"minutes must be 1 to {MAX_MINUTES}\n")
+        body = await self.timelines.answer(request.query.get("engine"), int(minutes))
         if body is None:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
         return await _response(body, request)

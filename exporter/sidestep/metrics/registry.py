@@ -13,6 +13,8 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
 from sidestep.metrics.request_parts import part_counter
+from sidestep.metrics.step_limits import limit_seconds
+from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
@@ -43,12 +45,14 @@ class Tracking:
         sampling: Settings of KV block tracking; see ``Registry.sample_blocks``.
         lookups: Settings of lookup tracking.
         request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
+        keeps_timeline: Whether engines have a ``Timeline``.
     """
 
     requests: RequestSettings = dataclasses.field(default_factory=RequestSettings)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     lookups: LookupSettings = dataclasses.field(default_factory=LookupSettings)
     request_sink: Callable[[Engine], RequestSink] | None = None
+    keeps_timeline: bool = False
 
 
 class Accounting:
@@ -107,12 +111,24 @@ class Registry(ExposedEngines):
         self.sample_groups = SampleGroups()
 
     def expire(self, now: float) -> None:
-        """Pass on requests that have waited too long for a front end; then expire silent engines."""
+        """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
         for engine in [*self.engines.values()]:
             requests = engine.part(Trackers).requests
             if requests is not None and requests.ended.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
+        if self.tracking.keeps_timeline:
+            self._update_timelines(self.wall())
+
+    def _update_timelines(self, wall: float) -> None:
+        for engine in self.engines.values():
+            seconds = limit_seconds(engine)
+            if seconds:
+                engine.part(Timeline).add_limits(seconds, wall)
+        found = [engine.find_part(Timeline) for engine in self.engines.values()]
+        timelines = [timeline for timeline in found if timeline is not None]
+        for timeline in timelines:
+            timeline.trim(wall - SECONDS, len(timelines))
 
     def release_requests(self) -> None:
         """Pass on all requests that wait for a front end, because the exporter ends."""

@@ -16,6 +16,7 @@ import msgspec
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.timeline import Timeline
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition, parse
@@ -150,19 +151,27 @@ def _writes(sink: Callable[[bytes], None]) -> Write:
 
 
 class EngineRequests:
-    """Receiver of the requests of one engine, for their records and tenants, if there are such."""
+    """Receiver of the requests of one engine, for their records, tenants and timeline, if there are such."""
 
     def __init__(
-        self, requests: RequestLog | None, tenants: Tenants | None, engine: Engine
+        self,
+        requests: RequestLog | None,
+        tenants: Tenants | None,
+        engine: Engine,
+        *,
+        keeps_timeline: bool = False,
     ) -> None:
         self._requests = requests
         self._tenants = tenants
         self._engine = engine
+        self._keeps_timeline = keeps_timeline
+        objectives = engine.settings.objectives.names
+        self.needs_gaps = bool(requests or tenants or objectives)
         self._goodput: list[int] = []
         """Slots of the counters of requests and tokens that met all objectives; empty without any."""
         self._by_tenant: list[int] = []
         """The same by tenant; empty if tenants are not counted."""
-        if engine.settings.objectives.names:
+        if objectives:
             handled = engine.layout.handled
             self._goodput = [handled[name].slots[0] for name in GOODPUT]
             self._count_goodput("", 0, 0)
@@ -182,6 +191,8 @@ class EngineRequests:
                 self._count_goodput(tenant, 1, output_tokens(ended))
         if self._requests is not None:
             self._requests.add(self._engine, ended)
+        if self._keeps_timeline:
+            self._engine.part(Timeline).add_request(ended, time.time())
 
     def _begin_by_tenant(self) -> None:
         """Count as ``__other__`` what was counted before tenants were counted."""

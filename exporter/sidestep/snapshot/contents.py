@@ -20,6 +20,7 @@ from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.recent_steps import HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.saturation import Saturation
+from sidestep.metrics.timeline import Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream
@@ -100,6 +101,7 @@ CONTENTS = (
     Held(Saturation, {}, "_arrived _before _begun _busy _known _occupied _seconds _since _steps _when ratio"
         " shortest"),
     Held(SetGauges, {}, "values"),
+    Held(Timeline, {}, "steps requests limits"),
     Held(Accounted, {}, "counters"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",

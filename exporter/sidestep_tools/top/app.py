@@ -20,8 +20,8 @@ from textual.widgets import Input, OptionList, Static
 from sidestep.errors import SidestepError
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
+from sidestep_tools.formatting import age, count, duration, rate, share
 from sidestep_tools.top.columns import Entry, Order, entries, matches, ordered
-from sidestep_tools.top.formatting import age, count, duration, rate, share
 from sidestep_tools.top.history import EngineSample, History, sparkline
 from sidestep_tools.top.report import Report
 from sidestep_tools.top.screens import COLOURS, DetailsScreen, HelpScreen, Part, labelled

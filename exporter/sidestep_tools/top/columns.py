@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from sidestep.exposition.live.answers import EngineRow, Percentiles
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
-from sidestep_tools.top import formatting
-from sidestep_tools.top.formatting import age, count, duration, rate, share
+from sidestep_tools import formatting
+from sidestep_tools.formatting import age, count, duration, rate, share
 from sidestep_tools.top.report import Report
 
 KV_WARNING, KV_CRITICAL = 0.65, 0.85

@@ -10,7 +10,7 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
-from sidestep_tools.top.formatting import count, duration, rate, share
+from sidestep_tools.formatting import count, duration, rate, share
 from sidestep_tools.top.report import Report
 from sidestep_tools.top.targets import DISCOVERED, EXPORTER, Targets, discover
 from sidestep_tools.web_client.access import Access

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from sidestep.exposition.live.answers import EngineRow
-from sidestep_tools.top import formatting
+from sidestep_tools import formatting
 from sidestep_tools.top.columns import Entry
 
 LENGTH = 240

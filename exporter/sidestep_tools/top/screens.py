@@ -17,8 +17,8 @@ from textual.widgets import Static
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
+from sidestep_tools.formatting import UNKNOWN, age, count, duration, rate, share
 from sidestep_tools.top.columns import BY_KEY, COLUMNS, Entry, bar, level, state
-from sidestep_tools.top.formatting import UNKNOWN, age, count, duration, rate, share
 from sidestep_tools.top.history import TRENDS, EngineSample, sparkline
 
 Part = str | tuple[str, str]

@@ -19,8 +19,8 @@ from textual.widgets import OptionList, Static
 
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
+from sidestep_tools.formatting import age
 from sidestep_tools.top.columns import Column, Entry, Order, fit, level
-from sidestep_tools.top.formatting import age
 from sidestep_tools.top.screens import COLOURS, MUTED, Part
 
 MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", None: " "}

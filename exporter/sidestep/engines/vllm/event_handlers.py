@@ -21,6 +21,7 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import COST, Registry
 from sidestep.metrics.request_parts import REQUEST_PARTS
+from sidestep.metrics.timeline import Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
@@ -140,6 +141,8 @@ class EventHandlers(Handlers):
         if reports.expected:
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
+        if outcomes.steps and self.registry.tracking.keeps_timeline:
+            engine.part(Timeline).add_steps(outcomes.steps, self.registry.wall())
         if outcomes.slice_tokens:
             self.count_step_tokens(engine, outcomes.slice_tokens, is_slice=True)
         for tokens in outcomes.iteration_tokens:

@@ -94,7 +94,7 @@ class RequestTracker:
             self.ended.reports,
             self.parts,
             self.settings.latency,
-            notes_gaps=sink is not None,
+            notes_gaps=sink is not None and sink.needs_gaps,
         )
         self.limits = LimitTimes()
         self.traces = Traces()

@@ -101,7 +101,14 @@ class TracedLatency(NamedTuple):
 
 
 class RequestSink(Protocol):
-    """Receiver of the ended requests of one engine; it also names their tenants."""
+    """Receiver of the ended requests of one engine; it also names their tenants.
+
+    Attributes:
+        needs_gaps: Whether it needs the longest gap and the tenant's tokens of each request, which cost
+            some time for each token.
+    """
+
+    needs_gaps: bool
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
         """Return the tenant of a request that begins; empty if tenants are not counted."""
@@ -123,6 +130,8 @@ class IterationShape(msgspec.Struct, gc=False):
         interval: Seconds since the output of the previous step; None for the first step.
         kv_tokens: Tokens of the batch's requests whose KV was computed before.
         waiting_tokens: Tokens of all waiting requests, including generated ones of preempted requests.
+        wall: Unix time of its output.
+        limit: Index into ``LIMITS``; None: unknown.
     """
 
     duration: float | None
@@ -133,6 +142,8 @@ class IterationShape(msgspec.Struct, gc=False):
     decode_tokens: int
     kv_tokens: int
     waiting_tokens: int
+    wall: float
+    limit: int | None
 
 
 class Outcomes(msgspec.Struct):

@@ -92,6 +92,8 @@ class OutputTracker:
             decode_tokens=total - prefilled,
             kv_tokens=event.kv_tokens,
             waiting_tokens=self._requests.waiting_tokens,
+            wall=event.wall,
+            limit=event.limit,
         )
         out.steps.append(shape)
         decoding = shape.decode_requests

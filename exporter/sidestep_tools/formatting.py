@@ -1,4 +1,4 @@
-"""Format of numbers in ``sidestep top``: three digits and a unit; ``--`` is an unknown number."""
+"""Format of numbers at the terminal: three digits and a unit; ``--`` is an unknown number."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The commands ``sidestep why`` and ``sidestep timeline``: where time went, from recent steps and requests."""

@@ -1,0 +1,394 @@
+"""``sidestep why``: of a simulated engine that one thing makes slow, it names that and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timezone
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from command_line import one_line, sidestep
+from exporters import Start, recorded_run, until
+from lookup_senders import serve
+from pages import get
+from ports import free_port
+from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
+from sidestep.errors import ConfigError
+from sidestep.metrics.timeline import Timeline
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_tools.why.analysis import report
+from sidestep_tools.why.sources import from_file
+from sidestep_tools.why.text import report_lines, request_lines
+from sidestep_tools.why.timeline import Timeline as Read
+from sidestep_tools.why.trace import trace
+from slow_engines import Load, SlowEngine
+
+INFO = EngineInfo(
+    "e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core", "request_events"]
+)
+SLOW = {
+    "front_end_in": Load(front_end=1.0),
+    "slots": Load(slots=2),
+    "tokens": Load(budget=64, prompt=600, long_prompt=600, interval=0.25, output=10),
+    "kv_blocks": Load(capacity=700, interval=0.25),
+    "lora": Load(adapters=1),
+    "interference": Load(long_prompt=20000, budget=20000, per_token=0.00004, interval=0.15),
+    "stalled": Load(stall=3.0),
+}
+"""By cause: an engine and a load of which this is wrong."""
+SETTINGS = {
+    "front_end_in": "--api-server-count",
+    "slots": "--max-num-seqs",
+    "tokens": "--max-num-batched-tokens",
+    "kv_blocks": "--gpu-memory-utilization",
+    "lora": "--max-loras",
+    "interference": "--long-prefill-token-threshold",
+    "stalled": "docs/health.md",
+}
+
+
+@asynccontextmanager
+async def fed(start: Start, load: Load, **settings: Any) -> AsyncIterator[str]:
+    """Run an exporter that has the events of an engine; yield its address."""
+    async with start(**settings) as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
+        for item in SlowEngine(load).items():
+            publisher.push(item)
+        await until(lambda: publisher.drained)
+        yield exporter.url.removesuffix("/metrics")
+        await asyncio.to_thread(publisher.close)
+
+
+async def why(*arguments: object) -> str:
+    """Return what the command prints."""
+    done = await asyncio.to_thread(sidestep, "why", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("cause", SLOW)
+async def test_it_names_what_is_wrong_and_nothing_else(cause: str, start: Start) -> None:
+    """It says so in at most ten lines, with what to change."""
+    async with fed(start, SLOW[cause]) as url:
+        text = await why(url)
+        (engine,) = json.loads(await why(url, "--json"))["engines"]
+
+    assert [named["cause"] for named in engine["causes"]] == [cause]
+    lines = text.splitlines()
+    assert len(lines) <= 10
+    assert f"\n{cause}: " in text
+    assert SETTINGS[cause] in text
+    assert "nothing binds" not in text
+    if cause in engine["limits"]:
+        assert f"the limit {cause} held {engine['limits'][cause]:.0%} of the time" in text
+
+
+async def test_nothing_binds_a_well_engine(start: Start) -> None:
+    """There is nothing to change, and all is seen."""
+    async with fed(start, Load()) as url:
+        text = await why(url)
+
+    assert "nothing binds" in text
+    assert "change:" not in text
+    assert "not seen" not in text
+    assert "limits of admission, by time: 100% none" in text
+
+
+async def test_few_requests_name_no_cause(start: Start) -> None:
+    """However slow they are; it says why."""
+    async with fed(start, Load(requests=19, slots=1)) as url:
+        text = await why(url)
+
+    assert "19 requests ended" in text
+    assert "too few to name a cause" in text
+    assert "change:" not in text
+
+
+async def test_latencies_and_shares_are_those_of_the_simulation(start: Start) -> None:
+    """Parts before the first token sum to the TTFT, and all parts to the e2e latency."""
+    async with fed(start, SLOW["slots"]) as url:
+        (engine,) = json.loads(await why(url, "--json"))["engines"]
+        requests = json.loads(await why(url, "--slowest", 99, "--json"))["requests"]
+
+    records = [each["record"] for each in requests]
+    assert len(records) == engine["requests"] == 60
+    assert [r["e2e_seconds"] for r in records] == sorted(r["e2e_seconds"] for r in records)[::-1]
+    for record in records:
+        assert sum(record["parts"].values()) == pytest.approx(record["e2e_seconds"], abs=2e-6)
+    firsts = sorted(record["ttft_seconds"] for record in records)
+    assert engine["ttft"]["p50"] == firsts[30]
+    assert engine["ttft"]["p95"] == firsts[57]
+    waited = sum(record["parts"].get("queue.slots", 0.0) for record in records)
+    total = sum(record["e2e_seconds"] for record in records)
+    assert engine["e2e"]["parts"]["queue.slots"] == pytest.approx(waited / total, abs=1e-5)
+    assert sum(engine["limits"].values()) == pytest.approx(1.0)
+
+
+async def test_a_requests_time_line(start: Start) -> None:
+    """Its phases follow one another from its arrival to its end."""
+    async with fed(start, SLOW["kv_blocks"]) as url:
+        text = await why(url, "req-30")
+        (request,) = json.loads(await why(url, "req-30", "--json"))["requests"]
+        missing = await asyncio.to_thread(sidestep, "why", url, "req-99")
+
+    head, *lines = text.splitlines()
+    assert head.startswith("req-30 (engine 0, length): TTFT ")
+    assert [line.split()[1] for line in lines][:4] == ["front_end_in", "queue", "prefill", "decode"]
+    phases = request["phases"]
+    assert all(a["end"] == b["start"] for a, b in pairwise(phases))
+    length = (phases[-1]["end"] - phases[0]["start"]) / 1e6
+    assert length == pytest.approx(request["record"]["e2e_seconds"], abs=2e-6)
+    one_line(missing, 2, "request req-99: none with this id or key has ended")
+
+
+async def test_twice_the_cache(start: Start) -> None:
+    """Where the cache is full, it says what a larger one would hit, as the curve has it."""
+    async with start() as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
+        await until(lambda: bool(publisher.lookup_key))
+        await asyncio.to_thread(serve, publisher)
+        for item in SlowEngine(SLOW["kv_blocks"]).items():
+            publisher.push(item)
+        await until(lambda: publisher.drained)
+        url = exporter.url.removesuffix("/metrics")
+        (curve,) = json.loads(await get(f"{url}/api/v1/kv/curve"))["engines"]
+        text = await why(url)
+        await asyncio.to_thread(publisher.close)
+
+    ratios = {point["capacity"]: point["hit_ratio"] for point in curve["curve"]}
+    rise = 100 * (ratios[2.0] - ratios[1.0])
+    assert rise > 5
+    assert f"at twice the cache the hit ratio rises by {rise:.0f} points" in text
+
+
+async def test_records_and_recordings_give_the_same_answer(start: Start, tmp_path: Path) -> None:
+    """A file of records has no steps, so no limits; parts are the same."""
+    log = tmp_path / "requests.jsonl"
+    async with fed(start, SLOW["slots"], requests_log=str(log)) as url:
+        (live,) = json.loads(await why(url, "--json"))["engines"]
+    (read,) = json.loads(await why("--from", log, "--json"))["engines"]
+
+    assert [each["cause"] for each in read["causes"]] == ["slots"]
+    assert {**read["e2e"]} == live["e2e"]
+    assert read["limits"] == {}
+    assert any("they come with steps" in each for each in read["unseen"])
+    assert "req-7 " in await why("--from", log, "req-7")
+
+
+async def test_a_recording_of_a_real_engine() -> None:
+    """It has steps and requests; preemptions in a small cache are the cause that it names."""
+    (engine,) = json.loads(await why("--from", recorded_run("core"), "--json"))["engines"]
+
+    assert (engine["requests"], engine["steps"]) == (64, 876)
+    assert engine["causes"][0]["cause"] == "kv_blocks"
+    assert any("limits" in each for each in engine["unseen"])
+
+
+async def test_the_slowest_engine_comes_first(start: Start) -> None:
+    """The others are one line; --engine selects one."""
+    well = EngineInfo("w", "vllm", {"engine": "1", "model_name": "m"}, features=INFO.features)
+    async with start() as exporter:
+        for info, load in ((well, Load()), (INFO, SLOW["slots"])):
+            publisher = Publisher(exporter.endpoints[0], info.id, [info], flush_interval=0.01)
+            for item in SlowEngine(load).items():
+                publisher.push(item)
+            await until(partial(getattr, publisher, "drained"))
+            await asyncio.to_thread(publisher.close)
+        url = exporter.url.removesuffix("/metrics")
+        both, one = await why(url), await why(url, "--engine", "1")
+        unknown = await asyncio.to_thread(sidestep, "why", url, "--engine", "2")
+
+    assert both.startswith("engine 0 (m)")
+    assert "1 other engines (--engine NAME): 1 without a cause" in both
+    assert one.startswith("engine 1 (m)")
+    one_line(unknown, 2, "--engine 2: there is no such engine; known: w, e")
+
+
+async def test_a_full_engine_without_requests(start: Start) -> None:
+    """Without the tap and request events, the live numbers name what they support."""
+    info = EngineInfo("p", "vllm", {"engine": "0", "model_name": "m"})
+    async with start() as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
+        stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=7, kv_cache_usage=0.99)
+        publisher.push(VllmStep(0, time.monotonic(), time.time(), stats))
+        url = exporter.url.removesuffix("/metrics")
+
+        async def is_full() -> bool:
+            return "is full" in await get(f"{url}/api/v1/live")
+
+        await until(is_full)
+        text = await why(url)
+        await asyncio.to_thread(publisher.close)
+
+    assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: neither ")
+    assert "\nkv_blocks: " in text
+    assert "no request has ended" in text
+    assert "by the tap (docs/vllm-core.md)" in text
+
+
+async def test_an_engine_that_preempts_without_requests(start: Start) -> None:
+    """Preemptions of the last minute are evidence enough that the KV cache is full."""
+    info = EngineInfo("p", "vllm", {"engine": "0", "model_name": "m"})
+    ended = [FinishedRequestStats(e2e_latency=0.25)]
+    async with start() as exporter:
+        publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
+        url = exporter.url.removesuffix("/metrics")
+
+        async def preempts() -> bool:
+            counts = IterationStats(num_preempted_reqs=5, finished_requests=ended)
+            publisher.push(VllmStep(0, time.monotonic(), time.time(), SchedulerStats(), counts))
+            (row,) = json.loads(await get(f"{url}/api/v1/live"))["engines"] or [{}]
+            return bool(row.get("preemptions"))
+
+        await until(preempts)
+        text = await why(url)
+        await asyncio.to_thread(publisher.close)
+
+    assert "\nkv_blocks: " in text
+    assert "preemptions in the last minute, in which " in text
+    assert "it sends no request events" in text
+
+
+async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> None:
+    """Requests wait in the tokenizer's process, and a scheduler in another one says for what."""
+    shared = {"model_name": "m", "engine_type": "unified"}
+    ranks = {"moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
+    infos = [EngineInfo(name, "sglang", labels) for name, labels in (
+        ("s", {**shared, **ranks}), ("t", shared)
+    )]  # fmt: skip
+    ended = [
+        SglangRequest(n, 1e9, 10.0, 16.0, "stop", queued=10.1, scheduled=15.0, first=15.2)
+        for n in range(30)
+    ]
+
+    def held(seconds: float) -> Samples:
+        name = "sidestep_step_limit_seconds_total"
+        samples = [Sample(["slots"], 9 * seconds), Sample(["none"], seconds)]
+        return Samples(0, time.monotonic(), [Family(name, "counter", ["limit"], samples)])
+
+    async with start() as exporter:
+        scheduler, tokenizer = (
+            Publisher(exporter.endpoints[0], info.id, [info], flush_interval=0.01) for info in infos
+        )
+        scheduler.push(held(1.0))
+        engines = exporter.registry.engines
+        await until(lambda: "s" in engines and bool(engines["s"].part(Timeline).limits))
+        scheduler.push(held(1.0))
+        tokenizer.push(SglangRequests(0, 1.0, 1, ended))
+        await until(lambda: scheduler.drained and tokenizer.drained)
+        text = await why(exporter.url.removesuffix("/metrics"))
+        await asyncio.to_thread(scheduler.close)
+        await asyncio.to_thread(tokenizer.close)
+
+    assert "limits of admission, by time: 90% slots, 10% none" in text
+    assert "\nslots: " in text
+    assert "raise --max-running-requests" in text
+
+
+async def test_an_exporter_that_keeps_nothing(start: Start) -> None:
+    """Is one line, with the flag."""
+    async with start(web_disable_timeline="true") as exporter:
+        url = exporter.url.removesuffix("/metrics")
+        done = await asyncio.to_thread(sidestep, "why", url)
+
+    one_line(done, 1, "--web.disable-timeline")
+
+
+async def test_an_exporter_without_engines(start: Start) -> None:
+    """Says that there is nothing yet."""
+    async with start() as exporter:
+        text = await why(exporter.url.removesuffix("/metrics"))
+
+    assert text == "no engine has sent anything yet\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{}\n", "line 1 is no record of a request"),
+        (b"\xff", "line 1 is no record of a request"),
+        (b"sidestep recording 1\n", "the recording has no requests"),
+        (b"sidestep recording 1\n\0\0", "cut short"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    """It says what is wrong where."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+
+    one_line(sidestep("why", "--from", path), 2, message)
+
+
+RECORD: dict[str, Any] = {
+    "key": "e/1/1",
+    "time": "2026-11-20T14:48:56.611683Z",
+    "arrival": "2026-11-20T14:48:50Z",
+    "queued": "2026-11-20T14:48:51Z",
+    "e2e_seconds": 6.6,
+    "queue_seconds": 2.0,
+    "prefill_seconds": 1.0,
+    "decode_seconds": 2.0,
+    "ttft_seconds": 4.0,
+    "preempted_seconds": 0.5,
+    "preempted_at": [[3.5, 0.5]],
+    "parts": {"queue.slots": 2.0, "decode": 1.5, "preempted": 0.5},
+}
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]),
+    st.just({"decode": 1e9}), st.just([[0.0, 1e9]]),
+    st.datetimes(timezones=st.just(timezone.utc)).map(str), st.datetimes().map(str),
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from([*RECORD]), ODD, max_size=4), max_size=30))
+def test_damage_is_one_line_or_an_answer(changes: list[dict[str, Any]]) -> None:
+    """Whatever records have, there is a report, a time line and a trace, or one clear line."""
+    lines = [json.dumps({**RECORD, **change}) for change in changes]
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        try:
+            timeline = from_file(Path(file.name))
+        except ConfigError as error:
+            timeline, message = Read(engines=[]), str(error)
+        else:
+            message = file.name
+    assert file.name in message
+    for engine in timeline.engines:
+        shown = [*report_lines(report(engine, timeline.limits))]
+        shown += [line for each in engine.requests for line in request_lines(engine, each)]
+        assert shown
+    events = trace(timeline)["traceEvents"]
+    assert msgspec.json.decode(msgspec.json.encode(events)) == events
+    assert all(event.get("dur", 0) >= 0 for event in events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--from", "/no/such/file"], 2, "cannot read /no/such/file"),
+        ([f"127.0.0.1:{free_port()}"], 1, "cannot connect"),
+        (["ftp://x"], 2, "must be a URL"),
+        (["--minutes", "11"], 2, "--minutes"),
+        (["http://x", "id", "--from", "file"], 2, "not both"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments: list[str], code: int, message: str) -> None:
+    """It says what is expected."""
+    one_line(sidestep("why", *arguments), code, message)
