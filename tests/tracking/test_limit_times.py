@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.request_events import (
     LIMITS,
     Event,
@@ -258,3 +259,16 @@ def test_a_restart_of_the_exporter_loses_no_time(
 def test_a_snapshot_without_limits_is_read() -> None:
     """One of an earlier release: the first step begins anew."""
     assert LimitState() == msgspec.msgpack.decode(b"\x90", type=LimitState)
+
+
+def test_times_that_go_back_are_bounded() -> None:
+    """Requests of a sender whose times overlap leave nothing behind, and count no time twice."""
+    times, out = LimitTimes(), Outcomes(IterationStats())
+    times.observe(step(1.0, 1.5, SLOTS), out)
+    for number in range(1000):
+        at = 2.0 + number / 1000
+        times.update(at, out, is_busy=True)
+        times.update(at + 0.02, out, is_busy=False)
+        assert len(times.busy) <= MAX_BUSY
+    times.observe(step(4.0, 4.5, SLOTS), out)
+    assert out.limit_micros == {"slots": 1_019_000}

@@ -74,12 +74,15 @@ class LimitTimes:
         if is_busy == was_busy:
             return
         micros = round(now * MICROS)
+        if self.busy:
+            # Times of a sender may go back, and stretches that overlap would never be removed.
+            since, until = self.busy[-1]
+            micros = max(micros, since if until is None else until)
         if is_busy:
             self.busy.append(Busy(micros, None))
         else:
-            since = self.busy[-1].since
-            self.busy[-1] = Busy(since, max(micros, since))
-        if len(self.busy) > MAX_BUSY:
+            self.busy[-1] = Busy(since, micros)
+        if len(self.busy) > (1 if self.limit is None else MAX_BUSY):
             # Without a step there is no other limit.
             self._count(self.busy[1].since, out)
 
