@@ -19,6 +19,8 @@ MARKERS: Mapping[str, tuple[str, int]] = {
 }
 """Counters that each item of a kind raises by the same amount."""
 CORE = 'engine="1"'
+LEARNED = "sidestep_request_part_seconds_total{"
+"""Beginning of series that depend on all earlier steps: what they take without prefill, and apart, is learned."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,8 +95,7 @@ def compare(
 
 def _differences(pushed: Mapping[str, float], shown: Mapping[str, float]) -> Iterator[Difference]:
     for series in pushed.keys() | shown.keys():
-        # What a step would have taken without prefill is learned from earlier steps.
-        if series.startswith("sidestep_request_part_seconds_total{"):
+        if series.startswith(LEARNED):
             continue
         ours, theirs = pushed.get(series, 0.0), shown.get(series, 0.0)
         if ours != theirs:

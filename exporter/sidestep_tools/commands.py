@@ -20,7 +20,7 @@ ACCESS = (
         "--user",
         default="",
         metavar="USER[:PASSWORD]",
-        help="Log in. Without a password here, SIDESTEP_TOP_PASSWORD, SIDESTEP_DOCTOR_PASSWORD or SIDESTEP_COMPARE_PASSWORD has it, or you type it.",
+        help="Log in. Without a password here, SIDESTEP_PASSWORD has it, or you type it.",
     ),
     click.option(
         "-H",

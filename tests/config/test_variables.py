@@ -68,6 +68,6 @@ def test_every_variable_is_known_to_all_processes() -> None:
         for name in re.findall(r"\bSIDESTEP_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
     }
 
-    assert {"SIDESTEP_ENDPOINT", "SIDESTEP_TOP_PASSWORD", "SIDESTEP_STATE_DIR"} < named
+    assert {"SIDESTEP_ENDPOINT", "SIDESTEP_PASSWORD", "SIDESTEP_STATE_DIR"} < named
     assert unknown(dict.fromkeys([*named, *SET, *BESIDE_SETTINGS], "x"), SET) == []
     assert unknown_to_engines(dict.fromkeys([*named, *SET, *BESIDE_SETTINGS], "x")) == []

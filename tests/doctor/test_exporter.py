@@ -74,7 +74,7 @@ async def test_a_password(start: Start, tmp_path: Path) -> None:
     async with start(web_config_file=str(tmp_path / "web.yml")) as exporter:
         assert await codes(exporter.url) == ["SD151"]
         assert "SD151" not in await codes(exporter.url, "--user", "sre:secret")
-        given = {"SIDESTEP_DOCTOR_PASSWORD": "secret"}
+        given = {"SIDESTEP_PASSWORD": "secret"}
         assert "SD151" not in await codes(exporter.url, "--user", "sre", **given)
 
 

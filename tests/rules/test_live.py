@@ -20,6 +20,10 @@ from sidestep_adapters.recording.replay import Replay
 RUNS = [MAIN_RUN, *(DATA / f"{name}.rec.gz" for name in ("core_dp", "sglang_dp", "sglang_labels"))]
 
 
+UNSENT = "model:step_limit:ratio_rate5m"
+"""A record of limits, which the recorded engines did not send."""
+
+
 async def play(exporter: Exporter) -> None:
     """Replay each run under a namespace of its own, and simulate an overloaded engine."""
     for run in RUNS:
@@ -32,7 +36,7 @@ async def evaluated(
     server: Prometheus, exporter: Exporter
 ) -> tuple[list[dict[str, Any]], set[str]]:
     """Play runs until all is recorded; return Prometheus' view of the rules, and missing records."""
-    missing = {rule["record"] for rule in recordings()}
+    missing = {rule["record"] for rule in recordings()} - {UNSENT}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
             while missing:

@@ -39,9 +39,7 @@ BESIDE_SETTINGS = (
     "SIDESTEP_SGLANG_MODE",
     "SIDESTEP_SERVER_KEY",
     "SIDESTEP_CLIENT_KEY",
-    "SIDESTEP_TOP_PASSWORD",
-    "SIDESTEP_DOCTOR_PASSWORD",
-    "SIDESTEP_COMPARE_PASSWORD",
+    "SIDESTEP_PASSWORD",
 )
 """Variables of engines' processes, of senders and of commands."""
 _SERVICE = re.compile(

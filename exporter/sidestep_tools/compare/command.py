@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import aiohttp
 
@@ -18,7 +17,6 @@ from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError
 from sidestep_tools.web_client.output import show, show_json
 
-PASSWORD = "SIDESTEP_COMPARE_PASSWORD"  # noqa: S105 - the name of a variable
 STATUS: dict[Verdict, int] = {"worse": 1, "not comparable": 3}
 """Exit codes other than 0; 2 is that of errors."""
 
@@ -33,7 +31,7 @@ async def run(
     """
     first, second = map(parse, sources)
     if first.is_url or second.is_url:
-        access = access.with_password(os.environ.get(PASSWORD))
+        access = access.with_password()
     async with access.session() as session:
         a, b = [await _measure(session, one) for one in (first, second)]
     found = await asyncio.to_thread(lambda: [*rows(a, b, thresholds)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -53,7 +52,6 @@ def status(report: Report, fail_on: Severity) -> int:
 
 
 LOCAL_EXPORTER = "http://127.0.0.1:9857"
-PASSWORD = "SIDESTEP_DOCTOR_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Sources(NamedTuple):
@@ -84,7 +82,7 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     """
     if not any(sources):
         sources = Sources(exporters=(LOCAL_EXPORTER,))
-    async with access.with_password(os.environ.get(PASSWORD)).session() as session:
+    async with access.with_password().session() as session:
         found = await _check(sources, session)
     checked = [str(source) for group in sources for source in group]
     report = Report(version=__version__, checked=checked, findings=sort_findings(found))

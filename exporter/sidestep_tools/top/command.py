@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
 
 from sidestep.errors import ConfigError
@@ -61,9 +60,6 @@ def _cells(row: EngineRow) -> tuple[str, ...]:
     )
 
 
-PASSWORD = "SIDESTEP_TOP_PASSWORD"  # noqa: S105 - the name of a variable
-
-
 async def run(
     urls: Sequence[str], access: Access, *, finds: bool, interval: float, once: bool, as_json: bool
 ) -> int:
@@ -76,7 +72,7 @@ async def run(
     if finds and not urls:
         ports = sorted({url.rpartition(":")[2].partition("/")[0] for url in DISCOVERED}, key=int)
         raise ConfigError(f"--discover: nothing on 127.0.0.1 at the ports {', '.join(ports)}")
-    targets = Targets(urls or [EXPORTER], access.with_password(os.environ.get(PASSWORD)))
+    targets = Targets(urls or [EXPORTER], access.with_password())
     async with targets.connected():
         if not (once or as_json):
             await _view(targets, interval)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from yarl import URL
 from sidestep.errors import ConfigError
 from sidestep.transport.http_response import BoundedResponse
 from sidestep_tools.web_client.fetch import FetchError
+
+PASSWORD = "SIDESTEP_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Access(NamedTuple):
@@ -30,11 +33,14 @@ class Access(NamedTuple):
     key: str = ""
     insecure: bool = False
 
-    def with_password(self, password: str | None) -> Access:
-        """Return the access with this password, or one that the user types, if ``user`` has none."""
+    def with_password(self) -> Access:
+        """Return the access with the password of the environment, or one that the user types.
+
+        Either is needed only if ``user`` has none.
+        """
         if not self.user or ":" in self.user:
             return self
-        typed = password or click.prompt("Password", hide_input=True, err=True)
+        typed = os.environ.get(PASSWORD) or click.prompt("Password", hide_input=True, err=True)
         return self._replace(user=f"{self.user}:{typed}")
 
     def session(self) -> aiohttp.ClientSession:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline,
 from sidestep_tools.why.trace import trace
 
 EXPORTER = "http://127.0.0.1:9857"
-PASSWORD = "SIDESTEP_WHY_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Reports(msgspec.Struct, frozen=True):
@@ -120,7 +118,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _with_password(access: Access) -> Access:
-    return access.with_password(os.environ.get(PASSWORD))
+    return access.with_password()
 
 
 def _only(timeline: Timeline, name: str) -> Timeline:

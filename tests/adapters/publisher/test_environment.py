@@ -35,7 +35,7 @@ UNKNOWN = {
 KNOWN = {
     "SIDESTEP_NAMESPACE": "pod",
     "SIDESTEP_STACKS": "off",
-    "SIDESTEP_TOP_PASSWORD": "x",
+    "SIDESTEP_PASSWORD": "x",
     "SIDESTEP_INGEST_ENDPOINT": "ipc:///x",
     "SIDESTEP_SLO": "ttft=1s",
     "SIDESTEP_PORT": "tcp://10.0.0.1:9857",
