@@ -39,7 +39,7 @@ OFF, OWN, BUILT, INSTEAD, TAP, BESIDE = (
     "plugin beside",
 )
 MODES = (OFF, OWN, BUILT, INSTEAD, TAP, BESIDE)
-ROUNDS = {OFF: 9, OWN: 9, BUILT: 3, INSTEAD: 9, TAP: 9, BESIDE: 3}
+ROUNDS = {OFF: 7, OWN: 7, BUILT: 3, INSTEAD: 7, TAP: 7, BESIDE: 3}
 """Measurements of each case; a share is a quotient of differences, and one costs 5 to 10 % more or less."""
 SIZES = (64, 256, 1024)
 TOKENS = 128
