@@ -126,6 +126,9 @@ def test_the_line_ends_with_the_limit_that_binds(bench: Bench) -> None:
     assert "limit slots 32%" == run(*["slots"] * 3, *["none"] * 7)
     assert "limit" not in run(*["none"] * 10)
     assert "limit" not in run("slots", *["none"] * 14)
+    bench.apply(busy())
+    (line,) = log.lines()
+    assert "limit" not in line[1].text(), "none held in an interval without steps that have one"
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -309,6 +309,8 @@ def _binding_limit(
         seconds.update(now.limits)
         seconds.subtract(then.limits)
     busy = sum(seconds.values())
+    if busy <= 0:
+        return None, None
     waiting = {name: spent for name, spent in seconds.items() if name != LIMITS[0]}
     limit = max(waiting, key=lambda name: waiting[name], default=None)
     if limit is None or waiting[limit] < BINDS * busy:
