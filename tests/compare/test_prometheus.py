@@ -120,7 +120,7 @@ def test_two_ranges(server: Prometheus, other: str, code: int, verdict: str) -> 
 
 
 def test_records_and_a_range(server: Prometheus, tmp_path: Path) -> None:
-    """What the log and the histograms both have is compared."""
+    """Quantities that the log and the histograms both have are compared."""
     from request_runs import write  # noqa: PLC0415
 
     log = write(tmp_path / "log.jsonl", run(0, 10 * LENGTH))

@@ -226,7 +226,7 @@ def test_a_pause_is_counted_while_it_lasts() -> None:
 
 
 def test_another_process_begins_anew() -> None:
-    """What lies between the last step of the one and the first of the other is unknown."""
+    """The time between the last step of the one and the first of the other is unknown."""
     tracker = RequestTracker()
     first: list[Event] = [queued(1, 1.0), step(1.0, 2.0, SLOTS, 1), step(2.0, 3.0, SLOTS, 1)]
     second: list[Event] = [

@@ -116,7 +116,7 @@ class LimitRecorder:
             return "lora"
         if self._result != OTHER and getattr(scheduler, "enable_hicache_storage", False):
             return "kv_transfer"
-        # A prefill has taken all tokens; without one, the scheduler was told to wait.
+        # A prefill has taken all tokens; without one, the scheduler has been asked to wait.
         return "tokens" if is_prefill else "deferred"
 
     def __call__(self) -> None:

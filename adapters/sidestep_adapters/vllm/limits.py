@@ -1,7 +1,7 @@
 """The limit that keeps a vLLM scheduler from admitting the next waiting request; needs no vLLM itself.
 
-After each call of ``schedule()`` the scheduler's own state tells where its loop over the waiting
-requests has stopped. Reading it takes constant time, because this runs on the thread of the engine's step.
+After each call of ``schedule()`` the reader finds in the scheduler's state where its loop over the
+waiting requests has stopped. Reading it takes constant time, because this runs on the thread of the engine's step.
 """
 
 from __future__ import annotations

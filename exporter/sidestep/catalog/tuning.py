@@ -1,4 +1,4 @@
-"""What to change where a limit binds, or where a part of requests takes their time.
+"""Settings to change where a limit binds, or where a part of requests takes their time.
 
 docs/tuning.md and ``sidestep why`` show this table.
 """

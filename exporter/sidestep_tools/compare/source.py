@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     @property
     def is_url(self) -> bool:
-        """Whether it is an address."""
+        """Return whether it is an address."""
         return self.place.startswith(("http://", "https://"))
 
 

@@ -48,7 +48,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What ``/api/v1/live`` says of an engine now; docs/live.md describes the fields."""
+    """An engine in ``/api/v1/live``; docs/live.md describes the fields."""
 
     id: str
     attention: str | None = None
@@ -100,7 +100,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say about one engine.
+    """Report on one engine.
 
     Attributes:
         attention: For what it needs attention, as the live page says; empty: it needs none.

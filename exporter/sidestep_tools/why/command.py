@@ -42,7 +42,7 @@ class RequestTimelines(msgspec.Struct, frozen=True):
 
 
 class Question(NamedTuple):
-    """What to say.
+    """Options that choose the report.
 
     Attributes:
         engine: Name or identity of the only engine to look at; empty: all.

@@ -27,7 +27,7 @@ Time = Annotated[datetime, Meta(tz=True)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed of the record of a request; docs/requests.md describes the fields."""
+    """Fields of a request's record that are needed; docs/requests.md describes the fields."""
 
     key: str
     time: Time
