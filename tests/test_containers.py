@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -156,3 +157,23 @@ def test_a_directory_that_may_not_be_entered_is_one_line(command: str, tmp_path:
     assert "Traceback" not in done.stderr
     assert done.returncode in (1, 2)
     assert done.stdout or len(done.stderr.splitlines()) == 1
+
+
+def test_a_signal_within_a_callback_of_a_weak_reference_ends_the_command() -> None:
+    """Python drops an exception there: imports run such callbacks."""
+    program = """if True:
+        import os, signal, weakref
+        from sidestep.app.cli import cli, main
+
+        @cli.command("drop")
+        def drop():
+            value = set()
+            seen = weakref.ref(value, lambda _: (os.kill(os.getpid(), signal.SIGTERM), len([])))
+            del value
+
+        main(["drop"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")

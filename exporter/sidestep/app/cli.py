@@ -278,8 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _terminate(number: int, _frame: object) -> NoReturn:
-    """Exit; without a handler, the kernel ignores the signal where this is process 1, as in a container."""
-    sys.exit(128 + number)
+    """End the process, as the kernel does by default, except for process 1 of a container.
+
+    Not by an exception: Python drops one that is raised within a callback of a weak reference, as
+    while a module is imported.
+    """
+    os._exit(128 + number)
 
 
 def _die(message: str, code: int) -> NoReturn:
