@@ -8,7 +8,7 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 # Hundreds of tests start a Python process, which begins sooner with its modules compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
+.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz soak docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -64,6 +64,12 @@ fuzz: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
 	$(BIN)/python -m fuzz.hostile_connections --connections $(CONNECTIONS)
+
+# Engines that come and go beside hostile peers, for hours: one table, and an error if a count differs or
+# memory rises.
+soak: HOURS ?= 2
+soak: $(STAMP)
+	$(BIN)/python -m fuzz.soak --hours $(HOURS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
