@@ -2,8 +2,8 @@
 
 An exporter with a state directory serves 64 engines. Each minute four of them end and four others start, its
 configuration is reloaded, and for a quarter of the minute hostile connections flood its path and its port, and
-the publishers and pages that it reads are hostile. In the first third of the time it is killed or stopped four times and
-started again, and once more at the end. At the end of each minute all counts are compared with what was pushed.
+the publishers and pages that it reads are hostile. In the first third of the time it is killed or stopped four
+times and started again, and once more at the end. Each minute all counts are compared with what was pushed.
 
 The exit code is 1 if a count differed, the exporter ended by itself, its memory rose by 1 % an hour or more in
 the second half, its descriptors rose, its event loop was late although it had a core, or a kind of warning came
