@@ -59,10 +59,13 @@ RESTARTS = 4
 """In the first third."""
 ROWS = 18
 """Lines of the table, about."""
-PATIENCE = 300.0
-"""Most seconds until all that was pushed is on the page; a slow machine gets its time here."""
+PATIENCE = 120.0
+"""Most seconds that a comparison waits until all has arrived; on a slow machine the next minute's serves."""
+LAST = 1800.0
+"""The same for the last one."""
 MAX_GROWTH = 1.0
 """Most percent an hour by which memory may rise."""
+MAX_SKIPPED = 5
 MAX_MORE_FILES = 8
 MAX_LINES = 20
 """Most warnings of a kind within a minute."""
@@ -71,7 +74,7 @@ MAX_LATE = 0.25
 MIN_HOURS = 0.5
 """Hours of a soak from which on the slope of memory means something."""
 COLUMNS = (
-    "minute", "engines", "requests", "differ", "restarts", "reloads", "hostile", "MiB", "files", "late ms", "own ms",
+    "minute", "engines", "requests", "compared", "differ", "restarts", "reloads", "hostile", "MiB", "files", "late ms", "own ms",
 )  # fmt: skip
 ROW = "{:>11}" * len(COLUMNS)
 
@@ -133,12 +136,15 @@ class Soak:
     """The exporter, its engines, and what was found so far; use it as a context.
 
     Attributes:
+        compared: Number of comparisons of all counts.
         differences: Counts that differed from what was pushed.
     """
 
     def __init__(self, folder: Path, engines: int, hostile: Connection) -> None:
         self._hostile = hostile
-        self.restarts = self.reloads = self.attacks = self._requests = self._ended = 0
+        self.restarts = self.reloads = self.attacks = self.compared = self._requests = (
+            self._ended
+        ) = 0
         self._ports = [free_port() for _ in HOSTS]
         self._path, self._port = folder / "ingest" / "i.ipc", free_port()
         self._endpoint = f"ipc://{self._path}"
@@ -184,7 +190,7 @@ class Soak:
         minute, engines = self.minutes[-1], sum(self._lives.values())
         late, own = (1000 * max(times, default=0) for times in (minute.late, minute.own))
         return (
-            len(self.minutes), engines, self._requests + self._ended, len(self.differences),
+            len(self.minutes), engines, self._requests + self._ended, self.compared, len(self.differences),
             self.restarts, self.reloads, self.attacks, f"{minute.memory:.1f}", minute.files,
             f"{late:.0f}", f"{own:.0f}",
         )  # fmt: skip
@@ -215,15 +221,14 @@ class Soak:
         self.restarts += 1
         self.exporter.start()
 
-    def compare(self) -> None:
-        """Stop pushing until all has arrived, and compare every engine's counts."""
+    def compare(self, patience: float = PATIENCE) -> bool:
+        """Stop pushing until all has arrived, and compare every engine's counts; return whether all has arrived."""
         with self._pushing:
             engines = self._living.values()
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + patience
             while not all(one.publisher.connected and one.publisher.drained for one in engines):
                 if time.monotonic() > until:
-                    self.differences.append(f"minute {len(self.minutes)}: not all has arrived")
-                    break
+                    return False
                 time.sleep(0.05)
             time.sleep(0.3)  # as long as the exporter may repeat a page
             page = parse(self._page(""), MODEL)
@@ -238,6 +243,8 @@ class Soak:
                     self.differences.append(f"minute {len(self.minutes)}: {each}")
                 if engine.publisher.dropped or engine.publisher.errors:
                     self.differences.append(f"engine {engine.engine} dropped items")
+        self.compared += 1
+        return True
 
     def _push(self) -> None:
         due = time.monotonic()
@@ -262,7 +269,7 @@ class Soak:
             with self._pushing:
                 engine = self._living.pop(number)
             # What it pushed since the comparison is on its way.
-            engine.publisher.close(PATIENCE)
+            engine.publisher.close(LAST)
             self._ended += engine.requests
             self._names.append(number)
 
@@ -326,6 +333,7 @@ class Report:
         self.own = _high([each for one in soak.minutes for each in one.own])
         self.differences = soak.differences
         self.running = soak.exporter.running
+        self.skipped = len(soak.minutes) + 1 - soak.compared
         self.files = half[-1].files - half[0].files
         (self.line, self.lines), *_ = [*_warnings(soak.exporter.said()).most_common(1), ("", 0)]
         self._is_long = seconds >= 3600 * MIN_HOURS
@@ -338,6 +346,8 @@ class Report:
             f"{len(self.differences)} counts differed": bool(self.differences),
             f"{self.lines} lines in a minute: {self.line}": self.lines > MAX_LINES,
             "memory has risen": self._is_long and self.growth >= MAX_GROWTH,
+            f"{self.skipped} comparisons found that not all had arrived": self._is_long
+            and self.skipped > MAX_SKIPPED,
             "descriptors have risen": self._is_long and self.files > MAX_MORE_FILES,
             "the event loop was late": self._is_long and self.own > MAX_LATE,
         }
@@ -381,7 +391,8 @@ def soak(seconds: float, engines: int, minute: float = 60.0) -> Report:
                 printed += 1
                 print(ROW.format(*running.row), flush=True)
         running.restart()
-        running.compare()
+        if not running.compare(LAST):
+            running.differences.append("not all has arrived at the end")
         print(ROW.format(*running.row), flush=True)
         return Report(running, seconds)
 

@@ -27,7 +27,7 @@ BACKOFF, MAX_BACKOFF = 10.0, 300.0
 """Seconds before the second restart, which double until the most; the first restart is immediate."""
 SIDECAR_GRACE = 2.0
 """Least seconds that a sidecar gets to end, however long the main containers took."""
-START = 120.0
+START = 300.0
 """Most seconds until the pod has started."""
 NETWORK = """
 ip netns add {name}

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import http.client
 import shutil
+import struct
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from manifests import KUSTOMIZE, ROOT, kustomized, pods
 from podman import Image, Resource
 
 OURS = "sidestep:0.1.0"
-PATIENCE = 120.0
+PATIENCE = 300.0
 PLUGIN = "/opt/sidestep/plugin"
 
 
@@ -48,7 +49,7 @@ class EnginePod:
     @property
     def pushed(self) -> int:
         """Items that the present engine has pushed."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, struct.error):
             return int(COUNT.unpack_from((self.folder / f"pushed-{self.source}").read_bytes())[0])
         return 0
 
