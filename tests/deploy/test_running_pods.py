@@ -122,9 +122,14 @@ def test_prometheus_gets_the_last_counts(
                 pod.exporter.signal(signal.SIGTERM)
                 time.sleep(1.0)
             seconds = pod.pod.stop()
-            stored = _stored(server.ask(f'{{model_name="{MODEL}"}}[5m]'))
 
-    assert pod.differences(stored) == ()
+            def differences() -> object:
+                return pod.differences(_stored(server.ask(f'{{model_name="{MODEL}"}}[5m]')))
+
+            # Prometheus stores a scrape a moment after the exporter has served it.
+            until(lambda: not differences(), 20.0)
+            assert differences() == ()
+
     assert (pod.engine.exits, pod.exporter.exits) == ([0], [0])
     assert seconds < 60
 

@@ -95,8 +95,9 @@ class Container:
 
     def signal(self, number: int) -> None:
         """Send a signal to the container's first process, if it runs."""
-        if pid := self.pid:
-            os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            if pid := self.pid:
+                os.kill(pid, number)
 
     def stop(self, grace: float) -> None:
         """Send SIGTERM, and SIGKILL unless the process ends in time; it is not started again."""
