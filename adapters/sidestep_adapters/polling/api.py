@@ -43,18 +43,10 @@ class EngineApi(Protocol):
     """One server, as its poller uses it; a request connects as needed."""
 
     def check(self) -> EngineInfo:
-        """Read all files that requests need, and return an engine with the server's labels.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """Return an engine with the server's labels; raise ConfigError if a file cannot be used."""
 
     async def poll(self) -> Poll:
-        """Poll the server once.
-
-        Raises:
-            PollError: The server did not answer.
-        """
+        """Poll the server once; raise PollError if it does not answer."""
 
     async def close(self) -> None:
         """Close the connection."""

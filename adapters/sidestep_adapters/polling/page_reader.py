@@ -29,11 +29,7 @@ class PageReader:
         self._rows = {row.name: row for row in rows if isinstance(row.source, Sampled)}
 
     async def read(self, body: bytes) -> list[Family]:
-        """Return the families of a page.
-
-        Raises:
-            PollError: This is no metrics page.
-        """
+        """Return the families of a page."""
         lines = body.split(b"\n")
         if len(lines) > MAX_LINES or len(body) > MAX_BYTES:
             raise PollError("bad_answer", f"more than {MAX_LINES} lines, or {MAX_BYTES >> 20} MiB")

@@ -87,16 +87,7 @@ class LookupEvents:
         *,
         kind: int = COUNTED,
     ) -> None:
-        """Add a lookup.
-
-        Args:
-            request: Number of the request.
-            stamp: Monotonic seconds.
-            hashes: Those of its full blocks, in order.
-            tokens: Tokens that were looked up.
-            found: Tokens that were found.
-            kind: See ``Lookup``.
-        """
+        """Add a lookup of ``tokens`` tokens in full blocks with ``hashes``; ``found`` were found."""
         is_on = self.is_on()
         self._lookups += 1
         if not is_on:

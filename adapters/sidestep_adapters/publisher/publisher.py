@@ -51,9 +51,7 @@ class Publisher:
     """Sender of one process's items to the exporter.
 
     Args:
-        endpoint: The exporter's ingest endpoint.
         stream: Name of this process's stream, stable over restarts.
-        engines: Engines that the stream feeds.
         periodic_items: Makes additional items about once a second, in the publisher thread.
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.

@@ -107,9 +107,7 @@ class ItemQueue:
     def encode(self, sender: Sender, describe: Callable[[], None]) -> None:
         """Encode all entries for ``sender``, in slices that leave the engine the interpreter.
 
-        Args:
-            sender: The stream's sender.
-            describe: Called before each item, which may belong to a new engine.
+        ``describe`` is called before each item, which may belong to a new engine.
         """
         self.encoding = True
         deferred = self._deferred

@@ -116,8 +116,6 @@ class Replay:
     """A recording that is replayed to one exporter, once or repeatedly.
 
     Args:
-        path: A recording of ``sidestep record``.
-        endpoint: The exporter's ingest endpoint.
         realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
         namespace: Prefix of all identities, which keeps live engines untouched.
         connect_timeout: Seconds to wait for the exporter to answer.
@@ -126,9 +124,6 @@ class Replay:
         longest_pause: Seconds to which longer pauses are shortened, in real time.
         steps: Counts the replayed steps, so that heartbeats report the engines' progress; None: they
             report none.
-
-    Raises:
-        ConfigError: The file is not a recording.
     """
 
     def __init__(

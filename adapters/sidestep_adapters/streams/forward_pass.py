@@ -45,11 +45,7 @@ _decode = msgspec.msgpack.Decoder(_Record).decode
 
 
 def decode(payload: bytes, stamp: float) -> ForwardPassReport:
-    """Decode the record in ``payload``, received at ``stamp``.
-
-    Raises:
-        WireError: Malformed, beyond a limit, or of another version.
-    """
+    """Decode the record in ``payload``, received at ``stamp``."""
     try:
         found = _decode(payload)
     except DECODE_ERRORS as error:

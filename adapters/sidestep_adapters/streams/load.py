@@ -50,11 +50,7 @@ _decode = msgspec.msgpack.Decoder(_Load).decode
 
 
 def decode(payload: bytes, stamp: float) -> LoadReport:
-    """Decode the record in ``payload``, received at ``stamp``.
-
-    Raises:
-        WireError: Malformed, or beyond a limit.
-    """
+    """Decode the record in ``payload``, received at ``stamp``."""
     try:
         found = _decode(payload)
     except DECODE_ERRORS as error:

@@ -35,11 +35,7 @@ class Reader:
         self._feed = feed
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Apply a message.
-
-        Raises:
-            WireError: The message is invalid.
-        """
+        """Apply a message."""
         raise NotImplementedError
 
     def on_discontinuity(self, found: Discontinuity) -> None:

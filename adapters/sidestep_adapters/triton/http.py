@@ -52,9 +52,6 @@ class TritonApi:
     """One server's API.
 
     A query connects as needed, and may raise ``PollError``, whose cause is the poll's outcome.
-
-    Args:
-        target: The server's base URL without Triton's paths, its files and headers.
     """
 
     def __init__(self, target: Target) -> None:
@@ -62,11 +59,7 @@ class TritonApi:
         self._url = target.url.rstrip("/")
 
     def check(self) -> None:
-        """Read all files that queries need, once before the first query.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """Read all files that queries need, once before the first query."""
         self._client.check()
 
     async def close(self) -> None:

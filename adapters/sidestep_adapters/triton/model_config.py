@@ -68,11 +68,7 @@ _index = msgspec.json.Decoder(list[_Indexed])
 
 
 def decode_config(body: bytes) -> ModelConfig:
-    """Decode the answer to ``/v2/models/NAME/config``.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
+    """Decode the answer to ``/v2/models/NAME/config``."""
     found = decode(_config, body)
     groups = decode(_groups, _checked(found.instance_group))
     tags = decode(_given, _checked(found.metric_tags))
@@ -83,11 +79,7 @@ def decode_config(body: bytes) -> ModelConfig:
 
 
 def decode_ready(body: bytes) -> list[str]:
-    """Decode the answer to ``/v2/repository/index``: names of models that have a ready version.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
+    """Decode the answer to ``/v2/repository/index``: names of models that have a ready version."""
     return sorted({each.name for each in decode(_index, body) if each.state == "READY"})
 
 

@@ -29,15 +29,7 @@ REJECTED_FOR = 60.0
 
 
 class TritonState(ServerState):
-    """State of one server, which is exposed as an engine of its own.
-
-    Args:
-        feed: The ingest side of the server.
-        server: The engine that represents the server itself.
-        name: The server's name in the log.
-        interval: Seconds between polls.
-        lines: Rate-limited log.
-    """
+    """State of one server, which is exposed as an engine of its own."""
 
     def __init__(
         self,
@@ -85,9 +77,6 @@ class TritonPoller(Poller):
     """Polls one server.
 
     Args:
-        server: The configured server.
-        api: The server's API; closed with the source.
-        feed: The ingest side of the server.
         has_failures: Whether failed requests are exposed under Triton's own name: its page can
             have them by reason.
     """
@@ -167,11 +156,7 @@ class TritonPoller(Poller):
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[TritonPoller]:
-    """Return one poller for each ``--triton``.
-
-    Raises:
-        ConfigError: The labels of a server are invalid, or a file that it needs cannot be read.
-    """
+    """Return one poller for each ``--triton``."""
     # A family cannot come from both a page and statistics, which have other labels.
     has_failures = not any(server.metrics for server in config.triton)
     return [_source(server, intake, has_failures=has_failures) for server in config.triton]

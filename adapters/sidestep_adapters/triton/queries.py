@@ -56,10 +56,7 @@ class Queries:
     """Queries to one server.
 
     Args:
-        api: The server's API.
         models: The models to query; empty for all.
-        name: The server's name in the log.
-        lines: Rate-limited log.
     """
 
     def __init__(
@@ -85,11 +82,7 @@ class Queries:
         self._has_namespaces = False
 
     async def statistics(self) -> StatisticsAnswer:
-        """Return the statistics of all selected models.
-
-        Raises:
-            PollError: There are none.
-        """
+        """Return the statistics of all selected models."""
         if self._exact:
             return await self._query_each(self._exact)
         if not self._has_namespaces:

@@ -58,11 +58,7 @@ class Server:
 
 
 def parse(value: object) -> Server:
-    """Return the server of one ``--triton``.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the server of one ``--triton``."""
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
     if first.startswith(("grpc://", "grpcs://")):
         raise ValueError("must be Triton's HTTP port, such as http://HOST:8000, not its gRPC port")
@@ -88,10 +84,6 @@ def _choice(text: str) -> ModelChoice:
 
 
 def collect(found: tuple[Server, ...]) -> tuple[Server, ...]:
-    """Check all servers together.
-
-    Raises:
-        ValueError: There are too many, or one twice; completes an error line.
-    """
+    """Check all servers together."""
     scrape_targets.collect(tuple(server.target for server in found))
     return found

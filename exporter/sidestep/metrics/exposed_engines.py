@@ -99,11 +99,7 @@ class ExposedEngines:
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
     def register(self, info: EngineInfo) -> Engine:
-        """Return the engine that ``info`` names; create it if it is new.
-
-        Raises:
-            WireError: See ``check``.
-        """
+        """Return the engine that ``info`` names; create it if it is new."""
         self.check(info)
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.retired.pop(info.id, None)

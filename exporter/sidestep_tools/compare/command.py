@@ -24,11 +24,7 @@ STATUS: dict[Verdict, int] = {"worse": 1, "not comparable": 3}
 async def run(
     sources: tuple[str, str], access: Access, thresholds: Thresholds, *, as_json: bool
 ) -> int:
-    """Compare two inputs, print the report, and return the exit code.
-
-    Raises:
-        ConfigError: One of them cannot be read, or has nothing to compare.
-    """
+    """Compare two inputs, print the report, and return the exit code."""
     first, second = map(parse, sources)
     if first.is_url or second.is_url:
         access = access.with_password()

@@ -56,11 +56,7 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def measure(source: Source) -> Measurement:
-    """Return the measurement of a file of records, or of a recording.
-
-    Raises:
-        ConfigError: It cannot be read; see ``select``, too.
-    """
+    """Return the measurement of a file of records, or of a recording."""
     return select(source, _records(Path(source.place)))
 
 

@@ -41,11 +41,7 @@ class Source(NamedTuple):
 
 
 def parse(text: str) -> Source:
-    """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``.
-
-    Raises:
-        ConfigError: It has another form.
-    """
+    """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``."""
     found = _SOURCE.fullmatch(text)
     if found is None or os.path.exists(text):  # noqa: PTH110 - Path.exists raises for long texts
         return Source(text, text, {})

@@ -76,9 +76,6 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     """Check the sources, or the exporter on this machine without any, and print the findings.
 
     Returns the exit status.
-
-    Raises:
-        ConfigError: An address, a file or a header cannot be used.
     """
     if not any(sources):
         sources = Sources(exporters=(LOCAL_EXPORTER,))

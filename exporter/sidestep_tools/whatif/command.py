@@ -31,11 +31,7 @@ def run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the hit-ratio curve.
-
-    Raises:
-        ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
-    """
+    """Show the hit-ratio curve."""
     if plot is not None:
         # Checked before the file is read, which may take long.
         check_name(plot)

@@ -21,9 +21,6 @@ def read_batch(line: bytes) -> Iterator[list[int] | None]:
     """Yield the blocks that each event of a line stored; None for a cleared cache.
 
     Blocks in other media are left out: engines copy blocks there that were not looked up.
-
-    Raises:
-        MsgspecError: The line has another form.
     """
     for event in _events(msgspec.json.decode(line)):
         group: Any = None
