@@ -16,7 +16,6 @@ class Update(NamedTuple):
     """State of one engine of a server at one poll.
 
     Attributes:
-        items: What it has counted.
         progress: What is known of its progress; None: nothing.
         detach: Whether the server no longer has the engine.
     """
@@ -58,7 +57,6 @@ class Kind(NamedTuple):
     Attributes:
         api: Returns the API of a server; raises ValueError, with the end of an error line, if an
             option is invalid.
-        advice: What to do about a failed poll, by its cause.
     """
 
     api: Callable[[EngineTarget], EngineApi]

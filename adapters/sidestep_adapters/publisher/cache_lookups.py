@@ -37,12 +37,10 @@ class LookupEvents:
     Blocks are named by the engine's own hashes, of which each includes those before it.
 
     Args:
-        block_size: Tokens of a block.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
         sampling: Returns the exporter's key and the share of blocks that it wants. Nothing is sent
             without a key, or for a share of 0.
-        engine: Index of the engine in its stream.
     """
 
     def __init__(

@@ -58,9 +58,6 @@ class Publisher:
         progress: Measures the engines' progress at a monotonic time, in the publisher thread,
             several times a second. Without it, the stream's heartbeats have no progress.
         flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
-
-    Attributes:
-        errors: Records that could not be translated or encoded.
     """
 
     def __init__(

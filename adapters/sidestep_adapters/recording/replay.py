@@ -118,7 +118,6 @@ class Replay:
     Args:
         realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
         namespace: Prefix of all identities, which keeps live engines untouched.
-        connect_timeout: Seconds to wait for the exporter to answer.
         labels: Labels that all engines get, instead of the recording's labels of the same names.
         pace: Multiple of the recorded speed, in real time.
         longest_pause: Seconds to which longer pauses are shortened, in real time.

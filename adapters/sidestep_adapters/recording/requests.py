@@ -22,11 +22,7 @@ from sidestep_adapters.recording.format import StreamStart, read
 
 
 class _Sink:
-    """Receives the requests of one engine that end, and makes their records.
-
-    Attributes:
-        needs_gaps: A record has the longest gap between outputs.
-    """
+    """Receives the requests of one engine that end, and makes their records."""
 
     needs_gaps = True
 

@@ -176,7 +176,6 @@ class Changes:
 
     Attributes:
         found: The changes; each has at most the hashes that an item may have.
-        rejected: Number of rejected events by reason.
     """
 
     def __init__(self, events: Sequence[msgspec.Raw], stamp: float) -> None:

@@ -24,7 +24,6 @@ class Reader:
     """Reader of one stream: decodes its messages and applies them to their engine.
 
     Attributes:
-        feature: The feature that the stream gives its engines.
         resume_values: Values that a restarted exporter needs to continue.
     """
 

@@ -32,7 +32,6 @@ class StatisticsAnswer(NamedTuple):
     """Statistics of a server.
 
     Attributes:
-        pieces: One for each ready version.
         failed: Choices whose query failed, with its error; any other without a piece is not ready.
     """
 

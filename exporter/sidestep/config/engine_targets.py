@@ -25,8 +25,6 @@ class EngineTarget:
     """One server.
 
     Attributes:
-        kind: Its kind, such as ``llamacpp``.
-        target: Its base URL, and how to poll it.
         options: Options of this kind only, not checked yet.
     """
 

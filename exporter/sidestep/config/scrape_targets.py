@@ -53,9 +53,7 @@ class Target:
     """A polled server, and how to poll it.
 
     Attributes:
-        interval: Seconds from one poll to the next.
         timeout: Seconds for a connection and a whole response.
-        labels: Labels added to all its samples.
         ca: File of the authorities to trust; empty for the system's.
         cert: File of the client's certificate; empty for none.
         key: File of its key; empty if ``cert`` has it too.
@@ -86,7 +84,6 @@ class Form:
         path: Path of a URL that has none.
         options: Names of options beside the common ones.
         reserved: Label names that a user cannot give.
-        interval: Seconds between polls, where a target has none.
         usage: What an error line says that the value must be.
         login: What an error line says to use instead of a password in the URL.
     """

@@ -47,7 +47,6 @@ class Server:
 
     Attributes:
         target: Its URL, without the path of the statistics, and how to poll it.
-        models: The models to poll; empty for all.
         metrics: URL of its own metrics page, whose families are exposed unless the statistics
             have them; empty for none.
     """

@@ -63,14 +63,8 @@ class Intake:
         limits: Seconds without progress after which engines count as stalled.
 
     Attributes:
-        registry: The engines.
-        bindings: Streams and the engines that they feed.
-        loads: Saturation of the engines that are counted here.
         curves: Hit ratios of prefix caches of other sizes.
-        health: Health of these engines.
-        accepted: Frames that were not refused.
         refusals: Last refusal by reason, for people.
-        items: Items applied so far.
     """
 
     def __init__(

@@ -40,10 +40,8 @@ class ExposedEngines:
     """The engines by identity, exposed and retired, and the limits that they share.
 
     Attributes:
-        engines: Engines that are exposed.
         retired: Engines that were silent for long: they are not exposed, but the counters of one
             that returns continue.
-        series: Settings of the engines' series.
         reserved: Names that the exporter's own collectors use.
         wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
             that is not needed.

@@ -54,13 +54,7 @@ def add_samples(
 
 
 class _NewFamilies:
-    """The families that an item adds.
-
-    Attributes:
-        families: The families by name.
-        fresh: Number of families that no engine had before.
-        names: All names that these take on a page.
-    """
+    """The families that an item adds."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry

@@ -51,7 +51,6 @@ class Signal(NamedTuple):
     Attributes:
         name: Name of the signal, for metrics and OpenTelemetry's variables.
         flag: Flag with the URL of the receiver.
-        parts: What it consists of.
         exporter: Module and class of the SDK's exporter.
     """
 

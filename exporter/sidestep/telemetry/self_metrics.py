@@ -26,9 +26,6 @@ class SelfMetrics(Collector):
 
     Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
     page is rendered. A thread may do so if no other one changes the same sample.
-
-    Attributes:
-        created: Unix time at which the counters began.
     """
 
     def __init__(self) -> None:
@@ -102,12 +99,7 @@ def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 class OwnRegistry(CollectorRegistry):
-    """Collectors of this process.
-
-    Attributes:
-        metrics: The exporter's own metrics.
-        others: All other collectors: of the process, and users' own.
-    """
+    """Collectors of this process."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__(auto_describe=True)

@@ -108,7 +108,6 @@ class Arrival(NamedTuple):
     """One received message.
 
     Attributes:
-        peer: The connection that replies go to.
         key: CURVE key of the connection; empty where none is required.
         frames: Frames of the message; a valid message has exactly one.
     """

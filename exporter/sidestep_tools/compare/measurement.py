@@ -204,7 +204,6 @@ class Measurement(NamedTuple):
         dialect: The kind of its engines, such as ``vllm``.
         extent: What was measured, in words.
         ratios: Quotients by the names in ``report.QUANTITIES``, or of parts and limits.
-        distributions: Observations by the same names.
     """
 
     dialect: str

@@ -50,10 +50,7 @@ class _Queries(NamedTuple):
     """Queries of the series that a source selects, at the end of each block of its range.
 
     Attributes:
-        root: Address of the server.
-        matchers: Matchers of labels, as text.
         start: Begin of the range, a Unix time.
-        step: Seconds of a block.
     """
 
     session: aiohttp.ClientSession

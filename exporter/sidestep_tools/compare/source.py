@@ -23,9 +23,7 @@ class Source(NamedTuple):
 
     Attributes:
         text: What the user gave, for messages.
-        place: File or address.
         labels: What to select; empty: everything.
-        start: Begin of the time range, if there is one.
     """
 
     text: str

@@ -59,7 +59,6 @@ class Sources(NamedTuple):
 
     Attributes:
         environment: Name of the engine's environment in the report; empty: it is not checked.
-        manifests: Files and directories; ``-`` is standard input.
         pages: Metrics pages, with which queries are compared.
     """
 

@@ -47,7 +47,6 @@ class Exporter(NamedTuple):
 
     Attributes:
         config: Settings by its flags and variables; None if they are refused, or not all in the manifest.
-        refusal: Why they are refused, or empty.
     """
 
     pod: Pod
